@@ -1,0 +1,41 @@
+# make demo    sets everything up and trains a small many-class problem with softmax and with a top-k loss
+# make test    sets everything up, checks lint, format and types, and runs the tests
+# make check   lint, format and types alone
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check format clean
+
+demo: $(VENV)/demo
+	$(BIN)/python examples/quickstart.py
+
+test: $(VENV)/test check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+check: $(VENV)/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# torch comes first and from the constraints: a range would let pip take a newer build with a few gigabytes of CUDA
+$(VENV)/torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) $$(grep '^torch==' constraints.txt)
+	touch $@
+
+$(VENV)/demo: $(VENV)/torch pyproject.toml
+	$(INSTALL) --editable .[examples]
+	touch $@
+
+$(VENV)/test: $(VENV)/torch pyproject.toml
+	$(INSTALL) --editable .[examples,test,check]
+	touch $@ $(VENV)/demo
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -1,0 +1,102 @@
+"""Step 1: keep the m best scores of each row, the target always among them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from anyk import checks
+
+
+class Candidates(NamedTuple):
+    """The classes that an operator ranks.
+
+    ``scores[..., i]`` is the score of class ``classes[..., i]``; the target stands at ``position``.
+    """
+
+    scores: Float[Tensor, "*batch m"]
+    classes: Int[Tensor, "*batch m"]
+    position: Int[Tensor, "*batch"]
+
+
+def select(
+    scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"], m: int | None = None, *, sort: bool = True
+) -> Candidates:
+    """The m best scores of every row in descending order; where the target is not among them it takes the last place.
+
+    Args:
+        scores: class scores.
+        target: class indices.
+        m: how many to keep; None keeps all.
+        sort: with ``m=None``, False leaves the classes in the order they came in.
+
+    Example:
+        >>> scores = torch.tensor([[0.1, 0.9, 0.5, 0.7]])
+        >>> kept = select(scores, torch.tensor([0]), m=2)
+        >>> kept.scores, kept.classes, kept.position
+        (tensor([[0.9000, 0.1000]]), tensor([[1, 0]]), tensor([1]))
+    """
+    n = scores.shape[-1]
+    if m is None:
+        m = n
+    m = checks.count("m", m, 1, n, "the number of classes")
+    if m == n and not sort:
+        classes = torch.arange(n, device=scores.device).expand(scores.shape)
+        return Candidates(scores, classes, target)
+    if m == n:
+        classes = scores.detach().sort(dim=-1, descending=True, stable=True).indices
+    else:
+        classes = scores.detach().topk(m, dim=-1).indices
+    here = classes == target[..., None]
+    if m < n:
+        last = torch.where(here[..., :-1].any(-1), classes[..., -1], target)
+        classes = torch.cat([classes[..., :-1], last[..., None]], -1)
+        here = classes == target[..., None]
+    position = here.int().argmax(-1)
+    return Candidates(scores.gather(-1, classes), classes, position)
+
+
+def select_for_probabilities(
+    scores: Float[Tensor, "*batch n"],
+    probabilities: Float[Tensor, "*batch n"],
+    m: int | None = None,
+    *,
+    sort: bool = True,
+) -> tuple[Float[Tensor, "*batch m"], Int[Tensor, "*batch m"]]:
+    """One candidate set for a row whose target is a distribution over the classes, and the classes in it.
+
+    The classes of highest probability (those above zero, at most half of m; of equals the better scored), then the best
+    scores. In descending order of the scores. m and sort as in :func:`select`.
+    """
+    n = scores.shape[-1]
+    detached = scores.detach()
+    if m is None or m == n:
+        classes = torch.arange(n, device=scores.device).expand(scores.shape)
+    else:
+        most = max(1, m // 2)
+        least = probabilities.topk(most, dim=-1).values[..., -1:]
+        preference = detached.masked_fill(probabilities < least, -torch.inf).masked_fill(
+            probabilities > least, torch.inf
+        )
+        named = preference.topk(most, dim=-1).indices
+        forced = torch.where(probabilities.gather(-1, named) > 0, torch.inf, detached.gather(-1, named))
+        classes = detached.scatter(-1, named, forced).topk(m, dim=-1).indices
+        sort = True
+    if sort:
+        order = detached.gather(-1, classes).sort(dim=-1, descending=True, stable=True).indices
+        classes = classes.gather(-1, order)
+    return scores.gather(-1, classes), classes
+
+
+def others(scores: Float[Tensor, "*batch m"], position: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch m-1"]:
+    """The scores without the one at ``position``, in the same order."""
+    place = torch.arange(scores.shape[-1] - 1, device=scores.device)
+    return scores.gather(-1, place + (place >= position[..., None]))
+
+
+def at(scores: Float[Tensor, "*batch m"], position: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """The score at ``position``."""
+    return scores.gather(-1, position[..., None]).squeeze(-1)

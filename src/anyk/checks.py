@@ -1,0 +1,113 @@
+"""What every public function checks about its arguments.
+
+Shapes and dtypes are checked always. Values are checked only where looking at them is free of side effects: on CPU
+tensors in eager mode. Elsewhere a look would stall the device or break the graph.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor
+
+_is_functorch_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda tensor: False)
+
+
+def eager(tensor: Tensor) -> bool:
+    """A plain tensor in eager mode: not traced, not inside a functional transform."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and not torch.compiler.is_compiling()
+        and not _is_functorch_wrapped(tensor)
+    )
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether the values may be looked at."""
+    return tensor.device.type == "cpu" and eager(tensor)
+
+
+def one_of(name: str, value: object, known: object) -> None:
+    known = list(known)  # type: ignore[call-overload]
+    if value not in known:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}")
+
+
+def count(name: str, value: object, low: int, high: int, high_name: str) -> int:
+    """An integer between low and high."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer, got {value!r}") from None
+    if isinstance(value, bool):
+        raise TypeError(f"{name}: expected an integer, got {value!r}")
+    if not low <= number <= high:
+        raise ValueError(f"{name}: expected {low} <= {name} <= {high_name} = {high}, got {number}")
+    return number
+
+
+def tensor(name: str, value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
+    return value
+
+
+def scores(value: object) -> Tensor:
+    value = tensor("scores", value)
+    if not value.dtype.is_floating_point:
+        raise TypeError(f"scores: expected a floating-point tensor, got dtype {value.dtype}")
+    if value.ndim < 1 or value.shape[-1] < 1:
+        raise ValueError(f"scores: expected at least one class in the last dimension, got shape {tuple(value.shape)}")
+    return value
+
+
+def class_indices(target: object, batch_shape: torch.Size, n: int, ignore_index: int | None = None) -> Tensor:
+    """Integer targets of the batch's shape, each in 0 … n-1 (or ignored)."""
+    target = tensor("target", target)
+    if target.dtype.is_floating_point or target.dtype in (torch.bool, torch.complex64, torch.complex128):
+        raise TypeError(f"target: expected class indices of an integer dtype, got dtype {target.dtype}")
+    if target.shape != batch_shape:
+        raise ValueError(f"target: expected shape {tuple(batch_shape)} to fit scores, got {tuple(target.shape)}")
+    if readable(target):
+        wrong = (target < 0) | (target >= n)
+        if ignore_index is not None:
+            wrong &= target != ignore_index
+        if wrong.any():
+            raise ValueError(f"target: expected class indices from 0 to {n - 1}, got {target[wrong][0].item()}")
+    return target.long()
+
+
+def real_classes(real: Tensor | None, k: int, rows: Tensor | None = None) -> None:
+    """Every row (of those marked in ``rows``) has at least k classes that are not padding."""
+    if real is None or not readable(real):
+        return
+    counts = real.sum(-1)
+    if rows is not None:
+        counts = counts[rows]
+    if counts.numel() and counts.min() < k:
+        raise ValueError(
+            f"scores: expected at least k = {k} classes above -inf in every row, got {counts.min().item()}"
+        )
+
+
+def temperature(value: object) -> object:
+    """A positive float, a one-element floating-point tensor, or "auto"."""
+    if isinstance(value, str):
+        if value != "auto":
+            raise ValueError(f'temperature: expected a positive number, a tensor or "auto", got {value!r}')
+        return value
+    if isinstance(value, Tensor):
+        if not value.dtype.is_floating_point or value.numel() != 1:
+            raise ValueError(
+                "temperature: expected a floating-point tensor with one element, "
+                f"got dtype {value.dtype} and shape {tuple(value.shape)}"
+            )
+        if readable(value) and not (value.item() > 0 and value.isfinite().item()):
+            raise ValueError(f"temperature: expected a positive, finite number, got {value.item()}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f'temperature: expected a positive number, a tensor or "auto", got {value!r}')
+    if not 0 < value < float("inf"):
+        raise ValueError(f"temperature: expected a positive, finite number, got {value}")
+    return float(value)

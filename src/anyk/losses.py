@@ -1,0 +1,487 @@
+"""Steps 3 and 4: average the inclusion over P_K, take the logarithm, and treat the top-1 part as asked.
+
+The data path is :func:`topk_cross_entropy`. Everything that a loss shares with ``torch.nn.CrossEntropyLoss``, whatever it
+measures, is :func:`over_targets`; the baselines use it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from anyk import candidates, checks
+from anyk.operators import Operator, SortingNetwork
+from anyk.operators.base import real_mask
+
+__all__ = ["TopKCrossEntropyLoss", "topk_cross_entropy"]
+
+TOP1_MODES = ("separate", "mixed", "operator")
+REDUCTIONS = ("mean", "sum", "none")
+Distribution = Tensor | Sequence[float] | Sequence[Sequence[float]]
+
+
+def topk_cross_entropy(
+    scores: Float[Tensor, "batch n *d"],
+    target: Int[Tensor, batch *d] | Float[Tensor, "batch n *d"],
+    p_k: Distribution,
+    operator: Operator | None = None,
+    *,
+    m: int | None = None,
+    top1: str = "separate",
+    softmax_over: str = "all",
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    weight: Float[Tensor, " n"] | None = None,
+    label_smoothing: float = 0.0,
+    example_p_k: Float[Tensor, "batch k"] | None = None,
+) -> Tensor:
+    """Cross-entropy of "the target is among the first k classes", for k drawn from P_K.
+
+    With T_j the probability that the target y is among the first j of the scores s, as the operator sees it, the loss of an
+    example is, for the three values of ``top1``,
+
+        separate    P_K(1) CE(s, y) - (1 - P_K(1)) log( sum_{j>=2} P_K(j) T_j / (1 - P_K(1)) )
+        mixed       -log( P_K(1) softmax_y(s) + sum_{j>=2} P_K(j) T_j )
+        operator    -log( sum_j P_K(j) T_j )
+
+    Args:
+        scores: (B, n), (n,) or (B, n, d1, …), as for ``torch.nn.functional.cross_entropy``. -inf marks padding.
+        target: class indices without the class dimension, or class probabilities of the shape of ``scores``. For
+            probabilities q the loss is ``sum_c q_c L(s, c)``; q outside the candidates goes to softmax cross-entropy.
+        p_k: the weights of top-1, …, top-k, summing to 1: (k,), or (n, k) with one distribution for each class. Zeros at the
+            end of a list are dropped, since k is the largest k that counts; a tensor is taken as it is.
+        operator: the relaxation of sorting; None means ``SortingNetwork("splitter")``.
+        m: rank only the m best scores of each row, the target always among them; None means all.
+        top1: how the top-1 part is measured, see above.
+        softmax_over: ``"all"`` classes or the ``"candidates"``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: class index of examples that do not count.
+        weight: (n,) weight of each class.
+        label_smoothing: mixes the target with the uniform distribution over the classes that are not padding.
+        example_p_k: (B, k) or (B, d1, …, k), one distribution for each example, instead of ``p_k``.
+
+    Returns:
+        The loss, at least float32; of the shape of the class indices with ``reduction="none"``.
+
+    Example:
+        >>> scores = torch.tensor([[2.0, 1.0, 0.5, 0.0], [0.0, 0.5, 1.0, 2.0]])
+        >>> topk_cross_entropy(scores, torch.tensor([1, 3]), [0.5, 0.5], LapSum())
+        tensor(0.6476)
+
+    Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022, equations 2 and 4.
+    """
+    operator = SortingNetwork("splitter") if operator is None else operator
+    if not isinstance(operator, Operator):
+        raise TypeError(f"operator: expected an anyk.Operator, got {type(operator).__name__}")
+    checks.one_of("top1", top1, TOP1_MODES)
+    checks.one_of("softmax_over", softmax_over, ("all", "candidates"))
+    shape = _Shape.of(scores)
+    n = shape.classes
+    if m is not None:
+        m = checks.count("m", m, 1, n, "the number of classes")
+    p_k = distribution(p_k) if example_p_k is None else distribution(example_p_k, "example_p_k")
+    k = p_k.shape[-1]
+    if k > (m or n):
+        limit = f"the number of classes = {n}" if m is None else f"m = {m}"
+        raise ValueError(f"p_k: expected at most as many entries as {limit}, got {k}")
+    if example_p_k is not None:
+        p_k = shape.example_rows(p_k)
+    elif p_k.ndim == 2 and len(p_k) != n:
+        raise ValueError(f"p_k: expected shape (k,) or (n, k) with n = {n} classes, got {tuple(p_k.shape)}")
+    p_k = p_k.to(device=scores.device, dtype=working_dtype(scores))
+    per_class = p_k.ndim == 2 and example_p_k is None
+
+    def example_losses(rows: Rows) -> Tensor:
+        p = p_k[rows.target] if per_class else rows.for_each_target(p_k) if p_k.ndim == 2 else p_k
+        cross_entropy = None
+        if top1 != "operator":
+            cross_entropy = rows.cross_entropy() if softmax_over == "all" else rows.candidate_cross_entropy()
+            if k == 1:
+                return cross_entropy
+        log_inclusion = operator.candidate_log_inclusion(rows.scores, rows.position, k)
+        return _example_losses(log_inclusion, p, cross_entropy, top1)
+
+    return over_targets(
+        scores,
+        target,
+        example_losses,
+        m=m,
+        least=k,
+        sort=operator.sorts,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        weight=weight,
+        label_smoothing=label_smoothing,
+        is_cross_entropy=k == 1 and top1 != "operator" and softmax_over == "all",
+    )
+
+
+def _example_losses(log_inclusion: Tensor, p: Tensor, cross_entropy: Tensor | None, top1: str) -> Tensor:
+    """From log T (..., k), P_K (..., k) and softmax cross-entropy (...) to the loss (...)."""
+    if cross_entropy is None:
+        return -_log_mean(p, log_inclusion)
+    if top1 == "mixed":
+        return -_log_mean(p, torch.cat([-cross_entropy[..., None], log_inclusion[..., 1:]], -1))
+    later = p[..., 1:].sum(-1, keepdim=True)
+    # Where P_K(1) = 1 the second term is 0 times something: let it be something finite.
+    p_later = torch.where(later > 0, p[..., 1:] / torch.where(later > 0, later, 1), 1 / (p.shape[-1] - 1))
+    return p[..., 0] * cross_entropy - later.squeeze(-1) * _log_mean(p_later, log_inclusion[..., 1:])
+
+
+def _log_mean(p: Tensor, log_inclusion: Tensor) -> Tensor:
+    """log sum_j p_j T_j, at most 0: the T of operators that are only row-stochastic can pass 1."""
+    log_p = torch.where(p > 0, torch.where(p > 0, p, 1).log(), -torch.inf)
+    return (log_p + log_inclusion).logsumexp(-1).clamp(max=0)
+
+
+class TopKCrossEntropyLoss(nn.Module):
+    """:func:`topk_cross_entropy` as a module: a drop-in for ``torch.nn.CrossEntropyLoss``.
+
+    Args:
+        p_k: weights of top-1, …, top-k, shape (k,) or (n, k).
+        operator: the relaxation of sorting; None means ``SortingNetwork("splitter")``.
+        m, top1, softmax_over, reduction, ignore_index, weight, label_smoothing: see :func:`topk_cross_entropy`.
+
+    Shape:
+        scores (B, n), (n,) or (B, n, d1, …); target class indices (B,), (), (B, d1, …), or probabilities like scores.
+
+    Example:
+        >>> criterion = TopKCrossEntropyLoss([0.5, 0, 0, 0, 0.5], m=16)
+        >>> scores = torch.randn(8, 100, requires_grad=True)
+        >>> criterion(scores, torch.randint(100, (8,))).backward()
+    """
+
+    p_k: Tensor
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        p_k: Distribution,
+        operator: Operator | None = None,
+        *,
+        m: int | None = None,
+        top1: str = "separate",
+        softmax_over: str = "all",
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        weight: Tensor | None = None,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__()
+        operator = SortingNetwork("splitter") if operator is None else operator
+        if not isinstance(operator, Operator):
+            raise TypeError(f"operator: expected an anyk.Operator, got {type(operator).__name__}")
+        checks.one_of("top1", top1, TOP1_MODES)
+        checks.one_of("softmax_over", softmax_over, ("all", "candidates"))
+        check_shared(reduction, ignore_index, weight, label_smoothing)
+        self.register_buffer("p_k", distribution(p_k))
+        self.register_buffer("weight", weight)
+        self.operator = operator
+        k = self.p_k.shape[-1]
+        if m is not None and checks.count("m", m, 1, 2**63 - 1, "the number of classes") < k:
+            raise ValueError(f"p_k: expected at most as many entries as m = {m}, got {k}")
+        self.m = m
+        self.top1 = top1
+        self.softmax_over = softmax_over
+        self.reduction = reduction
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+
+    def forward(self, scores: Tensor, target: Tensor, *, example_p_k: Tensor | None = None) -> Tensor:
+        return topk_cross_entropy(
+            scores,
+            target,
+            self.p_k,
+            self.operator,
+            m=self.m,
+            top1=self.top1,
+            softmax_over=self.softmax_over,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            weight=self.weight,
+            label_smoothing=self.label_smoothing,
+            example_p_k=example_p_k,
+        )
+
+    def extra_repr(self) -> str:
+        p_k = self.p_k.tolist() if self.p_k.ndim == 1 and self.p_k.device.type != "meta" else tuple(self.p_k.shape)
+        if isinstance(p_k, list):
+            p_k = [float(f"{p:.6g}") for p in p_k]
+        settings = f"p_k={p_k}, m={self.m}, top1={self.top1!r}, softmax_over={self.softmax_over!r}"
+        return f"{settings}, {shared_repr(self)}"
+
+
+# What a loss shares with torch.nn.CrossEntropyLoss -----------------------------------------------------------------------
+
+
+def working_dtype(scores: Tensor) -> torch.dtype:
+    """Half precision is computed in float32."""
+    return torch.promote_types(scores.dtype, torch.float32)
+
+
+class _Shape(NamedTuple):
+    """(B, n, d1, …) or (n,) as rows of classes, and back."""
+
+    classes: int
+    batch: torch.Size
+    batched: bool
+
+    @classmethod
+    def of(cls, scores: Tensor) -> _Shape:
+        scores = checks.tensor("scores", scores)
+        if not scores.dtype.is_floating_point:
+            raise TypeError(f"scores: expected a floating-point tensor, got dtype {scores.dtype}")
+        if scores.ndim == 0 or scores.shape[min(1, scores.ndim - 1)] < 1:
+            raise ValueError(f"scores: expected shape (B, n), (n,) or (B, n, d1, …), got {tuple(scores.shape)}")
+        if scores.ndim == 1:
+            return cls(len(scores), torch.Size(), False)
+        return cls(scores.shape[1], torch.Size([len(scores), *scores.shape[2:]]), True)
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        return (tensor.movedim(1, -1) if self.batched else tensor).reshape(-1, self.classes)
+
+    def example_rows(self, p_k: Tensor) -> Tensor:
+        """One distribution for each row, from one for each example or each position."""
+        k = p_k.shape[-1]
+        if p_k.shape[:-1] == self.batch:
+            return p_k.reshape(-1, k)
+        if self.batched and p_k.shape[:-1] == self.batch[:1]:
+            positions = len(self.batch) - 1
+            return p_k.reshape(-1, *[1] * positions, k).expand(*self.batch, k).reshape(-1, k)
+        raise ValueError(f"example_p_k: expected shape {(*self.batch[:1], k)} to fit scores, got {tuple(p_k.shape)}")
+
+
+class Rows(NamedTuple):
+    """What an example's loss may depend on. The leading shape is (rows,), or (rows, m) with each candidate as target."""
+
+    scores: Float[Tensor, "*rows m"]
+    """the candidates' scores, in descending order"""
+    position: Int[Tensor, "*rows"]
+    """where among them the target stands"""
+    target: Int[Tensor, "*rows"]
+    """the target class"""
+    cross_entropy: Callable[[], Float[Tensor, "*rows"]]
+    """softmax cross-entropy over all classes"""
+
+    def candidate_cross_entropy(self) -> Float[Tensor, "*rows"]:
+        log_softmax = self.scores.to(working_dtype(self.scores)).log_softmax(-1)
+        return -candidates.at(log_softmax, self.position)
+
+    def for_each_target(self, of_rows: Tensor) -> Tensor:
+        """Broadcasts (rows, …) to the leading shape."""
+        return of_rows if self.target.ndim == 1 else of_rows[:, None]
+
+
+def over_targets(
+    scores: Tensor,
+    target: Tensor,
+    example_losses: Callable[[Rows], Tensor],
+    *,
+    m: int | None = None,
+    least: int = 1,
+    sort: bool = True,
+    reduction: str,
+    ignore_index: int,
+    weight: Tensor | None,
+    label_smoothing: float,
+    is_cross_entropy: bool = False,
+) -> Tensor:
+    """Applies a loss of (scores of a row, target class) with the conventions of ``torch.nn.functional.cross_entropy``.
+
+    Args:
+        scores, target, reduction, ignore_index, weight, label_smoothing: as there.
+        example_losses: the loss of each row.
+        m: number of candidates; None means all.
+        least: number of classes that every row must have beside padding.
+        sort: whether the loss wants the candidates in descending order.
+        is_cross_entropy: the loss is known to be softmax cross-entropy: use torch's own.
+    """
+    check_shared(reduction, ignore_index, weight, label_smoothing)
+    shape = _Shape.of(scores)
+    target = checks.tensor("target", target)
+    if weight is not None:
+        if weight.shape != (shape.classes,):
+            raise ValueError(
+                f"weight: expected shape ({shape.classes},), one for each class, got {tuple(weight.shape)}"
+            )
+        weight = weight.to(dtype=working_dtype(scores))
+    if target.dtype.is_floating_point:
+        _check_probabilities(target, scores, ignore_index)
+    else:
+        target = checks.class_indices(target, shape.batch, shape.classes, ignore_index)
+    if is_cross_entropy:
+        return functional.cross_entropy(
+            scores.to(working_dtype(scores)),
+            target.to(working_dtype(scores)) if target.dtype.is_floating_point else target,
+            weight=weight,
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+        )
+    rows = shape.rows(scores)
+    if target.dtype.is_floating_point:
+        probabilities = shape.rows(target).to(working_dtype(scores))
+        if label_smoothing:
+            probabilities = probabilities * (1 - label_smoothing) + label_smoothing * _uniform(rows)
+        losses = _expected_losses(rows, probabilities, example_losses, m, least, sort, weight, None)
+        counted = losses.new_tensor(float(len(losses)))
+    else:
+        target = target.reshape(-1)
+        valid = target != ignore_index
+        safe = torch.where(valid, target, 0)
+        weights = valid.to(working_dtype(scores)) if weight is None else torch.where(valid, weight[safe], 0)
+        if label_smoothing:
+            one_hot = safe[:, None] == torch.arange(shape.classes, device=safe.device)
+            probabilities = one_hot * (1 - label_smoothing) + label_smoothing * _uniform(rows)
+            losses = _expected_losses(rows, probabilities, example_losses, m, least, sort, weight, valid)
+        else:
+            losses = weights * _index_losses(rows, safe, valid, example_losses, m, least, sort)
+        counted = weights.sum()
+    return _reduced(losses, counted, reduction, shape.batch)
+
+
+def _index_losses(
+    rows: Tensor,
+    target: Tensor,
+    valid: Tensor,
+    example_losses: Callable[[Rows], Tensor],
+    m: int | None,
+    least: int,
+    sort: bool,
+) -> Tensor:
+    kept = candidates.select(rows, target, m, sort=sort)
+    real = real_mask(kept.scores)
+    checks.real_classes(real, least, valid)
+    if real is not None and checks.readable(real) and not bool((candidates.at(real, kept.position) | ~valid).all()):
+        raise ValueError("target: expected classes that are not padding, got one whose score is -inf")
+    # Whatever an ignored row holds, NaN included, must not reach a gradient.
+    scores = torch.where(valid[:, None], kept.scores, 0)
+
+    def cross_entropy() -> Tensor:
+        return functional.cross_entropy(
+            rows.to(working_dtype(rows)), torch.where(valid, target, -100), reduction="none", ignore_index=-100
+        )
+
+    return torch.where(valid, example_losses(Rows(scores, kept.position, target, cross_entropy)), 0)
+
+
+def _expected_losses(
+    rows: Tensor,
+    probabilities: Tensor,
+    example_losses: Callable[[Rows], Tensor],
+    m: int | None,
+    least: int,
+    sort: bool,
+    weight: Tensor | None,
+    valid: Tensor | None,
+) -> Tensor:
+    """sum_c q_c w_c L(s, c): the candidates each in turn as the target, the rest by softmax cross-entropy."""
+    if valid is not None:
+        rows = torch.where(valid[:, None], rows, 0)
+    n = rows.shape[-1]
+    scores, classes = candidates.select_for_probabilities(rows, probabilities, m, sort=sort)
+    kept = scores.shape[-1]
+    real = real_mask(scores)
+    checks.real_classes(real, least, valid)
+    log_softmax = rows.to(working_dtype(rows)).log_softmax(-1)
+    weighted = probabilities if weight is None else probabilities * weight
+    place = torch.arange(kept, device=rows.device).expand_as(classes)
+    if real is not None:
+        place = place.where(real, 0)  # padding as a target: any other will do, its probability is 0
+    each = Rows(
+        scores[:, None, :].expand(-1, kept, -1),
+        place,
+        classes,
+        lambda: -log_softmax.gather(-1, classes.gather(-1, place)),
+    )
+    share = weighted.gather(-1, classes)
+    losses = (share * torch.where(share != 0, example_losses(each), 0)).sum(-1)
+    if kept < n:
+        outside = weighted.scatter(-1, classes, 0)
+        losses = losses - (outside * torch.where(outside != 0, log_softmax, 0)).sum(-1)
+    return losses if valid is None else torch.where(valid, losses, 0)
+
+
+def _uniform(rows: Tensor) -> Tensor:
+    """The uniform distribution over the classes of each row that are not padding."""
+    real = rows.detach() != -torch.inf
+    return real.to(working_dtype(rows)) / real.sum(-1, keepdim=True)
+
+
+def _reduced(losses: Tensor, counted: Tensor, reduction: str, batch: torch.Size) -> Tensor:
+    if reduction == "none":
+        return losses.reshape(batch)
+    if reduction == "sum":
+        return losses.sum()
+    # Nothing counted: NaN, as torch has it, but with a gradient of zero.
+    something = counted != 0
+    return torch.where(something, losses.sum() / torch.where(something, counted, 1), torch.nan)
+
+
+def distribution(p_k: Distribution, name: str = "p_k") -> Tensor:
+    """P_K as a tensor of shape (k,) or (rows, k), checked; the zeros at the end of a list are dropped."""
+    given = p_k
+    if not isinstance(p_k, Tensor):
+        try:
+            p_k = torch.tensor(p_k.tolist() if hasattr(p_k, "tolist") else p_k, dtype=torch.get_default_dtype())
+        except (TypeError, ValueError):
+            raise TypeError(f"{name}: expected a sequence of numbers or a tensor, got {given!r}") from None
+        used = (p_k != 0).reshape(-1, p_k.shape[-1]).any(0) if p_k.ndim and p_k.numel() else None
+        if used is not None and used.any():
+            p_k = p_k[..., : int(used.nonzero().max()) + 1]
+    if not p_k.dtype.is_floating_point:
+        raise TypeError(f"{name}: expected floating-point numbers, got dtype {p_k.dtype}")
+    if p_k.ndim < 1 or p_k.numel() == 0:
+        raise ValueError(f"{name}: expected at least one probability, got shape {tuple(p_k.shape)}")
+    if name == "p_k" and p_k.ndim > 2:
+        raise ValueError(f"{name}: expected shape (k,) or (n, k), got {tuple(p_k.shape)}")
+    if checks.readable(p_k):
+        if not bool((p_k >= 0).all()):
+            raise ValueError(f"{name}: expected probabilities of at least 0, got {p_k.min().item():.6g}")
+        sums = p_k.double().sum(-1)
+        worst = sums.flatten()[(sums - 1).abs().argmax()].item()
+        if not abs(worst - 1) <= (1e-4 if p_k.dtype.itemsize > 2 else 1e-2):
+            raise ValueError(f"{name}: expected probabilities that sum to 1, got the sum {worst:.6g}")
+    return p_k
+
+
+def _check_probabilities(target: Tensor, scores: Tensor, ignore_index: int) -> None:
+    if target.shape != scores.shape:
+        raise ValueError(
+            f"target: expected class indices of an integer dtype, or class probabilities of the shape of scores "
+            f"{tuple(scores.shape)}, got dtype {target.dtype} and shape {tuple(target.shape)}"
+        )
+    if ignore_index >= 0:
+        raise ValueError("ignore_index: expected class indices as targets to go with it, got probabilities")
+    if checks.readable(target) and bool((target < 0).any()):
+        raise ValueError(f"target: expected class probabilities of at least 0, got {target.min().item():.6g}")
+
+
+def check_shared(reduction: str, ignore_index: int, weight: Tensor | None, label_smoothing: float) -> None:
+    checks.one_of("reduction", reduction, REDUCTIONS)
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index: expected an integer, got {ignore_index!r}")
+    if weight is not None:
+        weight = checks.tensor("weight", weight)
+        if not weight.dtype.is_floating_point or weight.ndim != 1:
+            raise ValueError(
+                f"weight: expected a floating-point tensor of shape (n,), "
+                f"got dtype {weight.dtype} and shape {tuple(weight.shape)}"
+            )
+    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, (int, float)):
+        raise TypeError(f"label_smoothing: expected a number between 0 and 1, got {label_smoothing!r}")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing: expected a number between 0 and 1, got {label_smoothing}")
+
+
+def shared_repr(module: Any) -> str:
+    weight = "None" if module.weight is None else f"tensor of {len(module.weight)}"
+    return (
+        f"reduction={module.reduction!r}, ignore_index={module.ignore_index}, weight={weight}, "
+        f"label_smoothing={module.label_smoothing}"
+    )

@@ -1,0 +1,73 @@
+"""Ranks of the targets and top-k hits, many k from one pass. Ties count against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from anyk import candidates, checks
+
+__all__ = ["target_ranks", "topk_accuracy", "topk_hits"]
+
+
+def target_ranks(scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
+    """The rank of the target, 1 for the best: one more than the number of other classes with a score as high or higher.
+
+    A NaN score counts as higher than any; a target whose own score is NaN is ranked last.
+
+    Args:
+        scores: class scores, classes in the last dimension.
+        target: class indices.
+
+    Example:
+        >>> target_ranks(torch.tensor([[0.1, 0.7, 0.7], [0.5, 0.3, 0.2]]), torch.tensor([1, 0]))
+        tensor([2, 1])
+    """
+    scores = checks.scores(scores).detach()
+    target = checks.class_indices(target, scores.shape[:-1], scores.shape[-1])
+    # "Not smaller" counts NaN and the target itself, which makes the best rank 1.
+    return (~(scores < candidates.at(scores, target)[..., None])).sum(-1)
+
+
+def topk_hits(
+    scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"], ks: Iterable[int] = (1, 5)
+) -> dict[int, Tensor]:
+    """How many targets are among the first k classes, for each k: counts, which add up over batches and processes.
+
+    Args:
+        scores: class scores, classes in the last dimension.
+        target: class indices.
+        ks: the values of k; a k beyond the number of classes counts everything.
+
+    Returns:
+        ``{k: count}``, each a tensor with one integer, on the device of the scores.
+
+    Example:
+        >>> topk_hits(torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.3, 0.2]]), torch.tensor([1, 2]), ks=(1, 2))
+        {1: tensor(0), 2: tensor(1)}
+    """
+    ks = [checks.count("ks", k, 1, 2**63 - 1, "the largest integer") for k in ks]
+    ranks = target_ranks(scores, target)
+    return {k: (ranks <= k).sum() for k in ks}
+
+
+def topk_accuracy(
+    scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"], ks: Iterable[int] = (1, 5)
+) -> dict[int, Tensor]:
+    """The fraction of targets among the first k classes, for each k.
+
+    Args:
+        scores: class scores, classes in the last dimension.
+        target: class indices.
+        ks: the values of k.
+
+    Returns:
+        ``{k: fraction}``, each a tensor with one number; NaN for an empty batch.
+
+    Example:
+        >>> topk_accuracy(torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.3, 0.2]]), torch.tensor([1, 2]), ks=(1, 2))
+        {1: tensor(0.), 2: tensor(0.5000)}
+    """
+    return {k: hits / target.numel() for k, hits in topk_hits(scores, target, ks).items()}

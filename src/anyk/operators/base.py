@@ -1,0 +1,198 @@
+"""What an operator is: scores in, the probability that a class has rank r (or is among the first j) out."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from anyk import candidates, checks
+
+# Stands in for log(0) where a true -inf would give inf - inf in a backward pass; far below any log-probability.
+LOG_ZERO = -1e37
+
+
+class Operator(nn.Module):
+    """A relaxation of "sort descending".
+
+    For scores s it gives rows ``P[r, c]``, the probability that class c has rank r (r = 1 is the best), and for one
+    target class y the **inclusion** ``T_j(y) = P[1, y] + … + P[j, y]``, the probability that y is among the first j.
+
+    A subclass writes both formulae for temperature 1 and plain rows: ``_matrix`` and ``_log_inclusion``. This class
+    divides the scores by the temperature, shifts them, checks them, and takes care of half precision and of padding.
+
+    Args:
+        temperature: smaller is harder. A positive number, a one-element tensor (an ``nn.Parameter`` is learned), or
+            ``"auto"``: the mean absolute deviation of each row's scores other than the target's, so that multiplying all
+            scores by a constant changes nothing. May be assigned at any time.
+    """
+
+    #: False when the operator wants the classes in the order they come in.
+    sorts = True
+    #: scores are divided by ``temperature ** scale_power``
+    scale_power = 1.0
+
+    def __init__(self, temperature: float | Tensor | str = 1.0) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "temperature":
+            return super().__setattr__(name, value)
+        value = checks.temperature(value)
+        for registry in (self._parameters, self._buffers, self.__dict__):
+            registry.pop("temperature", None)
+        if isinstance(value, nn.Parameter):
+            self.register_parameter("temperature", value)
+        elif isinstance(value, Tensor):
+            self.register_buffer("temperature", value)
+        else:
+            object.__setattr__(self, "temperature", value)
+
+    def extra_repr(self) -> str:
+        value = self.temperature
+        if isinstance(value, Tensor):
+            value = "learned" if value.requires_grad else "tensor"
+        return f"temperature={value}"
+
+    def forward(self, scores: Float[Tensor, "*batch n"], k: int, hard: bool = False) -> Float[Tensor, "*batch k n"]:
+        """The first k rows of P.
+
+        Args:
+            scores: class scores; -inf marks padding, which gets probability 0 and no gradient.
+            k: number of ranks.
+            hard: True gives exact permutation rows in the forward pass and the gradient of the relaxed ones.
+
+        Returns:
+            P: ``P[..., r, c]`` is the probability that class c has rank r + 1. At least float32.
+        """
+        scores = checks.scores(scores)
+        k = checks.count("k", k, 1, scores.shape[-1], "the number of classes")
+        real = real_mask(scores)
+        checks.real_classes(real, k)
+        scaled = self._scaled(scores, None, real)
+        probabilities = self._matrix(scaled, real, k)
+        if real is not None:
+            probabilities = probabilities.masked_fill(~real[..., None, :], 0)
+        if hard:
+            best = scores.detach().sort(dim=-1, descending=True, stable=True).indices[..., :k, None]
+            exact = torch.zeros_like(probabilities).scatter(-1, best, 1)
+            probabilities = exact + (probabilities - probabilities.detach())
+        return probabilities
+
+    def inclusion(
+        self, scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"], k: int
+    ) -> Float[Tensor, "*batch k"]:
+        """The probability that the target is among the first 1, …, k classes.
+
+        Args:
+            scores: class scores; -inf marks padding.
+            target: class indices.
+            k: number of ranks.
+
+        Returns:
+            T: ``T[..., j]`` is the running sum of the target's column of P over the first j + 1 ranks.
+        """
+        return self.log_inclusion(scores, target, k).exp()
+
+    def log_inclusion(
+        self, scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"], k: int
+    ) -> Float[Tensor, "*batch k"]:
+        """The logarithm of :meth:`inclusion`, which stays finite, with a gradient, where T itself underflows."""
+        scores = checks.scores(scores)
+        n = scores.shape[-1]
+        k = checks.count("k", k, 1, n, "the number of classes")
+        target = checks.class_indices(target, scores.shape[:-1], n)
+        kept = candidates.select(scores, target, sort=self.sorts)
+        checks.real_classes(real_mask(kept.scores), k)
+        return self.candidate_log_inclusion(kept.scores, kept.position, k)
+
+    def candidate_log_inclusion(
+        self, scores: Float[Tensor, "*batch m"], position: Int[Tensor, "*batch"], k: int
+    ) -> Float[Tensor, "*batch k"]:
+        """:meth:`log_inclusion` for scores that are in descending order already, with the target at ``position``."""
+        real = real_mask(scores)
+        return self._log_inclusion(self._scaled(scores, position, real), position, real, k)
+
+    def _scaled(self, scores: Tensor, position: Tensor | None, real: Tensor | None) -> Tensor:
+        """Scores over temperature, shifted so that what matters is near zero, where floats are dense."""
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if isinstance(self.temperature, str):
+            scale = spread(scores.detach(), position, real)
+        else:
+            scale = self.temperature**self.scale_power
+            if isinstance(scale, Tensor):
+                scale = scale.to(scores.dtype).reshape(())
+        reference = scores.detach()
+        reference = reference.amax(-1) if position is None else candidates.at(reference, position)
+        shifted = scores - reference[..., None]
+        if real is not None:
+            shifted = shifted.masked_fill(~real, 0)
+        return shifted / scale
+
+    @abstractmethod
+    def _matrix(
+        self, scores: Float[Tensor, "*batch n"], real: Bool[Tensor, "*batch n"] | None, k: int
+    ) -> Float[Tensor, "*batch k n"]:
+        """P at temperature 1. ``real`` marks the classes that are not padding; None means all of them."""
+
+    @abstractmethod
+    def _log_inclusion(
+        self,
+        scores: Float[Tensor, "*batch m"],
+        position: Int[Tensor, "*batch"],
+        real: Bool[Tensor, "*batch m"] | None,
+        k: int,
+    ) -> Float[Tensor, "*batch k"]:
+        """log T at temperature 1. The scores come in descending order (if ``sorts``), relative to the target's."""
+
+
+def real_mask(scores: Tensor) -> Tensor | None:
+    """Which classes are not padding (-inf); None where it can be seen that none is padded."""
+    real = scores.detach() != -torch.inf
+    return None if checks.readable(real) and bool(real.all()) else real
+
+
+def spread(scores: Tensor, position: Tensor | None, real: Tensor | None) -> Tensor:
+    """Mean absolute deviation of each row's scores other than the target's, shape (..., 1).
+
+    Rows whose scores are equal up to rounding have no scale of their own and get 1.
+    """
+    counted = torch.ones_like(scores, dtype=torch.bool) if real is None else real
+    if position is not None:
+        place = torch.arange(scores.shape[-1], device=scores.device)
+        counted = counted & (place != position[..., None])
+    number = counted.sum(-1, keepdim=True).clamp(min=1)
+    kept = scores.masked_fill(~counted, 0)
+    deviation = (kept - kept.sum(-1, keepdim=True) / number).abs().masked_fill(~counted, 0).sum(
+        -1, keepdim=True
+    ) / number
+    rounding = 8 * torch.finfo(scores.dtype).eps * kept.abs().amax(-1, keepdim=True)
+    return torch.where(deviation > rounding, deviation, torch.ones_like(deviation))
+
+
+def log_running_sum(log_probabilities: Float[Tensor, "*batch k m"], position: Int[Tensor, "*batch"]) -> Tensor:
+    """log T from log P: the target's column, summed over the ranks."""
+    k = log_probabilities.shape[-2]
+    place = position[..., None, None].expand(*log_probabilities.shape[:-1], 1)
+    column = log_probabilities.gather(-1, place).squeeze(-1)
+    # Not logcumsumexp: its second derivative is NaN where an incoming gradient is zero.
+    later = torch.full((k, k), -torch.inf, dtype=column.dtype, device=column.device).triu(1)
+    return (column[..., None, :] + later).logsumexp(-1)
+
+
+def in_order(
+    scores: Float[Tensor, "*batch n"], real: Bool[Tensor, "*batch n"] | None
+) -> tuple[Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"] | None, Int[Tensor, "*batch n"]]:
+    """Scores in descending order, padding last; with the mask in the same order, and the classes that stand there."""
+    keys = scores.detach() if real is None else scores.detach().masked_fill(~real, -torch.inf)
+    classes = keys.sort(dim=-1, descending=True, stable=True).indices
+    return scores.gather(-1, classes), None if real is None else real.gather(-1, classes), classes
+
+
+def by_class(rows: Float[Tensor, "*batch k n"], classes: Int[Tensor, "*batch n"]) -> Float[Tensor, "*batch k n"]:
+    """Undoes :func:`in_order` for the columns of P."""
+    return torch.zeros_like(rows).scatter(-1, classes[..., None, :].expand_as(rows), rows)

@@ -1,0 +1,110 @@
+"""KSubset: the first j classes are a random j-subset, drawn with weights e^s."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from anyk import candidates
+from anyk.operators.base import LOG_ZERO, Operator
+
+
+class KSubset(Operator):
+    """Inclusion in a random subset of size j whose weight is the product of its members' e^(s/t).
+
+    ``T_j(c) = e^(s_c/t) E_(j-1)(others) / E_j(all)`` with E the elementary symmetric polynomials of e^(s/t). T_1 is the
+    softmax. ``P[r] = T_r - T_(r-1)``; rows sum to 1, and columns too at k = n.
+
+    Cost: O(n log n + k n) for T, O(n log n + k^2 n) for P.
+
+    Args:
+        temperature: t, a positive number, a one-element tensor, or ``"auto"`` (see :class:`Operator`).
+
+    Example:
+        >>> scores = torch.tensor([1.0, 3.0, 2.0])
+        >>> KSubset()(scores, k=1)
+        tensor([[0.0900, 0.6652, 0.2447]])
+    """
+
+    def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+        inclusion = _inclusion_of_all(scores, real, k)
+        before = torch.nn.functional.pad(inclusion[..., :-1, :], (0, 0, 1, 0))
+        return inclusion - before
+
+    def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
+        target = candidates.at(scores, position)
+        rest = candidates.others(scores, position) - target[..., None]
+        rest_real = None if real is None else candidates.others(real, position)
+        return logsigmoid(-log_polynomial_ratios(rest, rest_real, k))
+
+
+def log_polynomial_ratios(scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+    """log E_j - log E_(j-1) for j = 1..k, E the elementary symmetric polynomials of e^scores, scores descending.
+
+    E_j is dominated by the product of its j largest factors. F_j = E_j / that product lies between 1 and the binomial
+    coefficient, so it needs no logarithms and loses no digits, however large the scores:
+
+        F_j(first i) = sum over l <= i of e^(s_l - s_j) F_(j-1)(first l-1)     and     the ratio is s_j + log F_j - log F_(j-1).
+
+    Ratios past the number of real scores are LOG_ZERO: there E_j = 0.
+    """
+    n = scores.shape[-1]
+    if k > 1 and math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(max(n - k, 0) + 1) > 60:
+        # binomial coefficients beyond float32
+        return log_polynomial_ratios(scores.double(), real, k).to(scores.dtype)
+    ratios = []
+    subsets = torch.ones_like(scores[..., :1]).expand(*scores.shape[:-1], n + 1)
+    for j in range(min(k, n)):
+        weights = (scores[..., j:] - scores[..., j : j + 1]).exp()
+        if real is not None:
+            weights = weights * real[..., j:]
+        grown = (weights * subsets[..., :-1]).cumsum(-1)
+        ratio = scores[..., j] + (grown[..., -1] / subsets[..., -1]).log()
+        if real is not None:
+            # Where the j-th score is padding, all of E_j is: keep the division's and the logarithm's slopes finite.
+            exists = real[..., j]
+            safe = torch.where(exists, grown[..., -1] / subsets[..., -1].clamp(min=1), torch.ones_like(ratio))
+            ratio = torch.where(exists, scores[..., j] + safe.log(), LOG_ZERO)
+        ratios.append(ratio)
+        subsets = grown
+    ratios += [torch.full_like(scores[..., 0], LOG_ZERO)] * (k - n) if n else []
+    if not ratios:  # no score at all
+        return scores.new_full((*scores.shape[:-1], k), LOG_ZERO)
+    return torch.stack(ratios, -1)
+
+
+def _inclusion_of_all(scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+    """T_j(c) for all classes: polynomials of the classes before c times those of the classes after c."""
+    dtype, scores = scores.dtype, scores.double()  # logarithms of large sums: differences need the digits
+    if real is not None:
+        scores = scores.masked_fill(~real, LOG_ZERO)
+    before = _log_prefix_polynomials(scores, k)
+    after = [prefix.flip(-1) for prefix in _log_prefix_polynomials(scores.flip(-1), k)]
+    rows = []
+    for j in range(1, k + 1):
+        without = torch.stack([before[a][..., :-1] + after[j - 1 - a][..., 1:] for a in range(j)]).logsumexp(0)
+        rows.append((scores + without - before[j][..., -1:]).exp())
+    return torch.stack(rows, -2).to(dtype)
+
+
+def _log_prefix_polynomials(scores: Tensor, k: int) -> list[Tensor]:
+    """log E_j of the first 0, 1, …, n scores, for j = 0..k."""
+    start = torch.full_like(scores[..., :1], LOG_ZERO)
+    polynomials = [torch.zeros_like(torch.cat([start, scores], -1))]
+    for _ in range(k):
+        terms = scores + polynomials[-1][..., :-1]
+        polynomials.append(torch.cat([start, _log_prefix_sums(terms)], -1))
+    return polynomials
+
+
+def _log_prefix_sums(terms: Tensor) -> Tensor:
+    """logcumsumexp by doubling; the built-in's second derivative is NaN where an incoming gradient is zero."""
+    width, n = 1, terms.shape[-1]
+    while width < n:
+        shifted = torch.nn.functional.pad(terms[..., :-width], (width, 0), value=LOG_ZERO)
+        terms = torch.stack([terms, shifted]).logsumexp(0)
+        width *= 2
+    return terms

@@ -1,0 +1,110 @@
+"""LapSum: a class is among the first j as far as its score passes a threshold that lets j classes through."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from anyk import candidates
+from anyk.operators.base import LOG_ZERO, Operator, in_order
+
+
+class LapSum(Operator):
+    """Soft thresholds under the Laplace distribution.
+
+    ``T_j(c) = F((s_c - b_j) / t)`` with F the Laplace distribution function and b_j such that ``sum_c T_j(c) = j``: closed
+    form after sorting. ``T_n = 1``. ``P[r] = T_r - T_(r-1)``; rows sum to 1, and columns too at k = n.
+
+    Cost: O(n log n + k n).
+
+    Args:
+        temperature: t, a positive number, a one-element tensor, or ``"auto"`` (see :class:`Operator`).
+
+    Example:
+        >>> scores = torch.tensor([1.0, 3.0, 2.0])
+        >>> LapSum().inclusion(scores, torch.tensor(1), k=3)
+        tensor([0.6421, 0.8934, 1.0000])
+
+    Reference: Struski et al., "LapSum - One Method to Differentiate Them All: Ranking, Sorting and Top-k Selection", 2025.
+    """
+
+    def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+        ordered, ordered_real, _ = in_order(scores, real)
+        margin = scores[..., None, :] - _thresholds(ordered, ordered_real, k)[..., :, None]
+        inclusion = _everyone_at_the_end(_log_laplace(margin), real).exp()
+        if real is not None:
+            inclusion = inclusion.masked_fill(~real[..., None, :], 0)
+        before = torch.nn.functional.pad(inclusion[..., :-1, :], (0, 0, 1, 0))
+        return inclusion - before
+
+    def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
+        margin = candidates.at(scores, position)[..., None] - _thresholds(scores, real, k)
+        return _everyone_at_the_end(_log_laplace(margin)[..., None], real, scores.shape[-1]).squeeze(-1)
+
+
+def _everyone_at_the_end(log_inclusion: Tensor, real: Tensor | None, n: int | None = None) -> Tensor:
+    """log T_n = 0: the threshold for all n classes is -inf."""
+    k = log_inclusion.shape[-2]
+    ranks = torch.arange(1, k + 1, device=log_inclusion.device)[:, None]
+    number = (n or log_inclusion.shape[-1]) if real is None else real.sum(-1)[..., None, None]
+    return log_inclusion.masked_fill(ranks == number, 0)
+
+
+def _log_laplace(x: Tensor) -> Tensor:
+    below = x.clamp(max=0) - math.log(2)
+    above = torch.log1p(-0.5 * torch.exp(-x.clamp(min=0)))
+    return torch.where(x < 0, below, above)
+
+
+def _thresholds(scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+    """b_1 … b_k for scores in descending order, shape (..., k)."""
+    detached = scores.detach()
+    with torch.no_grad():
+        solved = _solve_thresholds(detached, real, k)
+    # By the implicit function theorem db_j = sum_c w_c ds_c with w = softmax(-|s - b_j|). Half of the weights is attached
+    # to the graph: with both halves the first derivative is w, and the second is that of b (the matrix dw/ds is symmetric).
+    step = (scores - detached)[..., None, :]
+    first = solved + (_weights(detached, real, solved) * step).sum(-1)
+    weights = (_weights(scores, real, first) + _weights(detached, real, solved)) / 2
+    return solved + (weights * step).sum(-1)
+
+
+def _weights(scores: Tensor, real: Tensor | None, thresholds: Tensor) -> Tensor:
+    closeness = -(scores[..., None, :] - thresholds[..., :, None]).abs()
+    if real is not None:
+        closeness = closeness.masked_fill(~real[..., None, :], -torch.inf)
+    return closeness.softmax(-1)
+
+
+def _solve_thresholds(scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+    """With i scores above b, A = sum of e^(-s) over them and B = sum of e^s over the rest, sum_c T(c) = j reads
+    i - A e^b / 2 + B e^(-b) / 2 = j: a quadratic equation in e^b."""
+    n = scores.shape[-1]
+    upper, lower = -scores, scores
+    number: Tensor | int = n
+    if real is not None:
+        upper, lower = upper.masked_fill(~real, LOG_ZERO), lower.masked_fill(~real, LOG_ZERO)
+        number = real.sum(-1, keepdim=True)
+    nothing = torch.full_like(scores[..., :1], LOG_ZERO)
+    log_a = torch.cat([nothing, upper.logcumsumexp(-1)], -1)  # of the first 0 … n scores
+    log_b = torch.cat([lower.flip(-1).logcumsumexp(-1).flip(-1), nothing], -1)  # of all but these
+
+    # sum_c T(c) with the threshold at each score in turn: it grows along the row, and tells how many scores lie above b_j
+    place = torch.arange(1, n + 1, device=scores.device)
+    passed = place - (log_a[..., 1:] + scores).exp() / 2 + (log_b[..., 1:] - scores).exp() / 2
+    if real is not None:
+        passed = passed.masked_fill(~real, torch.inf)
+    # j = n has no threshold (T_n = 1): that of n - 1 stands in for it
+    ranks = torch.arange(1, k + 1, device=scores.device).expand(*scores.shape[:-1], k)
+    ranks = ranks.minimum(torch.as_tensor(number, device=scores.device) - 1).clamp(min=1)
+    above = torch.searchsorted(passed.contiguous(), ranks.to(passed.dtype).contiguous(), right=True)
+    log_a, log_b = log_a.gather(-1, above), log_b.gather(-1, above)
+    missing = (ranks - above).to(scores.dtype)
+    size = missing.abs().clamp(min=1)
+    root = (size + (size.square() + (log_a + log_b).exp()).sqrt()).log()
+    threshold = torch.where(missing > 0, log_b - root, root - log_a)
+    threshold = torch.where(missing == 0, (log_b - log_a) / 2, threshold)
+    # NaN scores stay NaN; the huge thresholds of unused ranks do not overflow in what follows
+    return threshold.clamp(min=-1e36, max=1e36)

@@ -1,0 +1,312 @@
+"""SortingNetwork: comparator networks with soft comparators. One engine runs all networks and all swaps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from anyk import candidates, checks, networks
+from anyk.operators.base import Operator
+from anyk.swaps import SWAPS, Swap
+
+# log T continues along log(TAIL_WEIGHT) + the swap's tail where T falls below it (T itself is not changed: 1e-13 is far
+# below float32's resolution of any T that matters).
+LOG_TAIL_WEIGHT = -30.0
+SMALLEST_T = 1e-30
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family of networks.
+
+    Args:
+        build: (n, k) -> network with the k best on its outputs.
+        target_wire: number of classes of each row -> the wire on which ``wires="target"`` starts the target.
+        active: (n, number) -> first and last + 1 layer that a row of ``number`` <= n classes runs through, so that a padded
+            row is treated as the network for its own number would; None when all layers fit anyway.
+    """
+
+    build: Callable[[int, int], networks.Network]
+    target_wire: Callable[[Tensor], Tensor]
+    active: Callable[[int, Tensor], tuple[Tensor | int, Tensor]] | None = None
+
+
+def _active_odd_even(n: int, number: Tensor) -> tuple[Tensor, Tensor]:
+    first = (n - number) % 2
+    return first, first + number
+
+
+def _active_bitonic(n: int, number: Tensor) -> tuple[int, Tensor]:
+    exponents = torch.arange(max(n - 1, 1).bit_length(), device=number.device)
+    blocks = (number[..., None] > 2**exponents).sum(-1)
+    return 0, blocks * (blocks + 1) // 2
+
+
+def _start_wire(wire: int) -> Callable[[Tensor], Tensor]:
+    return lambda number: (number // 2).clamp(max=wire)
+
+
+# The start wires are those that shift T least against the sorted order; benchmarks/wires.py measures them.
+KINDS: dict[str, Kind] = {
+    "odd_even": Kind(lambda n, k: networks.odd_even(n).top(k), _start_wire(4), _active_odd_even),
+    "bitonic": Kind(lambda n, k: networks.bitonic(n).top(k), _start_wire(4), _active_bitonic),
+    "splitter": Kind(networks.splitter, _start_wire(1)),
+}
+"""The known kinds by name; to add a network, add an entry."""
+
+
+class SortingNetwork(Operator):
+    """Differentiable sorting and selection networks.
+
+    Every comparator of the network mixes its two values instead of swapping them: with a the value on the wire that shall
+    get the larger one, b the other, and ``alpha = swap((a - b) / t)``,
+
+        larger = alpha a + (1 - alpha) b,    smaller = (1 - alpha) a + alpha b.
+
+    A class is carried along by the same mixtures; the share of it that ends on the r-th output is P[r, c]. For T only the
+    target's share is pushed forward, beside the scores: the cost does not depend on k.
+
+    Cost: O(comparators): splitter about n (2 + log k), bitonic n log^2 n / 4, odd-even n^2 / 2.
+
+    Args:
+        kind: ``"splitter"`` (selection network), ``"bitonic"`` or ``"odd_even"`` (sorting networks).
+        temperature: t, a positive number, a one-element tensor, or ``"auto"`` (see :class:`Operator`).
+        swap: the soft comparator: ``"logistic"``, ``"logistic_art"``, ``"cauchy"``, ``"gaussian"``, ``"reciprocal"``,
+            ``"optimal"``; see :mod:`anyk.swaps`.
+        wires: where the classes start, which matters to a network. ``"target"``: the target on one fixed wire, the others
+            in descending order on the rest, so that T is continuous in the scores and does not depend on the order of the
+            classes. ``"sorted"``: all in descending order. ``"given"``: in the order of the classes, the last class on the
+            first wire, as published. The matrix has no target: ``"target"`` means ``"given"`` there.
+
+    Example:
+        >>> scores = torch.tensor([1.0, 3.0, 2.0, 0.0])
+        >>> SortingNetwork("splitter", temperature=0.1).inclusion(scores, torch.tensor(2), k=2).round()
+        tensor([0., 1.])
+
+    Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022.
+    """
+
+    def __init__(
+        self,
+        kind: str = "splitter",
+        temperature: float | Tensor | str = 1.0,
+        swap: str = "logistic",
+        wires: str = "target",
+    ) -> None:
+        checks.one_of("kind", kind, KINDS)
+        checks.one_of("swap", swap, SWAPS)
+        checks.one_of("wires", wires, ("target", "sorted", "given"))
+        super().__init__(temperature)
+        self.kind = kind
+        self.swap = swap
+        self.wires = wires
+
+    @property
+    def sorts(self) -> bool:  # type: ignore[override]
+        return self.wires != "given"
+
+    @property
+    def scale_power(self) -> float:  # type: ignore[override]
+        return SWAPS[self.swap].power
+
+    def extra_repr(self) -> str:
+        return f"{self.kind!r}, {super().extra_repr()}, swap={self.swap!r}, wires={self.wires!r}"
+
+    def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+        n = scores.shape[-1]
+        if self.wires == "sorted":
+            keys = scores.detach() if real is None else scores.detach().masked_fill(~real, -torch.inf)
+            classes = keys.sort(dim=-1, descending=True, stable=True).indices
+        else:
+            classes = _as_given(scores, real)
+        rows = _wires_first(scores.gather(-1, classes))
+        shares = _soft_rows(self._schedule(n, k, rows.device), SWAPS[self.swap], rows, self._frozen(real, n))
+        matrix = shares.movedim(-1, 0).reshape(*scores.shape[:-1], k, n)
+        return torch.zeros_like(matrix).scatter(-1, classes[..., None, :].expand_as(matrix), matrix)
+
+    def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
+        m = scores.shape[-1]
+        wire = torch.arange(m, device=scores.device)
+        if self.wires == "given":
+            classes = _as_given(scores, real)
+            start = (classes == position[..., None]).int().argmax(-1)
+        elif self.wires == "sorted":
+            classes = wire.expand_as(scores)
+            start = position
+        else:
+            number = torch.full_like(position, m) if real is None else real.sum(-1)
+            start = KINDS[self.kind].target_wire(number)
+            # Wire w holds the w-th of the others, counted without the start wire and without the target's place.
+            other = wire - (wire > start[..., None]).long()
+            classes = other + (other >= position[..., None])
+            classes = torch.where(wire == start[..., None], position[..., None], classes)
+        arranged = scores.gather(-1, classes)
+        column = (wire == start[..., None]).to(scores.dtype)
+        inclusion = _soft_column(
+            self._schedule(m, k, scores.device),
+            SWAPS[self.swap],
+            torch.stack([_wires_first(arranged), _wires_first(column)]),
+            self._frozen(real, m),
+        )
+        inclusion = inclusion.movedim(0, -1).reshape(*scores.shape[:-1], k)
+        return _log_with_tail(inclusion, SWAPS[self.swap], scores, position, real)
+
+    def _schedule(self, n: int, k: int, device: torch.device) -> Schedule:
+        if torch.compiler.is_compiling():
+            return _schedule.__wrapped__(self.kind, n, k, device)
+        return _schedule(self.kind, n, k, device)
+
+    def _frozen(self, real: Tensor | None, n: int) -> Callable[[int, Tensor], Tensor] | None:
+        """Which comparators (layer, lower wire) -> (comparators, rows) leave padded rows as they are; None: none does."""
+        if real is None:
+            return None
+        number = real.sum(-1).reshape(-1)
+        active = KINDS[self.kind].active
+        first, end = (0, None) if active is None else active(n, number)
+
+        def frozen(layer: int, lower_wire: Tensor) -> Tensor:
+            padded = lower_wire[:, None] >= number
+            return padded if end is None else padded | (layer < first) | (layer >= end)
+
+        return frozen
+
+
+class Step(NamedTuple):
+    """One layer of the schedule.
+
+    The state before it is re-ordered by ``gather``: first the upper wires of its ``comparators`` comparators, then their
+    lower wires, then the wires that are idle now but needed later. Wires that are never needed again have gone.
+    """
+
+    layer: int
+    gather: Tensor
+    comparators: int
+    lower_wires: Tensor
+
+
+class Schedule(NamedTuple):
+    steps: tuple[Step, ...]
+    outputs: Tensor
+    """where the network's outputs stand after the last step, best first"""
+    first: Tensor
+    """the wires that are needed at all, in the order in which the state starts"""
+
+
+@lru_cache(maxsize=128)
+def _schedule(kind: str, n: int, k: int, device: torch.device) -> Schedule:
+    network = KINDS[kind].build(n, k)
+    needed = set(network.outputs)
+    orders: list[tuple[int, list[int], int]] = []
+    for layer in reversed(range(network.depth)):
+        pairs = network.layers[layer]
+        if not pairs:
+            continue
+        upper, lower = [i for i, _ in pairs], [j for _, j in pairs]
+        idle = sorted(needed.difference(upper, lower))
+        orders.append((layer, upper + lower + idle, len(pairs)))
+        needed.update(upper, lower)
+    state = sorted(needed)
+    first = torch.tensor(state, device=device)
+    steps = []
+    for layer, order, comparators in reversed(orders):
+        place = {wire: number for number, wire in enumerate(state)}
+        lower_wires = torch.tensor(order[comparators : 2 * comparators], device=device)
+        steps.append(
+            Step(layer, torch.tensor([place[wire] for wire in order], device=device), comparators, lower_wires)
+        )
+        state = order
+    place = {wire: number for number, wire in enumerate(state)}
+    return Schedule(tuple(steps), torch.tensor([place[wire] for wire in network.outputs], device=device), first)
+
+
+Frozen = Callable[[int, Tensor], Tensor] | None
+
+
+def _weights(swap: Swap, upper: Tensor, lower: Tensor, step: Step, frozen: Frozen) -> tuple[Tensor, Tensor]:
+    """The shares of the larger output that come from the upper and from the lower wire."""
+    difference = upper - lower
+    keep, cross = swap.value(difference), swap.value(-difference)
+    if frozen is not None:
+        still = frozen(step.layer, step.lower_wires)
+        keep, cross = keep.masked_fill(still, 1), cross.masked_fill(still, 0)
+    return keep, cross
+
+
+def _soft_column(schedule: Schedule, swap: Swap, state: Tensor, frozen: Frozen) -> Tensor:
+    """Pushes scores and the target's share forward: state (2, wires, rows) -> T (k, rows)."""
+    state = state.index_select(1, schedule.first)
+    for step in schedule.steps:
+        state = state.index_select(1, step.gather)
+        upper, lower, idle = state.split(
+            [step.comparators, step.comparators, state.shape[1] - 2 * step.comparators], dim=1
+        )
+        keep, cross = _weights(swap, upper[0], lower[0], step, frozen)
+        # A sum of non-negative terms: lower + keep (upper - lower) would lose the digits of small shares.
+        state = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle], dim=1)
+    return state[1].index_select(0, schedule.outputs).cumsum(0)
+
+
+def _soft_rows(schedule: Schedule, swap: Swap, scores: Tensor, frozen: Frozen) -> Tensor:
+    """P from back to front: scores (wires, rows) -> shares (k, wires, rows)."""
+    wires, rows = scores.shape
+    state = scores.index_select(0, schedule.first)
+    weights = []
+    for step in schedule.steps:
+        state = state.index_select(0, step.gather)
+        upper, lower, idle = state.split([step.comparators, step.comparators, len(state) - 2 * step.comparators])
+        keep, cross = _weights(swap, upper, lower, step, frozen)
+        weights.append((keep, cross))
+        state = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle])
+    k = len(schedule.outputs)
+    shares = scores.new_zeros(k, len(state), 1)
+    shares = shares.index_put((torch.arange(k, device=scores.device), schedule.outputs), scores.new_ones(()))
+    shares = shares.expand(-1, -1, rows)
+    width_before = [len(schedule.first)] + [len(step.gather) for step in schedule.steps]
+    for step, (keep, cross), width in reversed(list(zip(schedule.steps, weights, width_before[:-1], strict=True))):
+        larger, smaller, idle = shares.split(
+            [step.comparators, step.comparators, shares.shape[1] - 2 * step.comparators], dim=1
+        )
+        mixed = torch.cat([keep * larger + cross * smaller, cross * larger + keep * smaller, idle], dim=1)
+        shares = mixed.new_zeros(k, width, rows).index_copy(1, step.gather, mixed)
+    return shares.new_zeros(k, wires, rows).index_copy(1, schedule.first, shares)
+
+
+def _log_with_tail(inclusion: Tensor, swap: Swap, scores: Tensor, position: Tensor, real: Tensor | None) -> Tensor:
+    """log T, continued where T underflows.
+
+    Far behind, T is a product of many small shares and vanishes in floating point, and its gradient with it. To T is added
+    e^-30 times a tail that decays more slowly than T, in the distance to the j-th of the others: too little to be seen
+    above T = 1e-6, and below T = 1e-13 or so a slope that keeps the target moving.
+    """
+    k, m = inclusion.shape[-1], scores.shape[-1]
+    tiny = inclusion <= SMALLEST_T
+    log_inclusion = torch.where(tiny, -torch.inf, torch.where(tiny, 1.0, inclusion).log())
+    if m == 1:
+        return log_inclusion
+    rivals = candidates.others(scores, position)
+    if real is not None:
+        rivals = rivals.masked_fill(~candidates.others(real, position), -torch.inf)
+    rivals = rivals.topk(min(k, m - 1), dim=-1).values
+    lead = candidates.at(scores, position)[..., None] - rivals
+    lead = torch.where(lead == torch.inf, 0.0, lead)  # behind padding nobody can fall
+    tail = torch.nn.functional.pad(swap.log_tail(lead), (0, k - lead.shape[-1]), value=0.0)
+    return torch.stack([log_inclusion, tail + LOG_TAIL_WEIGHT]).logsumexp(0)
+
+
+def _as_given(scores: Tensor, real: Tensor | None) -> Tensor:
+    """The class on each wire: from the last to the first, padding at the end."""
+    n = scores.shape[-1]
+    classes = torch.arange(n - 1, -1, -1, device=scores.device).expand(scores.shape)
+    if real is None:
+        return classes
+    return classes.gather(-1, (~real).flip(-1).int().sort(dim=-1, stable=True).indices)
+
+
+def _wires_first(scores: Tensor) -> Tensor:
+    """(..., wires) -> (wires, rows): a layer then reads and writes whole contiguous rows."""
+    return scores.reshape(-1, scores.shape[-1]).t().contiguous()
