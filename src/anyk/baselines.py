@@ -89,7 +89,7 @@ class SmoothTopKLoss(_TopKLoss):
         reduction, ignore_index, weight, label_smoothing: as for ``torch.nn.CrossEntropyLoss``.
 
     Example:
-        >>> criterion = SmoothTopKLoss(k=5)
+        >>> criterion = anyk.SmoothTopKLoss(k=5)
         >>> criterion(torch.zeros(1, 10), torch.tensor([0]))
         tensor(1.3133)
 
@@ -108,12 +108,11 @@ class SmoothTopKLoss(_TopKLoss):
         weight: Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(
-            k, reduction=reduction, ignore_index=ignore_index, weight=weight, label_smoothing=label_smoothing
-        )
+        super().__init__(k, reduction=reduction, ignore_index=ignore_index, weight=weight, label_smoothing=label_smoothing)
         if not isinstance(temperature, (int, float)):
             raise TypeError(f"temperature: expected a positive number, got {temperature!r}")
-        self.temperature = checks.temperature(temperature)
+        checks.temperature(temperature)
+        self.temperature = float(temperature)
         self.margin = _margin(margin)
         if hard_threshold is not None and not hard_threshold >= 1:
             raise ValueError(f"hard_threshold: expected a number of at least 1, or None, got {hard_threshold}")
@@ -155,7 +154,7 @@ class TopKHingeLoss(_TopKLoss):
         reduction, ignore_index, weight, label_smoothing: as for ``torch.nn.CrossEntropyLoss``.
 
     Example:
-        >>> TopKHingeLoss(k=2)(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([0]))
+        >>> anyk.TopKHingeLoss(k=2)(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([0]))
         tensor(2.5000)
 
     Reference: Lapin et al., "Top-k Multiclass SVM", NeurIPS 2015 (alpha); "Loss Functions for Top-k Error", CVPR 2016 (beta).
@@ -172,9 +171,7 @@ class TopKHingeLoss(_TopKLoss):
         weight: Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(
-            k, reduction=reduction, ignore_index=ignore_index, weight=weight, label_smoothing=label_smoothing
-        )
+        super().__init__(k, reduction=reduction, ignore_index=ignore_index, weight=weight, label_smoothing=label_smoothing)
         checks.one_of("variant", variant, ("alpha", "beta"))
         self.variant = variant
         self.margin = _margin(margin)
@@ -199,7 +196,7 @@ class TruncatedTopKEntropyLoss(_TopKLoss):
         reduction, ignore_index, weight, label_smoothing: as for ``torch.nn.CrossEntropyLoss``.
 
     Example:
-        >>> TruncatedTopKEntropyLoss(k=2)(torch.tensor([[0.0, 9.0, 0.0]]), torch.tensor([0]))
+        >>> anyk.TruncatedTopKEntropyLoss(k=2)(torch.tensor([[0.0, 9.0, 0.0]]), torch.tensor([0]))
         tensor(0.6931)
 
     Reference: Lapin et al., "Loss Functions for Top-k Error: Analysis and Insights", CVPR 2016.

@@ -78,9 +78,7 @@ def select_for_probabilities(
     else:
         most = max(1, m // 2)
         least = probabilities.topk(most, dim=-1).values[..., -1:]
-        preference = detached.masked_fill(probabilities < least, -torch.inf).masked_fill(
-            probabilities > least, torch.inf
-        )
+        preference = detached.masked_fill(probabilities < least, -torch.inf).masked_fill(probabilities > least, torch.inf)
         named = preference.topk(most, dim=-1).indices
         forced = torch.where(probabilities.gather(-1, named) > 0, torch.inf, detached.gather(-1, named))
         classes = detached.scatter(-1, named, forced).topk(m, dim=-1).indices

@@ -7,6 +7,7 @@ tensors in eager mode. Elsewhere a look would stall the device or break the grap
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -17,9 +18,7 @@ _is_functorch_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tenso
 def eager(tensor: Tensor) -> bool:
     """A plain tensor in eager mode: not traced, not inside a functional transform."""
     return (
-        type(tensor) in (Tensor, torch.nn.Parameter)
-        and not torch.compiler.is_compiling()
-        and not _is_functorch_wrapped(tensor)
+        type(tensor) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling() and not _is_functorch_wrapped(tensor)
     )
 
 
@@ -28,8 +27,8 @@ def readable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and eager(tensor)
 
 
-def one_of(name: str, value: object, known: object) -> None:
-    known = list(known)  # type: ignore[call-overload]
+def one_of(name: str, value: object, known: Iterable[str]) -> None:
+    known = list(known)
     if value not in known:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}")
 
@@ -86,12 +85,10 @@ def real_classes(real: Tensor | None, k: int, rows: Tensor | None = None) -> Non
     if rows is not None:
         counts = counts[rows]
     if counts.numel() and counts.min() < k:
-        raise ValueError(
-            f"scores: expected at least k = {k} classes above -inf in every row, got {counts.min().item()}"
-        )
+        raise ValueError(f"scores: expected at least k = {k} classes above -inf in every row, got {counts.min().item()}")
 
 
-def temperature(value: object) -> object:
+def temperature(value: object) -> float | str | Tensor:
     """A positive float, a one-element floating-point tensor, or "auto"."""
     if isinstance(value, str):
         if value != "auto":

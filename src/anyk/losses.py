@@ -26,8 +26,8 @@ Distribution = Tensor | Sequence[float] | Sequence[Sequence[float]]
 
 
 def topk_cross_entropy(
-    scores: Float[Tensor, "batch n *d"],
-    target: Int[Tensor, batch *d] | Float[Tensor, "batch n *d"],
+    scores: Float[Tensor, "batch n ..."],
+    target: Int[Tensor, "batch ..."] | Float[Tensor, "batch n ..."],
     p_k: Distribution,
     operator: Operator | None = None,
     *,
@@ -70,8 +70,8 @@ def topk_cross_entropy(
 
     Example:
         >>> scores = torch.tensor([[2.0, 1.0, 0.5, 0.0], [0.0, 0.5, 1.0, 2.0]])
-        >>> topk_cross_entropy(scores, torch.tensor([1, 3]), [0.5, 0.5], LapSum())
-        tensor(0.6476)
+        >>> anyk.topk_cross_entropy(scores, torch.tensor([1, 3]), [0.5, 0.5], anyk.LapSum())
+        tensor(0.7022)
 
     Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022, equations 2 and 4.
     """
@@ -151,7 +151,7 @@ class TopKCrossEntropyLoss(nn.Module):
         scores (B, n), (n,) or (B, n, d1, …); target class indices (B,), (), (B, d1, …), or probabilities like scores.
 
     Example:
-        >>> criterion = TopKCrossEntropyLoss([0.5, 0, 0, 0, 0.5], m=16)
+        >>> criterion = anyk.TopKCrossEntropyLoss([0.5, 0, 0, 0, 0.5], m=16)
         >>> scores = torch.randn(8, 100, requires_grad=True)
         >>> criterion(scores, torch.randint(100, (8,))).backward()
     """
@@ -306,9 +306,7 @@ def over_targets(
     target = checks.tensor("target", target)
     if weight is not None:
         if weight.shape != (shape.classes,):
-            raise ValueError(
-                f"weight: expected shape ({shape.classes},), one for each class, got {tuple(weight.shape)}"
-            )
+            raise ValueError(f"weight: expected shape ({shape.classes},), one for each class, got {tuple(weight.shape)}")
         weight = weight.to(dtype=working_dtype(scores))
     if target.dtype.is_floating_point:
         _check_probabilities(target, scores, ignore_index)
@@ -354,20 +352,21 @@ def _index_losses(
     least: int,
     sort: bool,
 ) -> Tensor:
+    if not (checks.readable(valid) and bool(valid.all())):
+        # Whatever an ignored row holds, NaN included, must not reach a gradient.
+        rows = torch.where(valid[:, None], rows, 0)
     kept = candidates.select(rows, target, m, sort=sort)
     real = real_mask(kept.scores)
     checks.real_classes(real, least, valid)
     if real is not None and checks.readable(real) and not bool((candidates.at(real, kept.position) | ~valid).all()):
         raise ValueError("target: expected classes that are not padding, got one whose score is -inf")
-    # Whatever an ignored row holds, NaN included, must not reach a gradient.
-    scores = torch.where(valid[:, None], kept.scores, 0)
 
     def cross_entropy() -> Tensor:
         return functional.cross_entropy(
             rows.to(working_dtype(rows)), torch.where(valid, target, -100), reduction="none", ignore_index=-100
         )
 
-    return torch.where(valid, example_losses(Rows(scores, kept.position, target, cross_entropy)), 0)
+    return torch.where(valid, example_losses(Rows(kept.scores, kept.position, target, cross_entropy)), 0)
 
 
 def _expected_losses(

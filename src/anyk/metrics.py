@@ -22,7 +22,7 @@ def target_ranks(scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"
         target: class indices.
 
     Example:
-        >>> target_ranks(torch.tensor([[0.1, 0.7, 0.7], [0.5, 0.3, 0.2]]), torch.tensor([1, 0]))
+        >>> anyk.target_ranks(torch.tensor([[0.1, 0.7, 0.7], [0.5, 0.3, 0.2]]), torch.tensor([1, 0]))
         tensor([2, 1])
     """
     scores = checks.scores(scores).detach()
@@ -45,7 +45,7 @@ def topk_hits(
         ``{k: count}``, each a tensor with one integer, on the device of the scores.
 
     Example:
-        >>> topk_hits(torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.3, 0.2]]), torch.tensor([1, 2]), ks=(1, 2))
+        >>> anyk.topk_hits(torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.3, 0.2]]), torch.tensor([1, 2]), ks=(1, 2))
         {1: tensor(0), 2: tensor(1)}
     """
     ks = [checks.count("ks", k, 1, 2**63 - 1, "the largest integer") for k in ks]
@@ -67,7 +67,7 @@ def topk_accuracy(
         ``{k: fraction}``, each a tensor with one number; NaN for an empty batch.
 
     Example:
-        >>> topk_accuracy(torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.3, 0.2]]), torch.tensor([1, 2]), ks=(1, 2))
+        >>> anyk.topk_accuracy(torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.3, 0.2]]), torch.tensor([1, 2]), ks=(1, 2))
         {1: tensor(0.), 2: tensor(0.5000)}
     """
     return {k: hits / target.numel() for k, hits in topk_hits(scores, target, ks).items()}

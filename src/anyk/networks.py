@@ -32,8 +32,7 @@ class Network:
         outputs: the wires on which the best, the second best, … value ends.
 
     Example:
-        >>> from anyk import networks
-        >>> net = networks.splitter(16, 5)
+        >>> net = anyk.networks.splitter(16, 5)
         >>> net.depth, net.size, net.outputs[:2]
         (10, 48, (0, 1))
     """
@@ -127,7 +126,7 @@ def odd_even(n: int) -> Network:
     """Odd-even transposition sort: n layers of neighbours, alternating.
 
     Example:
-        >>> odd_even(4).layers[0]
+        >>> anyk.networks.odd_even(4).layers[0]
         ((0, 1), (2, 3))
     """
     _check_wires(n)
@@ -141,7 +140,7 @@ def bitonic(n: int) -> Network:
     """Batcher's bitonic sorting network, for any n: p(p+1)/2 layers with p = ceil(log2 n).
 
     Example:
-        >>> bitonic(10450).depth
+        >>> anyk.networks.bitonic(10450).depth
         105
     """
     _check_wires(n)
@@ -157,7 +156,7 @@ def splitter(n: int, k: int) -> Network:
     This is repeated, from rank k-1 down to 0, until every rank below k has one wire.
 
     Example:
-        >>> splitter(1024, 5).depth, splitter(1024, 5).packed().depth
+        >>> anyk.networks.splitter(1024, 5).depth, anyk.networks.splitter(1024, 5).packed().depth
         (22, 21)
 
     Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022, appendix B.
@@ -209,7 +208,7 @@ def selection(n: int, k: int, kind: str = "bitonic") -> Network:
         kind: ``"bitonic"`` (Wah and Chen), ``"odd_even_merge"`` or ``"pairwise"`` (Zazon-Ivry and Codish).
 
     Example:
-        >>> [selection(1024, 5, kind).depth for kind in ("bitonic", "odd_even_merge", "pairwise")]
+        >>> [anyk.networks.selection(1024, 5, kind).depth for kind in ("bitonic", "odd_even_merge", "pairwise")]
         [34, 34, 34]
     """
     _check_wires(n, k)
@@ -254,11 +253,9 @@ def _odd_even_merge_layer(wires: Iterable[int], half: int, width: int) -> list[C
     layer = []
     for i in range(len(wires) - width):
         offset = i % size
-        if width == half:
-            paired = offset < half
-        else:
-            paired = offset + width < size and (offset // width) % 2 == 1
-        if paired:
+        compares_runs = width == half and offset < half
+        compares_within = width < half and offset + width < size and (offset // width) % 2 == 1
+        if compares_runs or compares_within:
             layer.append((wires[i], wires[i + width]))
     return layer
 
@@ -281,19 +278,14 @@ def _odd_even_selection(p: int, block: int) -> Selected:
     for step in range(block, p):
         pairs = _block_pairs(p, block, step)
         for exponent in range(block, -1, -1):
-            layers.append(
-                [pair for a, b in pairs for pair in _odd_even_merge_layer([*a, *b], 1 << block, 1 << exponent)]
-            )
+            layers.append([pair for a, b in pairs for pair in _odd_even_merge_layer([*a, *b], 1 << block, 1 << exponent)])
     return layers, list(range(1 << block))
 
 
 def _block_pairs(p: int, block: int, step: int) -> list[tuple[range, range]]:
     """The sorted blocks that the merge after ``step`` doublings brings together; the best stay in the first."""
     size, apart = 1 << block, 1 << step
-    return [
-        (range(start, start + size), range(start + apart, start + apart + size))
-        for start in range(0, 1 << p, 2 * apart)
-    ]
+    return [(range(start, start + size), range(start + apart, start + apart + size)) for start in range(0, 1 << p, 2 * apart)]
 
 
 def _pairwise_selection(p: int, block: int) -> Selected:
@@ -307,8 +299,8 @@ def _pairwise_selection(p: int, block: int) -> Selected:
         layers: list[list[Comparator]] = [list(zip(winners, losers, strict=True))]
         upper, best = select(winners, min(k, len(winners)))
         lower, rest = select(losers, min(k // 2, len(losers))) if k > 1 else ([], [])
-        for both in zip_longest(upper, lower, fillvalue=[]):
-            layers.append([pair for part in both for pair in part])
+        for winners_layer, losers_layer in zip_longest(upper, lower, fillvalue=()):
+            layers.append([*winners_layer, *losers_layer])
         for width in (1 << exponent for exponent in reversed(range(_log2_ceil(len(best))))):
             layers.append([(loser, best[i + width]) for i, loser in enumerate(rest) if i + width < len(best)])
         merged = [wire for pair in zip_longest(best, rest) for wire in pair if wire is not None]

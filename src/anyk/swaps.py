@@ -81,7 +81,7 @@ def _cauchy_derivative(v: Tensor) -> Tensor:
 
 
 def _gaussian(v: Tensor) -> Tensor:
-    return torch.special.ndtr(v)
+    return torch.erfc(v * -math.sqrt(0.5)) / 2  # torch.special.ndtr is 0 from v = -8.3 on
 
 
 def _gaussian_derivative(v: Tensor) -> Tensor:
@@ -90,7 +90,8 @@ def _gaussian_derivative(v: Tensor) -> Tensor:
 
 def _reciprocal(v: Tensor) -> Tensor:
     tail = 1 / (2 + v.abs())
-    return torch.where(v < 0, tail, 1 - tail)
+    middle = (v / (2 + v.abs()) + 1) / 2  # its slope at 0 survives autograd, the tail's does not
+    return torch.where(v.abs() < 1, middle, torch.where(v < 0, tail, 1 - tail))
 
 
 def _reciprocal_derivative(v: Tensor) -> Tensor:

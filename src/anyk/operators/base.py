@@ -83,9 +83,7 @@ class Operator(nn.Module):
             probabilities = exact + (probabilities - probabilities.detach())
         return probabilities
 
-    def inclusion(
-        self, scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"], k: int
-    ) -> Float[Tensor, "*batch k"]:
+    def inclusion(self, scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"], k: int) -> Float[Tensor, "*batch k"]:
         """The probability that the target is among the first 1, …, k classes.
 
         Args:
@@ -167,9 +165,7 @@ def spread(scores: Tensor, position: Tensor | None, real: Tensor | None) -> Tens
         counted = counted & (place != position[..., None])
     number = counted.sum(-1, keepdim=True).clamp(min=1)
     kept = scores.masked_fill(~counted, 0)
-    deviation = (kept - kept.sum(-1, keepdim=True) / number).abs().masked_fill(~counted, 0).sum(
-        -1, keepdim=True
-    ) / number
+    deviation = (kept - kept.sum(-1, keepdim=True) / number).abs().masked_fill(~counted, 0).sum(-1, keepdim=True) / number
     rounding = 8 * torch.finfo(scores.dtype).eps * kept.abs().amax(-1, keepdim=True)
     return torch.where(deviation > rounding, deviation, torch.ones_like(deviation))
 

@@ -25,7 +25,7 @@ class KSubset(Operator):
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])
-        >>> KSubset()(scores, k=1)
+        >>> anyk.KSubset()(scores, k=1)
         tensor([[0.0900, 0.6652, 0.2447]])
     """
 
@@ -52,11 +52,14 @@ def log_polynomial_ratios(scores: Tensor, real: Tensor | None, k: int) -> Tensor
     Ratios past the number of real scores are LOG_ZERO: there E_j = 0.
     """
     n = scores.shape[-1]
-    if k > 1 and math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(max(n - k, 0) + 1) > 60:
-        # binomial coefficients beyond float32
+    if n == 0:
+        return scores.new_full((*scores.shape[:-1], k), LOG_ZERO)
+    size = min(k, n // 2)
+    log_subsets = math.lgamma(n + 1) - math.lgamma(size + 1) - math.lgamma(n - size + 1)
+    if scores.dtype != torch.float64 and log_subsets > 60:  # beyond float32
         return log_polynomial_ratios(scores.double(), real, k).to(scores.dtype)
     ratios = []
-    subsets = torch.ones_like(scores[..., :1]).expand(*scores.shape[:-1], n + 1)
+    subsets = scores.new_ones(()).expand(*scores.shape[:-1], n + 1)
     for j in range(min(k, n)):
         weights = (scores[..., j:] - scores[..., j : j + 1]).exp()
         if real is not None:
@@ -70,9 +73,7 @@ def log_polynomial_ratios(scores: Tensor, real: Tensor | None, k: int) -> Tensor
             ratio = torch.where(exists, scores[..., j] + safe.log(), LOG_ZERO)
         ratios.append(ratio)
         subsets = grown
-    ratios += [torch.full_like(scores[..., 0], LOG_ZERO)] * (k - n) if n else []
-    if not ratios:  # no score at all
-        return scores.new_full((*scores.shape[:-1], k), LOG_ZERO)
+    ratios += [torch.full_like(scores[..., 0], LOG_ZERO)] * (k - n)
     return torch.stack(ratios, -1)
 
 

@@ -24,8 +24,8 @@ class LapSum(Operator):
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])
-        >>> LapSum().inclusion(scores, torch.tensor(1), k=3)
-        tensor([0.6421, 0.8934, 1.0000])
+        >>> anyk.LapSum().inclusion(scores, torch.tensor(1), k=3)
+        tensor([0.6453, 0.9046, 1.0000])
 
     Reference: Struski et al., "LapSum - One Method to Differentiate Them All: Ranking, Sorting and Top-k Selection", 2025.
     """

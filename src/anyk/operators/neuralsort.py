@@ -21,7 +21,7 @@ class NeuralSort(Operator):
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])
-        >>> NeuralSort(temperature=0.1)(scores, k=2).round()
+        >>> anyk.NeuralSort(temperature=0.1)(scores, k=2).round()
         tensor([[0., 1., 0.],
                 [0., 0., 1.]])
 

@@ -31,10 +31,10 @@ class SinkhornSort(Operator):
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])
-        >>> SinkhornSort()(scores, k=3)
-        tensor([[0.0210, 0.8571, 0.1219],
-                [0.1219, 0.1219, 0.7562],
-                [0.8571, 0.0210, 0.1219]])
+        >>> anyk.SinkhornSort()(scores, k=3)
+        tensor([[0.0138, 0.7530, 0.2332],
+                [0.2332, 0.2332, 0.5336],
+                [0.7530, 0.0138, 0.2332]])
 
     Reference: Cuturi et al., "Differentiable Ranking and Sorting using Optimal Transport", NeurIPS 2019.
     """
@@ -151,9 +151,7 @@ def _start(scores: Tensor, anchors: Tensor, home: Tensor, used: Tensor) -> Tenso
     return pad(up, (1, 0)) - pad(down, (0, 1))
 
 
-def _newton_step(
-    kernel: Tensor, masses: Tensor, used: Tensor, present: Tensor, potentials: Tensor
-) -> tuple[Tensor, Tensor]:
+def _newton_step(kernel: Tensor, masses: Tensor, used: Tensor, present: Tensor, potentials: Tensor) -> tuple[Tensor, Tensor]:
     """The step that makes the row sums equal the masses to first order, and the largest error before it.
 
     Columns are normalised exactly (a softmax over the ranks), so the row sums' derivative by the potentials is the graph

@@ -22,7 +22,7 @@ class SoftSort(Operator):
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])
-        >>> SoftSort(temperature=0.1).inclusion(scores, torch.tensor(2), k=2).round()
+        >>> anyk.SoftSort(temperature=0.1).inclusion(scores, torch.tensor(2), k=2).round()
         tensor([0., 1.])
 
     Reference: Prillo and Eisenschlos, "SoftSort: A Continuous Relaxation for the argsort Operator", ICML 2020.

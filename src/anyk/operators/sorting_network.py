@@ -85,7 +85,7 @@ class SortingNetwork(Operator):
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0, 0.0])
-        >>> SortingNetwork("splitter", temperature=0.1).inclusion(scores, torch.tensor(2), k=2).round()
+        >>> anyk.SortingNetwork("splitter", temperature=0.1).inclusion(scores, torch.tensor(2), k=2).round()
         tensor([0., 1.])
 
     Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022.
@@ -216,9 +216,7 @@ def _schedule(kind: str, n: int, k: int, device: torch.device) -> Schedule:
     for layer, order, comparators in reversed(orders):
         place = {wire: number for number, wire in enumerate(state)}
         lower_wires = torch.tensor(order[comparators : 2 * comparators], device=device)
-        steps.append(
-            Step(layer, torch.tensor([place[wire] for wire in order], device=device), comparators, lower_wires)
-        )
+        steps.append(Step(layer, torch.tensor([place[wire] for wire in order], device=device), comparators, lower_wires))
         state = order
     place = {wire: number for number, wire in enumerate(state)}
     return Schedule(tuple(steps), torch.tensor([place[wire] for wire in network.outputs], device=device), first)
@@ -237,14 +235,22 @@ def _weights(swap: Swap, upper: Tensor, lower: Tensor, step: Step, frozen: Froze
     return keep, cross
 
 
+def _parts(state: Tensor, step: Step, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Upper wires, lower wires, idle wires."""
+    pairs = step.comparators
+    return (
+        state.narrow(dim, 0, pairs),
+        state.narrow(dim, pairs, pairs),
+        state.narrow(dim, 2 * pairs, state.shape[dim] - 2 * pairs),
+    )
+
+
 def _soft_column(schedule: Schedule, swap: Swap, state: Tensor, frozen: Frozen) -> Tensor:
     """Pushes scores and the target's share forward: state (2, wires, rows) -> T (k, rows)."""
     state = state.index_select(1, schedule.first)
     for step in schedule.steps:
         state = state.index_select(1, step.gather)
-        upper, lower, idle = state.split(
-            [step.comparators, step.comparators, state.shape[1] - 2 * step.comparators], dim=1
-        )
+        upper, lower, idle = _parts(state, step, dim=1)
         keep, cross = _weights(swap, upper[0], lower[0], step, frozen)
         # A sum of non-negative terms: lower + keep (upper - lower) would lose the digits of small shares.
         state = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle], dim=1)
@@ -258,7 +264,7 @@ def _soft_rows(schedule: Schedule, swap: Swap, scores: Tensor, frozen: Frozen) -
     weights = []
     for step in schedule.steps:
         state = state.index_select(0, step.gather)
-        upper, lower, idle = state.split([step.comparators, step.comparators, len(state) - 2 * step.comparators])
+        upper, lower, idle = _parts(state, step, dim=0)
         keep, cross = _weights(swap, upper, lower, step, frozen)
         weights.append((keep, cross))
         state = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle])
@@ -268,9 +274,7 @@ def _soft_rows(schedule: Schedule, swap: Swap, scores: Tensor, frozen: Frozen) -
     shares = shares.expand(-1, -1, rows)
     width_before = [len(schedule.first)] + [len(step.gather) for step in schedule.steps]
     for step, (keep, cross), width in reversed(list(zip(schedule.steps, weights, width_before[:-1], strict=True))):
-        larger, smaller, idle = shares.split(
-            [step.comparators, step.comparators, shares.shape[1] - 2 * step.comparators], dim=1
-        )
+        larger, smaller, idle = _parts(shares, step, dim=1)
         mixed = torch.cat([keep * larger + cross * smaller, cross * larger + keep * smaller, idle], dim=1)
         shares = mixed.new_zeros(k, width, rows).index_copy(1, step.gather, mixed)
     return shares.new_zeros(k, wires, rows).index_copy(1, schedule.first, shares)

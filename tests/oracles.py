@@ -1,0 +1,131 @@
+"""Slow, obvious references. Plain Python or one-line torch, nothing shared with the library."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+
+def run_network(network, values: list) -> list:
+    """What a network does to plain numbers."""
+    values = list(values)
+    for layer in network.layers:
+        for i, j in layer:
+            if values[i] < values[j]:
+                values[i], values[j] = values[j], values[i]
+    return [values[wire] for wire in network.outputs]
+
+
+def soft_network(network, scores: list[float], swap, scale: float) -> list[list[float]]:
+    """P of a soft network, comparator by comparator, with one share for each (wire, class)."""
+    n = network.n
+    values = [float(s) for s in scores]
+    shares = [[float(wire == c) for c in range(n)] for wire in range(n)]
+    for layer in network.layers:
+        for i, j in layer:
+            alpha = swap((values[i] - values[j]) / scale)
+            a, b = values[i], values[j]
+            values[i], values[j] = alpha * a + (1 - alpha) * b, (1 - alpha) * a + alpha * b
+            p, q = shares[i], shares[j]
+            shares[i] = [alpha * x + (1 - alpha) * y for x, y in zip(p, q, strict=True)]
+            shares[j] = [(1 - alpha) * x + alpha * y for x, y in zip(p, q, strict=True)]
+    return [shares[wire] for wire in network.outputs]
+
+
+SWAPS = {
+    "logistic": lambda v: 1 / (1 + math.exp(-v)),
+    "logistic_art": lambda v: 1 / (1 + math.exp(-math.copysign(math.sqrt(abs(v)), v))),
+    "cauchy": lambda v: 0.5 + math.atan(v) / math.pi,
+    "gaussian": lambda v: 0.5 * (1 + math.erf(v / math.sqrt(2))),
+    "reciprocal": lambda v: (v / (2 + abs(v)) + 1) / 2,
+    "optimal": lambda v: v + 0.5 if abs(v) <= 0.25 else (1 - 1 / (16 * v) if v > 0 else -1 / (16 * v)),
+}
+
+
+def neuralsort(scores: list[float], t: float) -> list[list[float]]:
+    n = len(scores)
+    rows = []
+    for r in range(1, n + 1):
+        exponents = [((n + 1 - 2 * r) * scores[c] - sum(abs(scores[c] - scores[j]) for j in range(n))) / t for c in range(n)]
+        rows.append(softmax(exponents))
+    return rows
+
+
+def softsort(scores: list[float], t: float, power: float = 1.0) -> list[list[float]]:
+    ordered = sorted(scores, reverse=True)
+    return [softmax([-(abs(best - s) ** power) / t for s in scores]) for best in ordered]
+
+
+def softmax(exponents: list[float]) -> list[float]:
+    top = max(exponents)
+    weights = [math.exp(e - top) for e in exponents]
+    return [w / sum(weights) for w in weights]
+
+
+def lapsum_inclusion(scores: list[float], t: float, j: int) -> list[float]:
+    """T_j of every class, the threshold by bisection."""
+    if j == len(scores):
+        return [1.0] * j
+
+    def cdf(x: float) -> float:
+        return 0.5 * math.exp(x) if x < 0 else 1 - 0.5 * math.exp(-x)
+
+    low, high = min(scores) - 100 * t, max(scores) + 100 * t
+    for _ in range(200):
+        middle = (low + high) / 2
+        if sum(cdf((s - middle) / t) for s in scores) > j:
+            low = middle
+        else:
+            high = middle
+    return [cdf((s - low) / t) for s in scores]
+
+
+def ksubset_inclusion(scores: list[float], t: float, j: int) -> list[float]:
+    """T_j of every class, by enumeration of all j-subsets."""
+    subsets = list(itertools.combinations(range(len(scores)), j))
+    weights = softmax([sum(scores[c] for c in subset) / t for subset in subsets])
+    return [sum(w for w, subset in zip(weights, subsets, strict=True) if c in subset) for c in range(len(scores))]
+
+
+def sinkhorn_plan(scores: Tensor, t: float, iterations: int = 20000) -> Tensor:
+    """P by plain log-domain Sinkhorn iterations, in float64."""
+    n = len(scores)
+    anchors = -torch.arange(1, n + 1, dtype=torch.float64)
+    log_kernel = -((scores.double()[None, :] - anchors[:, None]) ** 2) / t
+    f, g = torch.zeros(n, 1, dtype=torch.float64), torch.zeros(1, n, dtype=torch.float64)
+    for _ in range(iterations):
+        f = -torch.logsumexp(log_kernel + g, 1, keepdim=True)
+        g = -torch.logsumexp(log_kernel + f, 0, keepdim=True)
+    return (log_kernel + f + g).exp()
+
+
+def smooth_topk(scores: list[float], y: int, k: int, t: float, margin: float = 1.0) -> float:
+    """The smooth top-k SVM loss by enumeration of all k-subsets."""
+
+    def log_sum(values: list[float]) -> float:
+        top = max(values)
+        return top + math.log(sum(math.exp(v - top) for v in values))
+
+    everything, right = [], []
+    for subset in itertools.combinations(range(len(scores)), k):
+        mean = sum(scores[c] for c in subset) / k
+        everything.append(((y not in subset) * margin + mean) / t)
+        if y in subset:
+            right.append(mean / t)
+    return t * (log_sum(everything) - log_sum(right))
+
+
+def topk_loss(inclusion: list[float], softmax_y: float, p_k: list[float], top1: str) -> float:
+    """The loss of one example from T_1..T_k, as the formulae have it."""
+    k = len(p_k)
+    if top1 == "operator":
+        return -math.log(min(1.0, sum(p_k[j] * inclusion[j] for j in range(k))))
+    later = sum(p_k[j] * inclusion[j] for j in range(1, k))
+    if top1 == "mixed":
+        return -math.log(min(1.0, p_k[0] * softmax_y + later))
+    rest = 1 - p_k[0]
+    second = rest * math.log(min(1.0, later / rest)) if rest > 1e-12 else 0.0
+    return -p_k[0] * math.log(softmax_y) - second

@@ -1,0 +1,133 @@
+"""Baselines: against enumeration and against their formulae, with CrossEntropyLoss's manners."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.functional import cross_entropy
+
+import oracles
+from anyk import SmoothTopKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
+from strategies import rows
+
+LOSSES = [
+    SmoothTopKLoss(3, 0.7),
+    SmoothTopKLoss(2, hard_threshold=None),
+    TopKHingeLoss(3),
+    TopKHingeLoss(3, "beta"),
+    TruncatedTopKEntropyLoss(3),
+]
+every_loss = pytest.mark.parametrize("criterion", LOSSES, ids=lambda c: repr(c).split(", reduction")[0])
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows(min_size=2, max_size=8), st.data())
+def test_smooth_topk_against_enumeration(row, data):
+    n = len(row.scores)
+    k, y = data.draw(st.integers(1, n)), data.draw(st.integers(0, n - 1))
+    t = data.draw(st.sampled_from([0.1, 1.0, 3.0]))
+    expected = oracles.smooth_topk(row.scores.tolist(), y, k, t)
+    actual = SmoothTopKLoss(k, t, hard_threshold=None)(row.scores, torch.tensor(y))
+    assert actual.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_smooth_topk_switches_to_the_hard_loss():
+    target = torch.tensor([3])
+    near = torch.tensor([[1.0, 0.9, 0.8, 0.7]])
+    far = torch.tensor([[50.0, 40.0, -9.0, -9.5]])
+    smooth = SmoothTopKLoss(2, hard_threshold=None)
+    switching = SmoothTopKLoss(2)
+    assert smooth(near, target) == switching(near, target)
+    assert switching(far, target) == 1 + (40.0 + 9.5) / 2
+    torch.testing.assert_close(switching(far, target), smooth(far, target), rtol=0, atol=0.01)
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows(min_size=2, max_size=8), st.data())
+def test_hinge_and_entropy_against_their_formulae(row, data):
+    n = len(row.scores)
+    k, y = data.draw(st.integers(1, n)), data.draw(st.integers(0, n - 1))
+    scores = row.scores.tolist()
+    margins = sorted((s - scores[y] + (c != y) for c, s in enumerate(scores)), reverse=True)
+    target = torch.tensor(y)
+    assert TopKHingeLoss(k)(row.scores, target).item() == pytest.approx(max(0, sum(margins[:k]) / k))
+    assert TopKHingeLoss(k, "beta")(row.scores, target).item() == pytest.approx(sum(max(0, b) for b in margins[:k]) / k)
+    others = sorted((s for c, s in enumerate(scores) if c != y), reverse=True)
+    leads = [0.0, *(s - scores[y] for s in others[k - 1 :])]
+    expected = torch.tensor(leads, dtype=torch.float64).logsumexp(0)
+    assert TruncatedTopKEntropyLoss(k)(row.scores, target).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_truncated_entropy_for_one_is_cross_entropy():
+    scores, target = torch.randn(5, 7), torch.randint(7, (5,))
+    torch.testing.assert_close(TruncatedTopKEntropyLoss(1)(scores, target), cross_entropy(scores, target))
+
+
+@every_loss
+def test_manners(criterion):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(4, 6, 2, dtype=torch.float64, generator=generator)
+    target = torch.randint(6, (4, 2), generator=generator)
+    weight = torch.rand(6, dtype=torch.float64, generator=generator)
+
+    def variant(**settings):
+        other = copy.deepcopy(criterion)
+        for key, value in settings.items():
+            setattr(other, key, value)
+        return other
+
+    plain = variant(reduction="none")(scores, target)
+    assert plain.shape == (4, 2)
+    assert (plain >= 0).all()
+    torch.testing.assert_close(criterion(scores, target), plain.mean())
+    torch.testing.assert_close(plain[1, 1], criterion(scores[1, :, 1], target[1, 1]))
+    torch.testing.assert_close(variant(reduction="none", weight=weight)(scores, target), plain * weight[target])
+    ignoring = target.clone()
+    ignoring[0, 0] = -100
+    assert variant(reduction="none")(scores, ignoring)[0, 0] == 0
+    q = torch.nn.functional.one_hot(target, 6).movedim(-1, 1).double()
+    torch.testing.assert_close(variant(reduction="none")(scores, q), plain)
+    padded = torch.cat([scores, torch.full((4, 2, 2), -torch.inf, dtype=torch.float64)], 1).requires_grad_()
+    losses = variant(reduction="none")(padded, target)
+    torch.testing.assert_close(losses, plain)
+    (gradient,) = torch.autograd.grad(losses.sum(), padded)
+    assert gradient.isfinite().all()
+    assert torch.equal(pickle.loads(pickle.dumps(criterion))(scores, target), criterion(scores, target))
+    assert criterion(scores.half(), target).dtype == torch.float32
+
+
+@every_loss
+def test_gradients(criterion):
+    scores = torch.randn(3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    target = torch.tensor([0, 3, 6])
+    assert gradcheck(lambda s: criterion(s, target), (scores,))
+    assert gradgradcheck(lambda s: criterion(s, target), (scores,))
+
+
+@every_loss
+def test_far_behind_still_pulls(criterion):
+    scores = torch.tensor([[9.0, 8.0, 7.0, 6.0, -1e4]]).requires_grad_()
+    (gradient,) = torch.autograd.grad(criterion(scores, torch.tensor([4])), scores)
+    assert gradient[0, 4] <= -1e-3
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: SmoothTopKLoss(0), ValueError, "k: .* got 0"),
+        (lambda: SmoothTopKLoss(2, 0), ValueError, "temperature: expected a positive, finite number, got 0"),
+        (lambda: SmoothTopKLoss(2, "auto"), TypeError, "temperature: expected a positive number, got 'auto'"),
+        (lambda: SmoothTopKLoss(2, hard_threshold=0.5), ValueError, "hard_threshold: .* got 0.5"),
+        (lambda: TopKHingeLoss(2, "gamma"), ValueError, "variant: expected one of 'alpha', 'beta', got 'gamma'"),
+        (lambda: TopKHingeLoss(2, margin=-1), ValueError, "margin: .* got -1"),
+        (lambda: TruncatedTopKEntropyLoss(5)(torch.zeros(1, 4), torch.tensor([0])), ValueError, "k: .* = 4, got 5"),
+        (lambda: TruncatedTopKEntropyLoss(2)(torch.zeros(1, 4), torch.tensor([7])), ValueError, "target: .* got 7"),
+    ],
+)
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

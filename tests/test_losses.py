@@ -1,0 +1,564 @@
+"""The loss: its three formulae, what it shares with CrossEntropyLoss, P_K in all its shapes, bad input."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.functional import cross_entropy
+
+import anyk
+import oracles
+from anyk import TopKCrossEntropyLoss, topk_cross_entropy
+from strategies import distributions, is_doubly_stochastic, name, operators, rows
+
+MODES = ("separate", "mixed", "operator")
+modes = pytest.mark.parametrize("top1", MODES)
+every_operator = pytest.mark.parametrize("operator", operators(wires=("target", "given")), ids=name)
+few_operators = pytest.mark.parametrize(
+    "operator", [anyk.LapSum(), anyk.KSubset(0.5), anyk.SortingNetwork(), anyk.SinkhornSort()], ids=name
+)
+P_K = [0.2] * 5
+
+
+def batch(rows=6, n=9, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(rows, n, dtype=dtype, generator=generator) * 1.5
+    return scores, torch.randint(n, (rows,), generator=generator)
+
+
+# ---- the formulae -------------------------------------------------------------------------------------------------------
+
+
+@modes
+@every_operator
+@settings(max_examples=6, deadline=None)
+@given(row=rows(min_size=3, max_size=8), data=st.data())
+def test_loss_is_the_formula(operator, top1, row, data):
+    n = len(row.scores)
+    p_k = data.draw(distributions(n))
+    target = data.draw(st.integers(0, n - 1))
+    inclusion = operator.inclusion(row.scores, torch.tensor(target), len(p_k)).tolist()
+    softmax = row.scores.softmax(-1)[target].item()
+    expected = oracles.topk_loss(inclusion, softmax, p_k, top1)
+    actual = topk_cross_entropy(row.scores, torch.tensor(target), p_k, operator, top1=top1)
+    assert actual.item() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert actual >= 0
+
+
+@modes
+@few_operators
+def test_truncated_loss_is_the_loss_of_the_candidates(operator, top1):
+    scores, target = batch(n=20, dtype=torch.float64)
+    losses = topk_cross_entropy(scores, target, P_K, operator, m=8, top1=top1, softmax_over="candidates", reduction="none")
+    for row, y, loss in zip(scores, target.tolist(), losses, strict=True):
+        kept = [c for c in row.argsort(descending=True).tolist() if c != y][:7]
+        short = row[[*kept, y]]
+        expected = topk_cross_entropy(short, torch.tensor(7), P_K, operator, top1=top1)
+        torch.testing.assert_close(loss, expected)
+    if top1 != "operator":
+        over_all = topk_cross_entropy(scores, target, P_K, operator, m=8, top1=top1, reduction="none")
+        assert (over_all > losses).all()  # more classes in the softmax
+    whole = topk_cross_entropy(scores, target, P_K, operator, m=20, top1=top1)
+    torch.testing.assert_close(whole, topk_cross_entropy(scores, target, P_K, operator, top1=top1))
+
+
+@pytest.mark.parametrize("top1", ["separate", "mixed"])
+@pytest.mark.parametrize("p_k", [[1.0], [1.0, 0.0, 0.0], torch.tensor([1.0, 0.0, 0.0])])
+def test_top1_alone_is_cross_entropy_exactly(top1, p_k):
+    scores, target = batch(rows=50, n=30)
+    target[3] = -100
+    weight = torch.rand(30)
+    probabilities = torch.randn(50, 30).softmax(-1)
+    for kwargs in ({}, {"weight": weight}, {"label_smoothing": 0.1}, {"reduction": "sum"}, {"reduction": "none"}):
+        for goal in (target, probabilities):
+            if isinstance(p_k, torch.Tensor) and ("label_smoothing" in kwargs or goal is probabilities):
+                continue  # a tensor is not searched for zeros: there equal up to rounding only
+            ours, theirs = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+            expected = cross_entropy(theirs, goal, **kwargs)
+            actual = topk_cross_entropy(ours, goal, p_k, top1=top1, **kwargs)
+            tolerance = {"rtol": 1e-6, "atol": 1e-7} if isinstance(p_k, torch.Tensor) else {"rtol": 0, "atol": 0}
+            torch.testing.assert_close(actual, expected, **tolerance)
+            actual.sum().backward()
+            expected.sum().backward()
+            torch.testing.assert_close(ours.grad, theirs.grad, **tolerance)
+
+
+@modes
+@every_operator
+def test_loss_does_not_depend_on_the_order_of_the_classes(operator, top1):
+    if getattr(operator, "wires", "") == "given":
+        pytest.skip("the given order is what this policy is about")
+    scores, target = batch(n=12, dtype=torch.float64)
+    order = torch.randperm(12)
+    moved = order.argsort()[target]
+    for m in (None, 7):
+        torch.testing.assert_close(
+            topk_cross_entropy(scores[:, order], moved, P_K, operator, m=m, top1=top1),
+            topk_cross_entropy(scores, target, P_K, operator, m=m, top1=top1),
+        )
+
+
+@modes
+@every_operator
+def test_loss_does_not_depend_on_a_shift(operator, top1):
+    scores, target = batch(dtype=torch.float64)
+    torch.testing.assert_close(
+        topk_cross_entropy(scores + 31.0, target, P_K, operator, top1=top1),
+        topk_cross_entropy(scores, target, P_K, operator, top1=top1),
+    )
+
+
+@modes
+@every_operator
+def test_perfect_prediction_costs_nothing(operator, top1):
+    cold = copy.deepcopy(operator)
+    cold.temperature = 1e-3
+    scores = torch.eye(7) * 1e4
+    loss = topk_cross_entropy(scores, torch.arange(7), [0.3, 0.0, 0.7], cold, top1=top1)
+    assert 0 <= loss <= 1e-3
+
+
+@modes
+@few_operators
+def test_loss_is_continuous_where_the_candidates_change(operator, top1):
+    """Walk the target down through all others and out of the m best."""
+    others = torch.randn(11, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    walk = torch.linspace(3, -3, 6001, dtype=torch.float64)
+    scores = torch.cat([others.expand(len(walk), -1), walk[:, None]], -1)
+    target = torch.full((len(walk),), 11)
+    losses = topk_cross_entropy(scores, target, P_K, operator, m=6, top1=top1, reduction="none")
+    assert losses.diff().abs().max() < 0.02
+
+
+# ---- gradients ----------------------------------------------------------------------------------------------------------
+
+
+@modes
+@every_operator
+def test_gradients(operator, top1):
+    scores, target = batch(rows=2, n=7, dtype=torch.float64, seed=5)
+    scores.requires_grad_()
+    p_k = [0.3, 0.1, 0.0, 0.6]
+    for m in (None, 5):
+        assert gradcheck(lambda s, m=m: topk_cross_entropy(s, target, p_k, operator, m=m, top1=top1), (scores,))
+    assert gradgradcheck(lambda s: topk_cross_entropy(s, target, p_k, operator, m=5, top1=top1), (scores,))
+
+
+@modes
+def test_gradients_of_the_other_arguments(top1):
+    scores, target = batch(rows=3, n=6, dtype=torch.float64, seed=6)
+    scores.requires_grad_()
+    operator = anyk.LapSum()
+    per_class = torch.rand(6, 3, dtype=torch.float64).softmax(-1)
+    per_example = torch.rand(3, 3, dtype=torch.float64).softmax(-1)
+    q = torch.rand(3, 6, dtype=torch.float64).softmax(-1)
+    cases = [
+        lambda s: topk_cross_entropy(s, target, per_class, operator, top1=top1),
+        lambda s: topk_cross_entropy(s, target, [1.0], operator, top1=top1, example_p_k=per_example),
+        lambda s: topk_cross_entropy(s, q, per_class, operator, m=4, top1=top1),
+        lambda s: topk_cross_entropy(s, target, [0.5, 0.5], operator, m=4, top1=top1, label_smoothing=0.2),
+        lambda s: topk_cross_entropy(s, target, [0.5, 0.5], operator, top1=top1, softmax_over="candidates", m=4),
+    ]
+    for case in cases:
+        assert gradcheck(case, (scores,))
+        assert gradgradcheck(case, (scores,))
+
+
+# ---- P_K ----------------------------------------------------------------------------------------------------------------
+
+
+@modes
+@few_operators
+def test_p_k_by_class_and_by_example(operator, top1):
+    scores, target = batch(rows=8, n=6, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    per_class = torch.rand(6, 4, dtype=torch.float64, generator=generator).softmax(-1)
+    per_class[2] = torch.tensor([1.0, 0, 0, 0])
+    per_class[3] = torch.tensor([0.0, 0, 0, 1])
+    losses = topk_cross_entropy(scores, target, per_class, operator, top1=top1, reduction="none")
+    for i, y in enumerate(target):
+        expected = topk_cross_entropy(scores[i], y, per_class[y], operator, top1=top1)
+        torch.testing.assert_close(losses[i], expected)
+    by_example = topk_cross_entropy(scores, target, [1.0], operator, top1=top1, reduction="none", example_p_k=per_class[target])
+    torch.testing.assert_close(by_example, losses)
+
+
+@pytest.mark.parametrize("top1", ["separate", "mixed"])
+def test_rows_with_only_top1_are_cross_entropy(top1):
+    scores, target = batch(rows=6, n=5)
+    scores.requires_grad_()
+    p_k = torch.tensor([[1.0, 0, 0], [0.2, 0.3, 0.5]])[torch.tensor([0, 1, 0, 1, 0])]
+    plain = p_k[target][:, 0] == 1
+    assert plain.any()
+    losses = topk_cross_entropy(scores, target, p_k, anyk.SoftSort(), top1=top1, reduction="none")
+    torch.testing.assert_close(losses[plain], cross_entropy(scores, target, reduction="none")[plain])
+    (gradient,) = torch.autograd.grad(losses.sum(), scores)
+    assert gradient.isfinite().all()
+
+
+def test_zeros_at_the_end_of_a_list_do_not_count():
+    scores, target = batch()
+    short = topk_cross_entropy(scores, target, [0.5, 0.5])
+    assert topk_cross_entropy(scores, target, [0.5, 0.5, 0, 0, 0]) == short
+    assert topk_cross_entropy(scores, target, (0.5, 0.5, 0.0)) == short
+    assert TopKCrossEntropyLoss([[0.5, 0.5, 0.0]] * 9)(scores, target) == short
+
+
+# ---- class probabilities ------------------------------------------------------------------------------------------------
+
+
+@modes
+@every_operator
+def test_probabilities_against_a_loop_over_classes(operator, top1):
+    scores, _ = batch(rows=4, n=6, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(2)
+    q = torch.rand(4, 6, dtype=torch.float64, generator=generator)
+    q[0, :4] = 0  # mixup
+    q[1] = torch.tensor([1.0, 0, 1, 0, 0, 1])  # K-hot
+    weight = torch.rand(6, dtype=torch.float64, generator=generator)
+    expected = torch.stack(
+        [
+            q[:, c]
+            * weight[c]
+            * topk_cross_entropy(scores, torch.full((4,), c), [0.4, 0.6], operator, top1=top1, reduction="none")
+            for c in range(6)
+        ]
+    ).sum(0)
+    actual = topk_cross_entropy(scores, q, [0.4, 0.6], operator, top1=top1, weight=weight, reduction="none")
+    torch.testing.assert_close(actual, expected)
+    mean = topk_cross_entropy(scores, q, [0.4, 0.6], operator, top1=top1, weight=weight)
+    torch.testing.assert_close(mean, expected.mean())
+
+
+@modes
+@few_operators
+def test_probabilities_with_few_candidates(operator, top1):
+    """Inside the shared candidate set the top-k loss, outside it softmax cross-entropy."""
+    n, m = 10, 4
+    scores = torch.linspace(1, -1, n, dtype=torch.float64)
+    q = torch.zeros(n, dtype=torch.float64)
+    q[[9, 5, 1]] = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    kept = [0, 1, 5, 9]  # 9 and 5 are the most probable, then the best scores
+    expected = 0.0
+    for place, c in enumerate(kept):
+        inside = topk_cross_entropy(scores[kept], torch.tensor(place), [0.4, 0.6], operator, top1="operator")
+        if top1 != "operator":
+            inclusion = operator.inclusion(scores[kept], torch.tensor(place), 2).tolist()
+            inside = oracles.topk_loss(inclusion, scores.softmax(-1)[c].item(), [0.4, 0.6], top1)
+        expected = expected + q[c] * inside
+    actual = topk_cross_entropy(scores, q, [0.4, 0.6], operator, m=m, top1=top1)
+    torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=torch.float64))
+    q[[8, 7]] = 0.05  # outside
+    outside = -0.05 * (scores.log_softmax(-1)[8] + scores.log_softmax(-1)[7])
+    actual = topk_cross_entropy(scores, q, [0.4, 0.6], operator, m=m, top1=top1)
+    torch.testing.assert_close(actual, torch.as_tensor(expected + outside, dtype=torch.float64))
+
+
+@modes
+def test_one_hot_probabilities_are_class_indices(top1):
+    scores, target = batch(n=12)
+    one_hot = torch.nn.functional.one_hot(target, 12).float()
+    for m in (None, 6):
+        torch.testing.assert_close(
+            topk_cross_entropy(scores, one_hot, P_K, m=m, top1=top1),
+            topk_cross_entropy(scores, target, P_K, m=m, top1=top1),
+        )
+
+
+@modes
+def test_label_smoothing_is_a_distribution(top1):
+    scores, target = batch(n=8, dtype=torch.float64)
+    weight = torch.rand(8, dtype=torch.float64)
+    q = torch.nn.functional.one_hot(target, 8) * 0.8 + 0.2 / 8
+    smoothed = topk_cross_entropy(scores, target, P_K, top1=top1, label_smoothing=0.2, weight=weight, reduction="none")
+    torch.testing.assert_close(smoothed, topk_cross_entropy(scores, q, P_K, top1=top1, weight=weight, reduction="none"))
+    mean = topk_cross_entropy(scores, target, P_K, top1=top1, label_smoothing=0.2, weight=weight)
+    torch.testing.assert_close(mean, smoothed.sum() / weight[target].sum())
+    target[2] = -100
+    ignored = topk_cross_entropy(scores, target, P_K, top1=top1, label_smoothing=0.2, reduction="none")
+    assert ignored[2] == 0
+
+
+# ---- what CrossEntropyLoss offers ---------------------------------------------------------------------------------------
+
+
+@modes
+@few_operators
+def test_reductions_and_weights(operator, top1):
+    scores, target = batch(dtype=torch.float64)
+    weight = torch.rand(9, dtype=torch.float64)
+    call = {"p_k": P_K, "operator": operator, "m": 7, "top1": top1}
+    plain = topk_cross_entropy(scores, target, **call, reduction="none")
+    weighted = topk_cross_entropy(scores, target, **call, reduction="none", weight=weight)
+    torch.testing.assert_close(weighted, plain * weight[target])
+    torch.testing.assert_close(topk_cross_entropy(scores, target, **call, reduction="sum"), plain.sum())
+    torch.testing.assert_close(topk_cross_entropy(scores, target, **call), plain.mean())
+    expected = (plain * weight[target]).sum() / weight[target].sum()
+    torch.testing.assert_close(topk_cross_entropy(scores, target, **call, weight=weight), expected)
+
+
+@modes
+@few_operators
+def test_ignored_examples(operator, top1):
+    scores, target = batch()
+    scores[1] = float("nan")  # what is ignored may be anything
+    scores[4, :7] = -torch.inf  # even fewer classes than k
+    target[[1, 4]] = 3
+    keep = torch.tensor([0, 2, 3, 5])
+    target[keep[target[keep] == 3]] = 2
+    scores.requires_grad_()
+    losses = topk_cross_entropy(scores, target, P_K, operator, top1=top1, ignore_index=3, reduction="none")
+    assert losses[[1, 4]].tolist() == [0, 0]
+    mean = topk_cross_entropy(scores, target, P_K, operator, top1=top1, ignore_index=3)
+    torch.testing.assert_close(mean, losses.sum() / 4)
+    torch.testing.assert_close(mean, topk_cross_entropy(scores[keep], target[keep], P_K, operator, top1=top1))
+    (gradient,) = torch.autograd.grad(mean, scores)
+    assert gradient.isfinite().all()
+    assert (gradient[[1, 4]] == 0).all()
+
+
+@modes
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_everything_ignored(top1, reduction):
+    scores, target = batch()
+    ours, theirs = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+    target = torch.full_like(target, -100)
+    actual = topk_cross_entropy(ours, target, P_K, top1=top1, reduction=reduction)
+    expected = cross_entropy(theirs, target, reduction=reduction)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+    actual.sum().backward()
+    assert (ours.grad == 0).all()
+
+
+@modes
+@few_operators
+def test_shapes(operator, top1):
+    generator = torch.Generator().manual_seed(4)
+    scores = torch.randn(2, 7, 3, 4, generator=generator)
+    target = torch.randint(7, (2, 3, 4), generator=generator)
+    target[0, 1, 1] = -100
+    call = {"p_k": [0.5, 0.2, 0.3], "operator": operator, "m": 5, "top1": top1}
+    losses = topk_cross_entropy(scores, target, **call, reduction="none")
+    assert losses.shape == target.shape
+    flat = topk_cross_entropy(scores.movedim(1, -1).reshape(-1, 7), target.reshape(-1), **call, reduction="none")
+    torch.testing.assert_close(losses.reshape(-1), flat)
+    torch.testing.assert_close(topk_cross_entropy(scores, target, **call), flat.sum() / 23)
+    single = topk_cross_entropy(scores[1, :, 2, 3], target[1, 2, 3], **call, reduction="none")
+    assert single.shape == ()
+    torch.testing.assert_close(single, losses[1, 2, 3])
+    q = scores.softmax(1)
+    assert topk_cross_entropy(scores, q, **call, reduction="none").shape == (2, 3, 4)
+    per_example = torch.tensor([[0.5, 0.5], [0.1, 0.9]])
+    by_example = topk_cross_entropy(scores, target, **call, reduction="none", example_p_k=per_example)
+    by_position = topk_cross_entropy(
+        scores, target, **call, reduction="none", example_p_k=per_example[:, None, None].expand(2, 3, 4, 2)
+    )
+    torch.testing.assert_close(by_example, by_position)
+    expected = topk_cross_entropy(scores[1, :, 0, 0], target[1, 0, 0], [0.1, 0.9], operator, m=5, top1=top1)
+    torch.testing.assert_close(by_example[1, 0, 0], expected)
+
+
+@modes
+@every_operator
+def test_two_classes_and_m_equal_n(operator, top1):
+    scores = torch.tensor([[0.3, -0.2], [1.0, 2.0]], requires_grad=True)
+    for p_k in ([0.4, 0.6], [1.0]):
+        loss = topk_cross_entropy(scores, torch.tensor([0, 0]), p_k, operator, m=2, top1=top1)
+        (gradient,) = torch.autograd.grad(loss, scores)
+        assert loss.isfinite()
+        assert gradient.isfinite().all()
+    one = topk_cross_entropy(torch.zeros(3, 1), torch.zeros(3, dtype=torch.long), [1.0], operator, top1=top1)
+    assert one.item() == pytest.approx(0, abs=1e-6)
+
+
+@modes
+@every_operator
+def test_padded_rows(operator, top1):
+    scores, target = batch(n=6, dtype=torch.float64)
+    padded = torch.cat([scores, torch.full((6, 3), -torch.inf, dtype=torch.float64)], -1).requires_grad_()
+    for m in (None, 8):
+        loss = topk_cross_entropy(padded, target, [0.2, 0.3, 0.5], operator, m=m, top1=top1)
+        expected = topk_cross_entropy(scores, target, [0.2, 0.3, 0.5], operator, top1=top1)
+        if m is None or getattr(operator, "wires", "") != "given":
+            torch.testing.assert_close(loss, expected)
+        (gradient,) = torch.autograd.grad(loss, padded)
+        assert gradient.isfinite().all()
+        assert (gradient[:, 6:] == 0).all()
+        smoothed = topk_cross_entropy(padded, target, [0.2, 0.3, 0.5], operator, m=m, top1=top1, label_smoothing=0.1)
+        assert smoothed.isfinite()
+        (gradient,) = torch.autograd.grad(smoothed, padded)
+        assert gradient.isfinite().all()
+
+
+@modes
+@every_operator
+def test_nan_scores_give_a_nan_loss(operator, top1):
+    scores, target = batch()
+    scores[2, 4] = float("nan")
+    losses = topk_cross_entropy(scores, target, P_K, operator, m=7, top1=top1, reduction="none")
+    assert losses.isnan().tolist() == [False, False, True, False, False, False]
+
+
+@modes
+@every_operator
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(operator, top1, dtype):
+    scores, target = batch()
+    half = scores.to(dtype).requires_grad_()
+    loss = topk_cross_entropy(half, target, P_K, operator, m=7, top1=top1)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, topk_cross_entropy(half.float(), target, P_K, operator, m=7, top1=top1))
+    (gradient,) = torch.autograd.grad(loss, half)
+    assert gradient.dtype == dtype
+    assert gradient.isfinite().all()
+
+
+@modes
+@pytest.mark.parametrize("operator", operators(wires=("target",)), ids=name)
+def test_a_target_far_behind_still_pulls(operator, top1):
+    gaps = [10.0, 100.0, 1e3, 1e4]
+    losses, pulls = [], []
+    for gap in gaps:
+        scores = torch.cat([torch.linspace(1, 0, 15), torch.tensor([-gap])])[None].requires_grad_()
+        loss = topk_cross_entropy(scores, torch.tensor([15]), P_K, operator, m=16, top1=top1)
+        (gradient,) = torch.autograd.grad(loss, scores)
+        losses.append(loss.item())
+        pulls.append(gradient[0, 15].item())
+        assert gradient.isfinite().all()
+    assert all(math.isfinite(loss) for loss in losses)
+    assert losses == sorted(losses)
+    light_tailed = getattr(operator, "swap", "logistic") in ("logistic", "gaussian")
+    assert all(pull <= (-1e-3 if light_tailed else 0) for pull in pulls), pulls
+    if not is_doubly_stochastic(operator):
+        assert min(losses) >= 0
+
+
+# ---- modules ------------------------------------------------------------------------------------------------------------
+
+
+def test_module_is_the_function():
+    scores, target = batch(rows=5, n=20)
+    weight = torch.rand(20)
+    criterion = TopKCrossEntropyLoss(
+        [0.5, 0.5], anyk.LapSum(0.5), m=8, top1="mixed", softmax_over="candidates", reduction="sum", ignore_index=3,
+        weight=weight, label_smoothing=0.1,
+    )  # fmt: skip
+    expected = topk_cross_entropy(
+        scores, target, [0.5, 0.5], anyk.LapSum(0.5), m=8, top1="mixed", softmax_over="candidates", reduction="sum",
+        ignore_index=3, weight=weight, label_smoothing=0.1,
+    )  # fmt: skip
+    torch.testing.assert_close(criterion(scores, target), expected)
+    example = torch.tensor([[0.2, 0.8]]).expand(5, 2)
+    assert criterion(scores, target, example_p_k=example) != expected
+
+
+def test_module_state():
+    criterion = TopKCrossEntropyLoss([0.5, 0, 0.5], weight=torch.ones(9))
+    scores, target = batch()
+    expected = criterion(scores, target)
+    for copied in (copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))):
+        torch.testing.assert_close(copied(scores, target), expected)
+    other = TopKCrossEntropyLoss([0.1, 0, 0.9], weight=torch.zeros(9))
+    other.load_state_dict(criterion.state_dict())
+    torch.testing.assert_close(other(scores, target), expected)
+    meta = copy.deepcopy(criterion).to("meta")
+    assert meta.p_k.is_meta
+    assert meta.weight.is_meta
+    assert criterion.double().p_k.dtype == torch.float64
+    for setting in ("p_k=[0.5, 0.0, 0.5]", "m=None", "top1='separate'", "SortingNetwork('splitter'", "weight=tensor of 9"):
+        assert setting in repr(criterion)
+
+
+def test_learned_temperature_belongs_to_the_module():
+    temperature = torch.nn.Parameter(torch.tensor(1.0))
+    criterion = TopKCrossEntropyLoss(P_K, anyk.SoftSort(temperature))
+    assert [n for n, _ in criterion.named_parameters()] == ["operator.temperature"]
+    criterion(*batch()).backward()
+    assert temperature.grad.isfinite()
+
+
+def test_trains():
+    """A linear model on a problem it can solve: the loss goes to zero."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 16, generator=generator)
+    y = (x @ torch.randn(16, 10, generator=generator)).argmax(-1)
+    model = torch.nn.Linear(16, 10)
+    criterion = TopKCrossEntropyLoss([0.5, 0, 0.5])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(200):
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+    accuracy = anyk.topk_accuracy(model(x), y, (1, 3))
+    assert accuracy[1] > 0.9
+    assert accuracy[3] > 0.98
+
+
+# ---- bad input ----------------------------------------------------------------------------------------------------------
+
+SCORES, TARGET = torch.zeros(2, 4), torch.tensor([0, 1])
+
+
+def loss(scores=SCORES, target=TARGET, p_k=(0.5, 0.5), operator=None, **kwargs):
+    return topk_cross_entropy(scores, target, p_k, operator, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: loss(p_k=[1.5, -0.5]), ValueError, "p_k: expected probabilities of at least 0, got -0.5"),
+        (lambda: loss(p_k=[0.5, 0.4]), ValueError, "p_k: expected probabilities that sum to 1, got the sum 0.9"),
+        (lambda: loss(p_k=[float("nan")]), ValueError, "p_k: .* got nan"),
+        (lambda: loss(p_k=[]), ValueError, "p_k: expected at least one probability"),
+        (lambda: loss(p_k=0.5), ValueError, "p_k: expected at least one probability"),
+        (lambda: loss(p_k="all"), TypeError, "p_k: expected a sequence of numbers or a tensor, got 'all'"),
+        (lambda: loss(p_k=[0.2] * 5), ValueError, "p_k: expected at most as many entries as the number of classes = 4, got 5"),
+        (lambda: loss(p_k=[0.2] * 5, scores=torch.zeros(2, 9), m=4), ValueError, "p_k: .* as m = 4, got 5"),
+        (lambda: TopKCrossEntropyLoss([0.2] * 5, m=4), ValueError, "p_k: expected at most as many entries as m = 4, got 5"),
+        (lambda: loss(p_k=torch.ones(2, 1)), ValueError, r"p_k: expected shape \(k,\) or \(n, k\) with n = 4 .* got \(2, 1\)"),
+        (lambda: loss(p_k=torch.tensor([1])), TypeError, "p_k: expected floating-point numbers, got dtype torch.int64"),
+        (lambda: loss(m=5), ValueError, "m: expected 1 <= m <= the number of classes = 4, got 5"),
+        (lambda: loss(m=0), ValueError, "m: .* got 0"),
+        (lambda: TopKCrossEntropyLoss([1.0], m=0), ValueError, "m: .* got 0"),
+        (lambda: loss(m=2.0), TypeError, "m: expected an integer, got 2.0"),
+        (lambda: loss(target=torch.tensor([0, 4])), ValueError, "target: expected class indices from 0 to 3, got 4"),
+        (lambda: loss(target=torch.tensor([0, -1])), ValueError, "target: .* got -1"),
+        (lambda: loss(target=torch.tensor([0.0, 1.0])), ValueError, r"target: .* got dtype torch.float32 and shape \(2,\)"),
+        (lambda: loss(target=torch.zeros(2, 4) - 1), ValueError, "target: expected class probabilities of at least 0, got -1"),
+        (lambda: loss(target=torch.tensor([0])), ValueError, r"target: expected shape \(2,\) to fit scores, got \(1,\)"),
+        (lambda: loss(target=torch.tensor([True, False])), TypeError, "target: .* got dtype torch.bool"),
+        (lambda: loss(target=[0, 1]), TypeError, "target: expected a torch.Tensor, got list"),
+        (lambda: loss(scores=torch.zeros(2, 4).long()), TypeError, "scores: expected a floating-point tensor"),
+        (lambda: loss(scores=torch.tensor(1.0)), ValueError, "scores: expected shape"),
+        (lambda: loss(operator="splitter"), TypeError, "operator: expected an anyk.Operator, got str"),
+        (lambda: TopKCrossEntropyLoss([1.0], "splitter"), TypeError, "operator: expected an anyk.Operator, got str"),
+        (lambda: loss(top1="both"), ValueError, "top1: expected one of 'separate', 'mixed', 'operator', got 'both'"),
+        (lambda: loss(softmax_over="some"), ValueError, "softmax_over: expected one of 'all', 'candidates', got 'some'"),
+        (lambda: loss(reduction="max"), ValueError, "reduction: expected one of 'mean', 'sum', 'none', got 'max'"),
+        (lambda: loss(weight=torch.ones(3)), ValueError, r"weight: expected shape \(4,\), one for each class, got \(3,\)"),
+        (lambda: loss(weight=torch.ones(4, 1)), ValueError, r"weight: .* shape \(4, 1\)"),
+        (lambda: loss(label_smoothing=1.5), ValueError, "label_smoothing: expected a number between 0 and 1, got 1.5"),
+        (lambda: loss(ignore_index=1.0), TypeError, "ignore_index: expected an integer, got 1.0"),
+        (lambda: loss(target=torch.ones(2, 4), ignore_index=2), ValueError, "ignore_index: expected class indices"),
+        (lambda: loss(example_p_k=torch.ones(3, 1)), ValueError, r"example_p_k: expected shape \(2, 1\) .* got \(3, 1\)"),
+        (lambda: loss(example_p_k=torch.ones(2, 2)), ValueError, "example_p_k: expected probabilities that sum to 1"),
+        (
+            lambda: loss(scores=torch.tensor([[0.0, 1, 2, 3], [0, -torch.inf, -torch.inf, -torch.inf]])),
+            ValueError,
+            "scores: expected at least k = 2 classes above -inf",
+        ),
+        (
+            lambda: loss(scores=torch.tensor([[0.0, 1, 2, 3], [0, -torch.inf, 1, 2]])),
+            ValueError,
+            "target: expected classes that are not padding",
+        ),
+    ],
+)
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

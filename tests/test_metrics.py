@@ -1,0 +1,60 @@
+"""Metrics: ranks, hits, ties against the model, counts that add up."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+import anyk
+from strategies import rows
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows())
+def test_ranks_are_the_known_order(row):
+    n = len(row.scores)
+    ranks = anyk.target_ranks(row.scores.expand(n, n), torch.tensor(row.order))
+    assert ranks.tolist() == list(range(1, n + 1))
+
+
+def test_ties_count_against_the_model():
+    assert anyk.target_ranks(torch.zeros(3, 5), torch.tensor([0, 2, 4])).tolist() == [5, 5, 5]
+    assert anyk.target_ranks(torch.tensor([2.0, 1.0, 1.0]), torch.tensor(1)) == 3
+
+
+def test_broken_models_do_not_look_good():
+    nan = torch.full((1, 4), float("nan"))
+    assert anyk.target_ranks(nan, torch.tensor([0])) == 4
+    assert anyk.target_ranks(torch.tensor([[1.0, float("nan"), 0.0]]), torch.tensor([0])) == 2
+
+
+def test_hits_and_accuracy():
+    generator = torch.Generator().manual_seed(0)
+    scores, target = torch.randn(200, 30, generator=generator), torch.randint(30, (200,), generator=generator)
+    hits = anyk.topk_hits(scores, target, ks=(1, 5, 10, 99))
+    for k in (1, 5, 10):
+        expected = (scores.topk(k).indices == target[:, None]).any(-1).sum()
+        assert hits[k] == expected
+        assert anyk.topk_accuracy(scores, target, (k,))[k].item() == pytest.approx(expected.item() / 200)
+    assert hits[99] == 200
+    halves = [anyk.topk_hits(scores[half], target[half]) for half in (slice(0, 70), slice(70, None))]
+    assert halves[0][5] + halves[1][5] == hits[5]
+    assert hits[5].dtype == torch.int64
+
+
+def test_no_gradient_and_any_batch_shape():
+    scores = torch.randn(2, 3, 5, requires_grad=True)
+    accuracy = anyk.topk_accuracy(scores, torch.zeros(2, 3, dtype=torch.long))
+    assert set(accuracy) == {1, 5}
+    assert not accuracy[1].requires_grad
+    assert anyk.topk_accuracy(scores[:0], torch.zeros(0, 3, dtype=torch.long))[1].isnan()
+    assert anyk.topk_hits(scores[:0], torch.zeros(0, 3, dtype=torch.long))[1] == 0
+
+
+def test_bad_input():
+    scores = torch.zeros(2, 4)
+    with pytest.raises(ValueError, match=r"ks: .* got 0"):
+        anyk.topk_hits(scores, torch.tensor([0, 1]), ks=(0,))
+    with pytest.raises(ValueError, match=r"target: expected shape \(2,\)"):
+        anyk.topk_hits(scores, torch.tensor([0]))
+    with pytest.raises(ValueError, match=r"target: .* got 4"):
+        anyk.target_ranks(scores, torch.tensor([0, 4]))
