@@ -1,7 +1,8 @@
 """Long run: many optimisation steps on one small problem with each operator, ending finite and with flat memory.
 
-A linear model on a problem that it can almost separate: scores and gaps keep growing, and a few wrong labels stay far
-behind, which is where losses go bad late in training. Adam at a high rate reaches that state early.
+A linear model on a problem that it can separate, two wrong labels included: those are far behind at first, and later the
+loss reaches zero while the scores keep growing, which is where losses go bad late in training. Adam at a high rate gets
+there early.
 
     python benchmarks/long_run.py [--steps 20000] [--only splitter/logistic]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -147,12 +147,10 @@ class SortingNetwork(Operator):
             classes = torch.where(wire == start[..., None], position[..., None], classes)
         arranged = scores.gather(-1, classes)
         column = (wire == start[..., None]).to(scores.dtype)
-        inclusion = _soft_column(
-            self._schedule(m, k, scores.device),
-            SWAPS[self.swap],
-            torch.stack([_wires_first(arranged), _wires_first(column)]),
-            self._frozen(real, m),
-        )
+        state = torch.stack([_wires_first(arranged), _wires_first(column)], 1)
+        # Traced or transformed, the plain form is the better one: it has every derivative and fuses.
+        run = _SoftColumn.apply if checks.eager(state) else _soft_column
+        inclusion = run(state, self._schedule(m, k, scores.device), SWAPS[self.swap], self._frozen(real, m))
         inclusion = inclusion.movedim(0, -1).reshape(*scores.shape[:-1], k)
         return _log_with_tail(inclusion, SWAPS[self.swap], scores, position, real)
 
@@ -185,6 +183,9 @@ class Step(NamedTuple):
 
     layer: int
     gather: Tensor
+    back: Tensor
+    """the inverse of gather, where nothing has gone"""
+    width_before: int
     comparators: int
     lower_wires: Tensor
 
@@ -195,6 +196,7 @@ class Schedule(NamedTuple):
     """where the network's outputs stand after the last step, best first"""
     first: Tensor
     """the wires that are needed at all, in the order in which the state starts"""
+    last_width: int
 
 
 @lru_cache(maxsize=128)
@@ -214,20 +216,31 @@ def _schedule(kind: str, n: int, k: int, device: torch.device) -> Schedule:
     first = torch.tensor(state, device=device)
     steps = []
     for layer, order, comparators in reversed(orders):
-        place = {wire: number for number, wire in enumerate(state)}
-        lower_wires = torch.tensor(order[comparators : 2 * comparators], device=device)
-        steps.append(Step(layer, torch.tensor([place[wire] for wire in order], device=device), comparators, lower_wires))
+        gather = torch.tensor(_places(order, state), device=device)
+        steps.append(
+            Step(
+                layer=layer,
+                gather=gather,
+                back=gather.argsort(),
+                width_before=len(state),
+                comparators=comparators,
+                lower_wires=torch.tensor(order[comparators : 2 * comparators], device=device),
+            )
+        )
         state = order
+    return Schedule(tuple(steps), torch.tensor(_places(network.outputs, state), device=device), first, len(state))
+
+
+def _places(wires: Sequence[int], state: list[int]) -> list[int]:
     place = {wire: number for number, wire in enumerate(state)}
-    return Schedule(tuple(steps), torch.tensor([place[wire] for wire in network.outputs], device=device), first)
+    return [place[wire] for wire in wires]
 
 
 Frozen = Callable[[int, Tensor], Tensor] | None
 
 
-def _weights(swap: Swap, upper: Tensor, lower: Tensor, step: Step, frozen: Frozen) -> tuple[Tensor, Tensor]:
+def _weights(swap: Swap, difference: Tensor, step: Step, frozen: Frozen) -> tuple[Tensor, Tensor]:
     """The shares of the larger output that come from the upper and from the lower wire."""
-    difference = upper - lower
     keep, cross = swap.value(difference), swap.value(-difference)
     if frozen is not None:
         still = frozen(step.layer, step.lower_wires)
@@ -245,16 +258,76 @@ def _parts(state: Tensor, step: Step, dim: int) -> tuple[Tensor, Tensor, Tensor]
     )
 
 
-def _soft_column(schedule: Schedule, swap: Swap, state: Tensor, frozen: Frozen) -> Tensor:
-    """Pushes scores and the target's share forward: state (2, wires, rows) -> T (k, rows)."""
-    state = state.index_select(1, schedule.first)
+def _soft_column(state: Tensor, schedule: Schedule, swap: Swap, frozen: Frozen) -> Tensor:
+    """Pushes scores and the target's share forward: state (wires, 2, rows) -> T (k, rows)."""
+    state = state.index_select(0, schedule.first)
     for step in schedule.steps:
-        state = state.index_select(1, step.gather)
-        upper, lower, idle = _parts(state, step, dim=1)
-        keep, cross = _weights(swap, upper[0], lower[0], step, frozen)
+        state = state.index_select(0, step.gather)
+        upper, lower, idle = _parts(state, step, dim=0)
+        keep, cross = _weights(swap, upper[:, 0] - lower[:, 0], step, frozen)
+        keep, cross = keep[:, None], cross[:, None]
         # A sum of non-negative terms: lower + keep (upper - lower) would lose the digits of small shares.
-        state = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle], dim=1)
-    return state[1].index_select(0, schedule.outputs).cumsum(0)
+        state = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle])
+    return state[:, 1].index_select(0, schedule.outputs).cumsum(0)
+
+
+class _SoftColumn(torch.autograd.Function):
+    """:func:`_soft_column` with the backward pass written out: the same values, a third of the time.
+
+    With d = upper - lower and the incoming gradients g of the two outputs, a layer's backward pass is the transposed mixture
+    of g, plus, on the scores, +-w with w = swap'(d_scores) times the sum over scores and share of (g_larger - g_smaller) d.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, state: Tensor, schedule: Schedule, swap: Swap, frozen: Frozen) -> Tensor:
+        saved = []
+        start = state
+        state = state.index_select(0, schedule.first)
+        for step in schedule.steps:
+            state = state.index_select(0, step.gather)
+            upper, lower, _ = _parts(state, step, dim=0)
+            difference = upper - lower
+            keep, cross = _weights(swap, difference[:, 0], step, frozen)
+            saved += [difference, keep, cross]
+            keep, cross = keep[:, None], cross[:, None]
+            crossing = upper * cross
+            upper.mul_(keep).addcmul_(lower, cross)
+            lower.mul_(keep).add_(crossing)
+        ctx.save_for_backward(start, *saved)
+        ctx.schedule, ctx.swap, ctx.frozen = schedule, swap, frozen
+        return state[:, 1].index_select(0, schedule.outputs).cumsum(0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        start, *saved = ctx.saved_tensors
+        schedule: Schedule = ctx.schedule
+        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
+            with torch.enable_grad():
+                inclusion = _soft_column(start, schedule, ctx.swap, ctx.frozen)
+                (result,) = torch.autograd.grad(inclusion, start, gradient, create_graph=True)
+            return result, None, None, None
+        running = gradient.flip(0).cumsum(0).flip(0)
+        state = gradient.new_zeros(schedule.last_width, 2, gradient.shape[-1])
+        state[:, 1].index_copy_(0, schedule.outputs, running)
+        for number in range(len(schedule.steps) - 1, -1, -1):
+            step = schedule.steps[number]
+            difference, keep, cross = saved[3 * number : 3 * number + 3]
+            larger, smaller, _ = _parts(state, step, dim=0)
+            slope = ctx.swap.derivative(difference[:, 0])
+            if ctx.frozen is not None:
+                slope = slope.masked_fill(ctx.frozen(step.layer, step.lower_wires), 0)
+            push = ((larger - smaller) * difference).sum(1).mul_(slope)
+            keep, cross = keep[:, None], cross[:, None]
+            crossing = larger * cross
+            larger.mul_(keep).addcmul_(smaller, cross)
+            smaller.mul_(keep).add_(crossing)
+            larger[:, 0] += push
+            smaller[:, 0] -= push
+            if step.width_before == len(step.gather):
+                state = state.index_select(0, step.back)
+            else:
+                state = gradient.new_zeros(step.width_before, 2, gradient.shape[-1]).index_copy_(0, step.gather, state)
+        return torch.zeros_like(start).index_copy_(0, schedule.first, state), None, None, None
 
 
 def _soft_rows(schedule: Schedule, swap: Swap, scores: Tensor, frozen: Frozen) -> Tensor:
@@ -265,18 +338,17 @@ def _soft_rows(schedule: Schedule, swap: Swap, scores: Tensor, frozen: Frozen) -
     for step in schedule.steps:
         state = state.index_select(0, step.gather)
         upper, lower, idle = _parts(state, step, dim=0)
-        keep, cross = _weights(swap, upper, lower, step, frozen)
+        keep, cross = _weights(swap, upper - lower, step, frozen)
         weights.append((keep, cross))
         state = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle])
     k = len(schedule.outputs)
     shares = scores.new_zeros(k, len(state), 1)
     shares = shares.index_put((torch.arange(k, device=scores.device), schedule.outputs), scores.new_ones(()))
     shares = shares.expand(-1, -1, rows)
-    width_before = [len(schedule.first)] + [len(step.gather) for step in schedule.steps]
-    for step, (keep, cross), width in reversed(list(zip(schedule.steps, weights, width_before[:-1], strict=True))):
+    for step, (keep, cross) in reversed(list(zip(schedule.steps, weights, strict=True))):
         larger, smaller, idle = _parts(shares, step, dim=1)
         mixed = torch.cat([keep * larger + cross * smaller, cross * larger + keep * smaller, idle], dim=1)
-        shares = mixed.new_zeros(k, width, rows).index_copy(1, step.gather, mixed)
+        shares = mixed.new_zeros(k, step.width_before, rows).index_copy(1, step.gather, mixed)
     return shares.new_zeros(k, wires, rows).index_copy(1, schedule.first, shares)
 
 
