@@ -98,9 +98,9 @@ def topk_cross_entropy(
 
     def example_losses(rows: Rows) -> Tensor:
         p = p_k[rows.target] if per_class else rows.for_each_target(p_k) if p_k.ndim == 2 else p_k
-        cross_entropy = None
-        if top1 != "operator":
-            cross_entropy = rows.cross_entropy() if softmax_over == "all" else rows.candidate_cross_entropy()
+        cross_entropy = rows.cross_entropy
+        if top1 != "operator" and softmax_over == "candidates":
+            cross_entropy = rows.candidate_cross_entropy()
             if k == 1:
                 return cross_entropy
         log_inclusion = operator.candidate_log_inclusion(rows.scores, rows.position, k)
@@ -117,6 +117,7 @@ def topk_cross_entropy(
         ignore_index=ignore_index,
         weight=weight,
         label_smoothing=label_smoothing,
+        needs_cross_entropy=top1 != "operator" and softmax_over == "all",
         is_cross_entropy=k == 1 and top1 != "operator" and softmax_over == "all",
     )
 
@@ -243,6 +244,8 @@ class _Shape(NamedTuple):
         return cls(scores.shape[1], torch.Size([len(scores), *scores.shape[2:]]), True)
 
     def rows(self, tensor: Tensor) -> Tensor:
+        if tensor.ndim == 2:
+            return tensor  # a view, even a trivial one, makes autograd copy the gradient once more
         return (tensor.movedim(1, -1) if self.batched else tensor).reshape(-1, self.classes)
 
     def example_rows(self, p_k: Tensor) -> Tensor:
@@ -265,8 +268,8 @@ class Rows(NamedTuple):
     """where among them the target stands"""
     target: Int[Tensor, "*rows"]
     """the target class"""
-    cross_entropy: Callable[[], Float[Tensor, "*rows"]]
-    """softmax cross-entropy over all classes"""
+    cross_entropy: Float[Tensor, "*rows"] | None
+    """softmax cross-entropy over all classes, if asked for"""
 
     def candidate_cross_entropy(self) -> Float[Tensor, "*rows"]:
         log_softmax = self.scores.to(working_dtype(self.scores)).log_softmax(-1)
@@ -289,6 +292,7 @@ def over_targets(
     ignore_index: int,
     weight: Tensor | None,
     label_smoothing: float,
+    needs_cross_entropy: bool = False,
     is_cross_entropy: bool = False,
 ) -> Tensor:
     """Applies a loss of (scores of a row, target class) with the conventions of ``torch.nn.functional.cross_entropy``.
@@ -299,6 +303,7 @@ def over_targets(
         m: number of candidates; None means all.
         least: number of classes that every row must have beside padding.
         sort: whether the loss wants the candidates in descending order.
+        needs_cross_entropy: whether the loss uses softmax cross-entropy over all classes.
         is_cross_entropy: the loss is known to be softmax cross-entropy: use torch's own.
     """
     check_shared(reduction, ignore_index, weight, label_smoothing)
@@ -326,7 +331,7 @@ def over_targets(
         probabilities = shape.rows(target).to(working_dtype(scores))
         if label_smoothing:
             probabilities = probabilities * (1 - label_smoothing) + label_smoothing * _uniform(rows)
-        losses = _expected_losses(rows, probabilities, example_losses, m, least, sort, weight, None)
+        losses = _expected_losses(rows, probabilities, example_losses, m, least, sort, needs_cross_entropy, weight, None)
         counted = losses.new_tensor(float(len(losses)))
     else:
         target = target.reshape(-1)
@@ -336,9 +341,9 @@ def over_targets(
         if label_smoothing:
             one_hot = safe[:, None] == torch.arange(shape.classes, device=safe.device)
             probabilities = one_hot * (1 - label_smoothing) + label_smoothing * _uniform(rows)
-            losses = _expected_losses(rows, probabilities, example_losses, m, least, sort, weight, valid)
+            losses = _expected_losses(rows, probabilities, example_losses, m, least, sort, needs_cross_entropy, weight, valid)
         else:
-            losses = weights * _index_losses(rows, safe, valid, example_losses, m, least, sort)
+            losses = weights * _index_losses(rows, safe, valid, example_losses, m, least, sort, needs_cross_entropy)
         counted = weights.sum()
     return _reduced(losses, counted, reduction, shape.batch)
 
@@ -351,22 +356,54 @@ def _index_losses(
     m: int | None,
     least: int,
     sort: bool,
+    needs_cross_entropy: bool,
 ) -> Tensor:
-    if not (checks.readable(valid) and bool(valid.all())):
+    all_valid = checks.readable(valid) and bool(valid.all())
+    if not all_valid:
         # Whatever an ignored row holds, NaN included, must not reach a gradient.
         rows = torch.where(valid[:, None], rows, 0)
-    kept = candidates.select(rows, target, m, sort=sort)
-    real = real_mask(kept.scores)
+    classes, position = candidates.choose(rows, target, m, sort=sort)
+    if needs_cross_entropy:
+        gather = _ScoresAndCrossEntropy.apply if checks.eager(rows) else _scores_and_cross_entropy
+        scores, cross_entropy = gather(rows, classes, target)
+    else:
+        scores, cross_entropy = rows.gather(-1, classes), None
+    real = real_mask(scores)
     checks.real_classes(real, least, valid)
-    if real is not None and checks.readable(real) and not bool((candidates.at(real, kept.position) | ~valid).all()):
+    if real is not None and checks.readable(real) and not bool((candidates.at(real, position) | ~valid).all()):
         raise ValueError("target: expected classes that are not padding, got one whose score is -inf")
+    losses = example_losses(Rows(scores, position, target, cross_entropy))
+    return losses if all_valid else torch.where(valid, losses, 0)
 
-    def cross_entropy() -> Tensor:
-        return functional.cross_entropy(
-            rows.to(working_dtype(rows)), torch.where(valid, target, -100), reduction="none", ignore_index=-100
-        )
 
-    return torch.where(valid, example_losses(Rows(kept.scores, kept.position, target, cross_entropy)), 0)
+def _scores_and_cross_entropy(rows: Tensor, classes: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The candidates' scores and the softmax cross-entropy over all classes."""
+    log_softmax = rows.to(working_dtype(rows)).log_softmax(-1)
+    return rows.gather(-1, classes), -candidates.at(log_softmax, target)
+
+
+class _ScoresAndCrossEntropy(torch.autograd.Function):
+    """:func:`_scores_and_cross_entropy` with one (rows, n) gradient for both results instead of two that are added up."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, classes: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        log_softmax = rows.to(working_dtype(rows)).log_softmax(-1)
+        ctx.save_for_backward(rows, classes, target, log_softmax)
+        return rows.gather(-1, classes), -candidates.at(log_softmax, target)
+
+    @staticmethod
+    def backward(ctx: Any, of_scores: Tensor, of_cross_entropy: Tensor) -> tuple[Tensor, None, None]:
+        rows, classes, target, log_softmax = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
+            with torch.enable_grad():
+                results = _scores_and_cross_entropy(rows, classes, target)
+                gradients = (of_scores, of_cross_entropy)
+                (gradient,) = torch.autograd.grad(results, rows, gradients, create_graph=True)
+            return gradient, None, None
+        gradient = log_softmax.exp().mul_(of_cross_entropy[:, None])
+        gradient.scatter_add_(-1, target[:, None], -of_cross_entropy[:, None])
+        gradient.scatter_add_(-1, classes, of_scores.to(gradient.dtype))
+        return gradient.to(rows.dtype), None, None
 
 
 def _expected_losses(
@@ -376,6 +413,7 @@ def _expected_losses(
     m: int | None,
     least: int,
     sort: bool,
+    needs_cross_entropy: bool,
     weight: Tensor | None,
     valid: Tensor | None,
 ) -> Tensor:
@@ -396,7 +434,7 @@ def _expected_losses(
         scores[:, None, :].expand(-1, kept, -1),
         place,
         classes,
-        lambda: -log_softmax.gather(-1, classes.gather(-1, place)),
+        -log_softmax.gather(-1, classes.gather(-1, place)) if needs_cross_entropy else None,
     )
     share = weighted.gather(-1, classes)
     losses = (share * torch.where(share != 0, example_losses(each), 0)).sum(-1)

@@ -38,7 +38,8 @@ class KSubset(Operator):
         target = candidates.at(scores, position)
         rest = candidates.others(scores, position) - target[..., None]
         rest_real = None if real is None else candidates.others(real, position)
-        return logsigmoid(-log_polynomial_ratios(rest, rest_real, k))
+        # A single class has no others: 0 times its score keeps the constant T = 1 in the graph.
+        return logsigmoid(-log_polynomial_ratios(rest, rest_real, k)) + 0 * target[..., None]
 
 
 def log_polynomial_ratios(scores: Tensor, real: Tensor | None, k: int) -> Tensor:
@@ -61,9 +62,10 @@ def log_polynomial_ratios(scores: Tensor, real: Tensor | None, k: int) -> Tensor
     ratios = []
     subsets = scores.new_ones(()).expand(*scores.shape[:-1], n + 1)
     for j in range(min(k, n)):
-        weights = (scores[..., j:] - scores[..., j : j + 1]).exp()
+        gaps = scores[..., j:] - scores[..., j : j + 1]
         if real is not None:
-            weights = weights * real[..., j:]
+            gaps = gaps.masked_fill(~real[..., j:], -torch.inf)
+        weights = gaps.exp()
         grown = (weights * subsets[..., :-1]).cumsum(-1)
         ratio = scores[..., j] + (grown[..., -1] / subsets[..., -1]).log()
         if real is not None:

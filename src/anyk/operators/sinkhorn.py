@@ -97,11 +97,13 @@ class SinkhornSort(Operator):
             # Ranks that a shorter row does not have take no mass; padding gives none.
             kernel = kernel.masked_fill(~used[..., :, None], -torch.inf)
             present = real.to(scores.dtype)
+        start = _start(scores, anchors, home, used)
         with torch.no_grad():
-            potentials = _start(scores, anchors, home, used)
-            potentials, missed = self._solve(kernel.detach(), masses, used, present, potentials)
+            solved, missed = self._solve(kernel.detach(), masses, used, present, start.detach())
             if checks.eager(missed):
                 self.unconverged = missed
+        # Where the links between ranks underflow, Newton steps carry no derivative: the start's is the limit for t -> 0.
+        potentials = solved + (start - start.detach())
         # Newton doubles the order of contact with the solution: one step carries the first derivative, two the second.
         for _ in range(2):
             step, _ = _newton_step(kernel, masses, used, present, potentials)

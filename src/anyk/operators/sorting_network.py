@@ -17,7 +17,6 @@ from anyk.swaps import SWAPS, Swap
 # log T continues along log(TAIL_WEIGHT) + the swap's tail where T falls below it (T itself is not changed: 1e-13 is far
 # below float32's resolution of any T that matters).
 LOG_TAIL_WEIGHT = -30.0
-SMALLEST_T = 1e-30
 
 
 @dataclass(frozen=True)
@@ -145,14 +144,40 @@ class SortingNetwork(Operator):
             other = wire - (wire > start[..., None]).long()
             classes = other + (other >= position[..., None])
             classes = torch.where(wire == start[..., None], position[..., None], classes)
-        arranged = scores.gather(-1, classes)
         column = (wire == start[..., None]).to(scores.dtype)
-        state = torch.stack([_wires_first(arranged), _wires_first(column)], 1)
-        # Traced or transformed, the plain form is the better one: it has every derivative and fuses.
-        run = _SoftColumn.apply if checks.eager(state) else _soft_column
-        inclusion = run(state, self._schedule(m, k, scores.device), SWAPS[self.swap], self._frozen(real, m))
-        inclusion = inclusion.movedim(0, -1).reshape(*scores.shape[:-1], k)
-        return _log_with_tail(inclusion, SWAPS[self.swap], scores, position, real)
+        arranged = scores.gather(-1, classes).reshape(-1, m)
+        # Traced or transformed, the plain form is the better one: it has every derivative, and it fuses.
+        run = _SoftColumn.apply if checks.eager(arranged) else _soft_column
+        inclusion = run(
+            arranged, column.reshape(-1, m), self._schedule(m, k, scores.device), SWAPS[self.swap], self._frozen(real, m)
+        ).reshape(*scores.shape[:-1], k)
+        return self._log_with_tail(inclusion, scores, position, real)
+
+    def _log_with_tail(self, inclusion: Tensor, scores: Tensor, position: Tensor, real: Tensor | None) -> Tensor:
+        """log T, continued where T underflows.
+
+        Far behind, T is a product of many small shares and vanishes in floating point, and its gradient with it. To T is
+        added e^-30 times a tail that decays more slowly than T, in the distance to the j-th of the others: too little to be
+        seen above T = 1e-6, and below T = 1e-13 or so a slope that keeps the target moving.
+        """
+        k, m = inclusion.shape[-1], scores.shape[-1]
+        if m == 1:
+            return inclusion.log()
+        if self.sorts and real is None:
+            place = torch.arange(min(k, m - 1), device=scores.device)
+            rivals = scores.gather(-1, place + (place >= position[..., None]))
+        else:
+            rivals = candidates.others(scores, position)
+            if real is not None:
+                rivals = rivals.masked_fill(~candidates.others(real, position), -torch.inf)
+            rivals = rivals.topk(min(k, m - 1), dim=-1).values
+        lead = candidates.at(scores, position)[..., None] - rivals
+        if real is not None:
+            lead = torch.where(lead == torch.inf, 0.0, lead)  # behind padding nobody can fall
+        tail = SWAPS[self.swap].log_tail(lead) + LOG_TAIL_WEIGHT
+        if k == m:
+            tail = torch.nn.functional.pad(tail, (0, 1), value=LOG_TAIL_WEIGHT)
+        return _LogSum.apply(inclusion, tail) if checks.eager(inclusion) else _log_sum(inclusion, tail)
 
     def _schedule(self, n: int, k: int, device: torch.device) -> Schedule:
         if torch.compiler.is_compiling():
@@ -202,6 +227,8 @@ class Schedule(NamedTuple):
 @lru_cache(maxsize=128)
 def _schedule(kind: str, n: int, k: int, device: torch.device) -> Schedule:
     network = KINDS[kind].build(n, k)
+    if KINDS[kind].active is None:  # nothing counts its layers
+        network = network.packed()
     needed = set(network.outputs)
     orders: list[tuple[int, list[int], int]] = []
     for layer in reversed(range(network.depth)):
@@ -258,9 +285,9 @@ def _parts(state: Tensor, step: Step, dim: int) -> tuple[Tensor, Tensor, Tensor]
     )
 
 
-def _soft_column(state: Tensor, schedule: Schedule, swap: Swap, frozen: Frozen) -> Tensor:
-    """Pushes scores and the target's share forward: state (wires, 2, rows) -> T (k, rows)."""
-    state = state.index_select(0, schedule.first)
+def _soft_column(arranged: Tensor, column: Tensor, schedule: Schedule, swap: Swap, frozen: Frozen) -> Tensor:
+    """Pushes scores and the target's share, both (rows, wires), forward through the network: T (rows, k)."""
+    state = torch.stack([arranged, column]).permute(2, 0, 1).index_select(0, schedule.first)
     for step in schedule.steps:
         state = state.index_select(0, step.gather)
         upper, lower, idle = _parts(state, step, dim=0)
@@ -268,7 +295,7 @@ def _soft_column(state: Tensor, schedule: Schedule, swap: Swap, frozen: Frozen) 
         keep, cross = keep[:, None], cross[:, None]
         # A sum of non-negative terms: lower + keep (upper - lower) would lose the digits of small shares.
         state = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle])
-    return state[:, 1].index_select(0, schedule.outputs).cumsum(0)
+    return state[:, 1].index_select(0, schedule.outputs).cumsum(0).t()
 
 
 class _SoftColumn(torch.autograd.Function):
@@ -279,10 +306,10 @@ class _SoftColumn(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, state: Tensor, schedule: Schedule, swap: Swap, frozen: Frozen) -> Tensor:
+    def forward(ctx: Any, arranged: Tensor, column: Tensor, schedule: Schedule, swap: Swap, frozen: Frozen) -> Tensor:
         saved = []
-        start = state
-        state = state.index_select(0, schedule.first)
+        # (wires, 2, rows): a layer then reads and writes whole contiguous rows
+        state = torch.stack([arranged, column]).permute(2, 0, 1).index_select(0, schedule.first)
         for step in schedule.steps:
             state = state.index_select(0, step.gather)
             upper, lower, _ = _parts(state, step, dim=0)
@@ -293,19 +320,20 @@ class _SoftColumn(torch.autograd.Function):
             crossing = upper * cross
             upper.mul_(keep).addcmul_(lower, cross)
             lower.mul_(keep).add_(crossing)
-        ctx.save_for_backward(start, *saved)
+        ctx.save_for_backward(arranged, column, *saved)
         ctx.schedule, ctx.swap, ctx.frozen = schedule, swap, frozen
-        return state[:, 1].index_select(0, schedule.outputs).cumsum(0)
+        return state[:, 1].index_select(0, schedule.outputs).cumsum(0).t()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
-        start, *saved = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        arranged, column, *saved = ctx.saved_tensors
         schedule: Schedule = ctx.schedule
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
             with torch.enable_grad():
-                inclusion = _soft_column(start, schedule, ctx.swap, ctx.frozen)
-                (result,) = torch.autograd.grad(inclusion, start, gradient, create_graph=True)
-            return result, None, None, None
+                inclusion = _soft_column(arranged, column, schedule, ctx.swap, ctx.frozen)
+                (result,) = torch.autograd.grad(inclusion, arranged, gradient, create_graph=True)
+            return result, None, None, None, None
+        gradient = gradient.t()
         running = gradient.flip(0).cumsum(0).flip(0)
         state = gradient.new_zeros(schedule.last_width, 2, gradient.shape[-1])
         state[:, 1].index_copy_(0, schedule.outputs, running)
@@ -327,7 +355,10 @@ class _SoftColumn(torch.autograd.Function):
                 state = state.index_select(0, step.back)
             else:
                 state = gradient.new_zeros(step.width_before, 2, gradient.shape[-1]).index_copy_(0, step.gather, state)
-        return torch.zeros_like(start).index_copy_(0, schedule.first, state), None, None, None
+        result = state[:, 0]
+        if len(schedule.first) < arranged.shape[1]:
+            result = result.new_zeros(arranged.shape[::-1]).index_copy_(0, schedule.first, result)
+        return result.t(), None, None, None, None
 
 
 def _soft_rows(schedule: Schedule, swap: Swap, scores: Tensor, frozen: Frozen) -> Tensor:
@@ -352,26 +383,27 @@ def _soft_rows(schedule: Schedule, swap: Swap, scores: Tensor, frozen: Frozen) -
     return shares.new_zeros(k, wires, rows).index_copy(1, schedule.first, shares)
 
 
-def _log_with_tail(inclusion: Tensor, swap: Swap, scores: Tensor, position: Tensor, real: Tensor | None) -> Tensor:
-    """log T, continued where T underflows.
+def _log_sum(inclusion: Tensor, tail: Tensor) -> Tensor:
+    """log(T + e^tail), with T down to 0."""
+    tiny = inclusion <= 1e-30
+    logarithm = torch.where(tiny, -torch.inf, torch.where(tiny, 1.0, inclusion).log())
+    return torch.stack([logarithm, tail]).logsumexp(0)
 
-    Far behind, T is a product of many small shares and vanishes in floating point, and its gradient with it. To T is added
-    e^-30 times a tail that decays more slowly than T, in the distance to the j-th of the others: too little to be seen
-    above T = 1e-6, and below T = 1e-13 or so a slope that keeps the target moving.
-    """
-    k, m = inclusion.shape[-1], scores.shape[-1]
-    tiny = inclusion <= SMALLEST_T
-    log_inclusion = torch.where(tiny, -torch.inf, torch.where(tiny, 1.0, inclusion).log())
-    if m == 1:
-        return log_inclusion
-    rivals = candidates.others(scores, position)
-    if real is not None:
-        rivals = rivals.masked_fill(~candidates.others(real, position), -torch.inf)
-    rivals = rivals.topk(min(k, m - 1), dim=-1).values
-    lead = candidates.at(scores, position)[..., None] - rivals
-    lead = torch.where(lead == torch.inf, 0.0, lead)  # behind padding nobody can fall
-    tail = torch.nn.functional.pad(swap.log_tail(lead), (0, k - lead.shape[-1]), value=0.0)
-    return torch.stack([log_inclusion, tail + LOG_TAIL_WEIGHT]).logsumexp(0)
+
+class _LogSum(torch.autograd.Function):
+    """:func:`_log_sum` in few operations. The backward pass is itself differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, inclusion: Tensor, tail: Tensor) -> Tensor:
+        result = torch.logaddexp(inclusion.log(), tail)
+        ctx.save_for_backward(tail, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        tail, result = ctx.saved_tensors
+        # 1 / (T + e^tail); where that overflows, the slope of T is smaller still
+        return gradient * (-result).clamp(max=80).exp(), gradient * (tail - result).exp()
 
 
 def _as_given(scores: Tensor, real: Tensor | None) -> Tensor:
