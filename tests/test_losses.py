@@ -515,7 +515,7 @@ def loss(scores=SCORES, target=TARGET, p_k=(0.5, 0.5), operator=None, **kwargs):
         (lambda: loss(p_k=[0.5, 0.4]), ValueError, "p_k: expected probabilities that sum to 1, got the sum 0.9"),
         (lambda: loss(p_k=[float("nan")]), ValueError, "p_k: .* got nan"),
         (lambda: loss(p_k=[]), ValueError, "p_k: expected at least one probability"),
-        (lambda: loss(p_k=0.5), ValueError, "p_k: expected at least one probability"),
+        (lambda: loss(p_k=0.5), TypeError, "p_k: expected a sequence of numbers or a tensor, got 0.5"),
         (lambda: loss(p_k="all"), TypeError, "p_k: expected a sequence of numbers or a tensor, got 'all'"),
         (lambda: loss(p_k=[0.2] * 5), ValueError, "p_k: expected at most as many entries as the number of classes = 4, got 5"),
         (lambda: loss(p_k=[0.2] * 5, scores=torch.zeros(2, 9), m=4), ValueError, "p_k: .* as m = 4, got 5"),

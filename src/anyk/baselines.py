@@ -6,21 +6,21 @@ In the formulae, a_j = s_j - s_y is how far another class is ahead of the target
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from anyk import candidates, checks
-from anyk.losses import Rows, check_shared, over_targets, shared_repr, working_dtype
+from anyk.losses import Rows, View, check_shared, over_targets, shared_repr, working_dtype
 from anyk.operators.base import real_mask
 from anyk.operators.ksubset import log_polynomial_ratios
 
 __all__ = ["SmoothTopKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss"]
 
 
-class _TopKLoss(nn.Module):
+class _TopKLoss(nn.Module, ABC):
     """A loss of the others' leads for one k; everything else is shared with CrossEntropyLoss."""
 
     weight: Tensor | None
@@ -36,7 +36,7 @@ class _TopKLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_shared(reduction, ignore_index, weight, label_smoothing)
-        self.k = checks.count("k", k, 1, 2**63 - 1, "the number of classes")
+        self.k = checks.at_least_one("k", k)
         self.reduction = reduction
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
@@ -50,7 +50,7 @@ class _TopKLoss(nn.Module):
             scores,
             target,
             self._example_losses,
-            least=self.k,
+            View(least=self.k),
             reduction=self.reduction,
             ignore_index=self.ignore_index,
             weight=self.weight,
@@ -109,11 +109,11 @@ class SmoothTopKLoss(_TopKLoss):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(k, reduction=reduction, ignore_index=ignore_index, weight=weight, label_smoothing=label_smoothing)
-        if not isinstance(temperature, (int, float)):
-            raise TypeError(f"temperature: expected a positive number, got {temperature!r}")
-        checks.temperature(temperature)
-        self.temperature = float(temperature)
+        self.temperature = checks.number("temperature", temperature, "a positive number")
+        checks.temperature(self.temperature)
         self.margin = _margin(margin)
+        if hard_threshold is not None:
+            hard_threshold = checks.number("hard_threshold", hard_threshold, "a number of at least 1, or None")
         if hard_threshold is not None and not hard_threshold >= 1:
             raise ValueError(f"hard_threshold: expected a number of at least 1, or None, got {hard_threshold}")
         self.hard_threshold = hard_threshold
@@ -207,8 +207,7 @@ class TruncatedTopKEntropyLoss(_TopKLoss):
 
 
 def _margin(margin: float) -> float:
-    if isinstance(margin, bool) or not isinstance(margin, (int, float)):
-        raise TypeError(f"margin: expected a number of at least 0, got {margin!r}")
+    margin = checks.number("margin", margin, "a number of at least 0")
     if not 0 <= margin < float("inf"):
         raise ValueError(f"margin: expected a number of at least 0, got {margin}")
-    return float(margin)
+    return margin

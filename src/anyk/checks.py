@@ -6,6 +6,8 @@ tensors in eager mode. Elsewhere a look would stall the device or break the grap
 
 from __future__ import annotations
 
+import math
+import numbers
 import operator
 from collections.abc import Iterable
 
@@ -16,9 +18,12 @@ _is_functorch_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tenso
 
 
 def eager(tensor: Tensor) -> bool:
-    """A plain tensor in eager mode: not traced, not inside a functional transform."""
+    """A plain tensor in eager mode: not traced, not inside a functional transform, not in forward-mode differentiation."""
     return (
-        type(tensor) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling() and not _is_functorch_wrapped(tensor)
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and not torch.compiler.is_compiling()
+        and not _is_functorch_wrapped(tensor)
+        and torch.autograd.forward_ad._current_level < 0
     )
 
 
@@ -33,17 +38,39 @@ def one_of(name: str, value: object, known: Iterable[str]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}")
 
 
+def number(name: str, value: object, expected: str) -> float:
+    """A Python or NumPy number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: expected {expected}, got {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def at_least_one(name: str, value: object) -> int:
+    """An integer whose upper limit is not known yet."""
+    result = _integer(name, value)
+    if result < 1:
+        raise ValueError(f"{name}: expected at least 1, got {result}")
+    return result
+
+
 def count(name: str, value: object, low: int, high: int, high_name: str) -> int:
     """An integer between low and high."""
+    result = _integer(name, value)
+    if not low <= result <= high:
+        raise ValueError(f"{name}: expected {low} <= {name} <= {high_name} = {high}, got {result}")
+    return result
+
+
+def _integer(name: str, value: object) -> int:
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"{name}: expected an integer, got {value!r}") from None
-    if isinstance(value, bool):
-        raise TypeError(f"{name}: expected an integer, got {value!r}")
-    if not low <= number <= high:
-        raise ValueError(f"{name}: expected {low} <= {name} <= {high_name} = {high}, got {number}")
-    return number
 
 
 def tensor(name: str, value: object) -> Tensor:
@@ -103,8 +130,7 @@ def temperature(value: object) -> float | str | Tensor:
         if readable(value) and not (value.item() > 0 and value.isfinite().item()):
             raise ValueError(f"temperature: expected a positive, finite number, got {value.item()}")
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f'temperature: expected a positive number, a tensor or "auto", got {value!r}')
-    if not 0 < value < float("inf"):
-        raise ValueError(f"temperature: expected a positive, finite number, got {value}")
-    return float(value)
+    value = number("temperature", value, 'a positive number, a tensor or "auto"')
+    if not 0 < value < math.inf:
+        raise ValueError(f"temperature: expected a positive, finite number, got {value:g}")
+    return value

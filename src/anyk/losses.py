@@ -6,6 +6,7 @@ measures, is :func:`over_targets`; the baselines use it too.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -52,7 +53,8 @@ def topk_cross_entropy(
     Args:
         scores: (B, n), (n,) or (B, n, d1, …), as for ``torch.nn.functional.cross_entropy``. -inf marks padding.
         target: class indices without the class dimension, or class probabilities of the shape of ``scores``. For
-            probabilities q the loss is ``sum_c q_c L(s, c)``; q outside the candidates goes to softmax cross-entropy.
+            probabilities q the loss is ``sum_c q_c L(s, c)``; q outside the candidates goes to softmax cross-entropy. Each
+            row is then ranked once for each candidate (the same holds for label smoothing): set m.
         p_k: the weights of top-1, …, top-k, summing to 1: (k,), or (n, k) with one distribution for each class. Zeros at the
             end of a list are dropped, since k is the largest k that counts; a tensor is taken as it is.
         operator: the relaxation of sorting; None means ``SortingNetwork("splitter")``.
@@ -75,31 +77,51 @@ def topk_cross_entropy(
 
     Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022, equations 2 and 4.
     """
-    operator = SortingNetwork("splitter") if operator is None else operator
-    if not isinstance(operator, Operator):
-        raise TypeError(f"operator: expected an anyk.Operator, got {type(operator).__name__}")
-    checks.one_of("top1", top1, TOP1_MODES)
-    checks.one_of("softmax_over", softmax_over, ("all", "candidates"))
+    operator = _checked_operator(operator, top1, softmax_over)
+    if example_p_k is not None:
+        p_k, name = distribution(example_p_k, "example_p_k"), "example_p_k"
+    else:
+        p_k, name = distribution(p_k), "p_k"
+    return _topk_cross_entropy(
+        scores, target, p_k, name, operator, m, top1, softmax_over, reduction, ignore_index, weight, label_smoothing
+    )
+
+
+def _topk_cross_entropy(
+    scores: Tensor,
+    target: Tensor,
+    p_k: Tensor,
+    name: str,
+    operator: Operator,
+    m: int | None,
+    top1: str,
+    softmax_over: str,
+    reduction: str,
+    ignore_index: int,
+    weight: Tensor | None,
+    label_smoothing: float,
+) -> Tensor:
+    """:func:`topk_cross_entropy` with a distribution that has been checked; ``name`` says which of the two it is."""
     shape = _Shape.of(scores)
-    n = shape.classes
+    n, k = shape.classes, p_k.shape[-1]
     if m is not None:
         m = checks.count("m", m, 1, n, "the number of classes")
-    p_k = distribution(p_k) if example_p_k is None else distribution(example_p_k, "example_p_k")
-    k = p_k.shape[-1]
     if k > (m or n):
         limit = f"the number of classes = {n}" if m is None else f"m = {m}"
-        raise ValueError(f"p_k: expected at most as many entries as {limit}, got {k}")
-    if example_p_k is not None:
+        raise ValueError(f"{name}: expected at most as many entries as {limit}, got {k}")
+    if name == "example_p_k":
         p_k = shape.example_rows(p_k)
     elif p_k.ndim == 2 and len(p_k) != n:
         raise ValueError(f"p_k: expected shape (k,) or (n, k) with n = {n} classes, got {tuple(p_k.shape)}")
     p_k = p_k.to(device=scores.device, dtype=working_dtype(scores))
-    per_class = p_k.ndim == 2 and example_p_k is None
+    softmax_over_all = top1 != "operator" and softmax_over == "all"
 
     def example_losses(rows: Rows) -> Tensor:
-        p = p_k[rows.target] if per_class else rows.for_each_target(p_k) if p_k.ndim == 2 else p_k
+        p = p_k
+        if p_k.ndim == 2:
+            p = p_k[rows.target] if name == "p_k" else rows.for_each_target(p_k)
         cross_entropy = rows.cross_entropy
-        if top1 != "operator" and softmax_over == "candidates":
+        if top1 != "operator" and not softmax_over_all:
             cross_entropy = rows.candidate_cross_entropy()
             if k == 1:
                 return cross_entropy
@@ -110,16 +132,22 @@ def topk_cross_entropy(
         scores,
         target,
         example_losses,
-        m=m,
-        least=k,
-        sort=operator.sorts,
+        View(m=m, least=k, sort=operator.sorts, cross_entropy=softmax_over_all),
         reduction=reduction,
         ignore_index=ignore_index,
         weight=weight,
         label_smoothing=label_smoothing,
-        needs_cross_entropy=top1 != "operator" and softmax_over == "all",
-        is_cross_entropy=k == 1 and top1 != "operator" and softmax_over == "all",
+        is_cross_entropy=k == 1 and softmax_over_all,
     )
+
+
+def _checked_operator(operator: Operator | None, top1: str, softmax_over: str) -> Operator:
+    operator = SortingNetwork("splitter") if operator is None else operator
+    if not isinstance(operator, Operator):
+        raise TypeError(f"operator: expected an anyk.Operator, got {type(operator).__name__}")
+    checks.one_of("top1", top1, TOP1_MODES)
+    checks.one_of("softmax_over", softmax_over, ("all", "candidates"))
+    return operator
 
 
 def _example_losses(log_inclusion: Tensor, p: Tensor, cross_entropy: Tensor | None, top1: str) -> Tensor:
@@ -174,17 +202,14 @@ class TopKCrossEntropyLoss(nn.Module):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        operator = SortingNetwork("splitter") if operator is None else operator
-        if not isinstance(operator, Operator):
-            raise TypeError(f"operator: expected an anyk.Operator, got {type(operator).__name__}")
-        checks.one_of("top1", top1, TOP1_MODES)
-        checks.one_of("softmax_over", softmax_over, ("all", "candidates"))
         check_shared(reduction, ignore_index, weight, label_smoothing)
-        self.register_buffer("p_k", distribution(p_k))
+        # Not float64: some devices do not have it.
+        p_k = distribution(p_k)
+        self.register_buffer("p_k", p_k if p_k.dtype != torch.float64 else p_k.to(torch.get_default_dtype()))
         self.register_buffer("weight", weight)
-        self.operator = operator
+        self.operator = _checked_operator(operator, top1, softmax_over)
         k = self.p_k.shape[-1]
-        if m is not None and checks.count("m", m, 1, 2**63 - 1, "the number of classes") < k:
+        if m is not None and checks.at_least_one("m", m) < k:
             raise ValueError(f"p_k: expected at most as many entries as m = {m}, got {k}")
         self.m = m
         self.top1 = top1
@@ -194,19 +219,22 @@ class TopKCrossEntropyLoss(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, scores: Tensor, target: Tensor, *, example_p_k: Tensor | None = None) -> Tensor:
-        return topk_cross_entropy(
+        p_k, name = self.p_k, "p_k"
+        if example_p_k is not None:
+            p_k, name = distribution(example_p_k, "example_p_k"), "example_p_k"
+        return _topk_cross_entropy(
             scores,
             target,
-            self.p_k,
+            p_k,
+            name,
             self.operator,
-            m=self.m,
-            top1=self.top1,
-            softmax_over=self.softmax_over,
-            reduction=self.reduction,
-            ignore_index=self.ignore_index,
-            weight=self.weight,
-            label_smoothing=self.label_smoothing,
-            example_p_k=example_p_k,
+            self.m,
+            self.top1,
+            self.softmax_over,
+            self.reduction,
+            self.ignore_index,
+            self.weight,
+            self.label_smoothing,
         )
 
     def extra_repr(self) -> str:
@@ -259,11 +287,24 @@ class _Shape(NamedTuple):
         raise ValueError(f"example_p_k: expected shape {(*self.batch[:1], k)} to fit scores, got {tuple(p_k.shape)}")
 
 
+class View(NamedTuple):
+    """What a loss wants to see of a row."""
+
+    m: int | None = None
+    """number of candidates; None means all"""
+    least: int = 1
+    """number of classes that every row must have beside padding"""
+    sort: bool = True
+    """whether the candidates shall come in descending order even if all are kept"""
+    cross_entropy: bool = False
+    """whether it uses the softmax cross-entropy over all classes"""
+
+
 class Rows(NamedTuple):
     """What an example's loss may depend on. The leading shape is (rows,), or (rows, m) with each candidate as target."""
 
     scores: Float[Tensor, "*rows m"]
-    """the candidates' scores, in descending order"""
+    """the candidates' scores"""
     position: Int[Tensor, "*rows"]
     """where among them the target stands"""
     target: Int[Tensor, "*rows"]
@@ -284,15 +325,12 @@ def over_targets(
     scores: Tensor,
     target: Tensor,
     example_losses: Callable[[Rows], Tensor],
+    view: View,
     *,
-    m: int | None = None,
-    least: int = 1,
-    sort: bool = True,
     reduction: str,
     ignore_index: int,
     weight: Tensor | None,
     label_smoothing: float,
-    needs_cross_entropy: bool = False,
     is_cross_entropy: bool = False,
 ) -> Tensor:
     """Applies a loss of (scores of a row, target class) with the conventions of ``torch.nn.functional.cross_entropy``.
@@ -300,10 +338,7 @@ def over_targets(
     Args:
         scores, target, reduction, ignore_index, weight, label_smoothing: as there.
         example_losses: the loss of each row.
-        m: number of candidates; None means all.
-        least: number of classes that every row must have beside padding.
-        sort: whether the loss wants the candidates in descending order.
-        needs_cross_entropy: whether the loss uses softmax cross-entropy over all classes.
+        view: what it wants to see of a row.
         is_cross_entropy: the loss is known to be softmax cross-entropy: use torch's own.
     """
     check_shared(reduction, ignore_index, weight, label_smoothing)
@@ -331,49 +366,49 @@ def over_targets(
         probabilities = shape.rows(target).to(working_dtype(scores))
         if label_smoothing:
             probabilities = probabilities * (1 - label_smoothing) + label_smoothing * _uniform(rows)
-        losses = _expected_losses(rows, probabilities, example_losses, m, least, sort, needs_cross_entropy, weight, None)
-        counted = losses.new_tensor(float(len(losses)))
+        losses = _expected_losses(rows, probabilities, example_losses, view, weight, None)
+        counted = torch.ones_like(losses).sum()
     else:
         target = target.reshape(-1)
         valid = target != ignore_index
         safe = torch.where(valid, target, 0)
         weights = valid.to(working_dtype(scores)) if weight is None else torch.where(valid, weight[safe], 0)
         if label_smoothing:
-            one_hot = safe[:, None] == torch.arange(shape.classes, device=safe.device)
+            one_hot = (safe[:, None] == torch.arange(shape.classes, device=safe.device)).to(working_dtype(scores))
             probabilities = one_hot * (1 - label_smoothing) + label_smoothing * _uniform(rows)
-            losses = _expected_losses(rows, probabilities, example_losses, m, least, sort, needs_cross_entropy, weight, valid)
+            losses = _expected_losses(rows, probabilities, example_losses, view, weight, valid)
         else:
-            losses = weights * _index_losses(rows, safe, valid, example_losses, m, least, sort, needs_cross_entropy)
+            losses = weights * _index_losses(rows, safe, valid, example_losses, view)
         counted = weights.sum()
     return _reduced(losses, counted, reduction, shape.batch)
 
 
-def _index_losses(
-    rows: Tensor,
-    target: Tensor,
-    valid: Tensor,
-    example_losses: Callable[[Rows], Tensor],
-    m: int | None,
-    least: int,
-    sort: bool,
-    needs_cross_entropy: bool,
-) -> Tensor:
+def _index_losses(rows: Tensor, target: Tensor, valid: Tensor, example_losses: Callable[[Rows], Tensor], view: View) -> Tensor:
     all_valid = checks.readable(valid) and bool(valid.all())
     if not all_valid:
         # Whatever an ignored row holds, NaN included, must not reach a gradient.
         rows = torch.where(valid[:, None], rows, 0)
-    classes, position = candidates.choose(rows, target, m, sort=sort)
-    if needs_cross_entropy:
+    classes, position = candidates.choose(rows, target, view.m, sort=view.sort)
+    if view.cross_entropy:
         gather = _ScoresAndCrossEntropy.apply if checks.eager(rows) else _scores_and_cross_entropy
         scores, cross_entropy = gather(rows, classes, target)
     else:
         scores, cross_entropy = rows.gather(-1, classes), None
     real = real_mask(scores)
-    checks.real_classes(real, least, valid)
-    if real is not None and checks.readable(real) and not bool((candidates.at(real, position) | ~valid).all()):
-        raise ValueError("target: expected classes that are not padding, got one whose score is -inf")
+    checks.real_classes(real, view.least, valid)
+    if real is not None:
+        padded = ~candidates.at(real, position)
+        _check_targets_are_real(padded & valid)
+        position = torch.where(padded, 0, position)
     losses = example_losses(Rows(scores, position, target, cross_entropy))
+    if real is not None:
+        losses = torch.where(padded, torch.inf, losses)  # as cross-entropy has it
     return losses if all_valid else torch.where(valid, losses, 0)
+
+
+def _check_targets_are_real(padded: Tensor) -> None:
+    if checks.readable(padded) and bool(padded.any()):
+        raise ValueError("target: expected classes that are not padding, got one whose score is -inf")
 
 
 def _scores_and_cross_entropy(rows: Tensor, classes: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -394,11 +429,12 @@ class _ScoresAndCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_scores: Tensor, of_cross_entropy: Tensor) -> tuple[Tensor, None, None]:
         rows, classes, target, log_softmax = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
+        if torch.is_grad_enabled() or not (checks.eager(of_scores) and checks.eager(of_cross_entropy)):
+            # A second derivative, or many gradients at once: differentiate the plain form.
             with torch.enable_grad():
                 results = _scores_and_cross_entropy(rows, classes, target)
                 gradients = (of_scores, of_cross_entropy)
-                (gradient,) = torch.autograd.grad(results, rows, gradients, create_graph=True)
+                (gradient,) = torch.autograd.grad(results, rows, gradients, create_graph=torch.is_grad_enabled())
             return gradient, None, None
         gradient = log_softmax.exp().mul_(of_cross_entropy[:, None])
         gradient.scatter_add_(-1, target[:, None], -of_cross_entropy[:, None])
@@ -410,36 +446,30 @@ def _expected_losses(
     rows: Tensor,
     probabilities: Tensor,
     example_losses: Callable[[Rows], Tensor],
-    m: int | None,
-    least: int,
-    sort: bool,
-    needs_cross_entropy: bool,
+    view: View,
     weight: Tensor | None,
     valid: Tensor | None,
 ) -> Tensor:
     """sum_c q_c w_c L(s, c): the candidates each in turn as the target, the rest by softmax cross-entropy."""
     if valid is not None:
         rows = torch.where(valid[:, None], rows, 0)
-    n = rows.shape[-1]
-    scores, classes = candidates.select_for_probabilities(rows, probabilities, m, sort=sort)
+    scores, classes = candidates.select_for_probabilities(rows, probabilities, view.m, sort=view.sort)
     kept = scores.shape[-1]
-    real = real_mask(scores)
-    checks.real_classes(real, least, valid)
-    log_softmax = rows.to(working_dtype(rows)).log_softmax(-1)
-    weighted = probabilities if weight is None else probabilities * weight
+    share = (probabilities if weight is None else probabilities * weight).gather(-1, classes)
     place = torch.arange(kept, device=rows.device).expand_as(classes)
+    real = real_mask(scores)
+    checks.real_classes(real, view.least, valid)
     if real is not None:
-        place = place.where(real, 0)  # padding as a target: any other will do, its probability is 0
-    each = Rows(
-        scores[:, None, :].expand(-1, kept, -1),
-        place,
-        classes,
-        -log_softmax.gather(-1, classes.gather(-1, place)) if needs_cross_entropy else None,
-    )
-    share = weighted.gather(-1, classes)
-    losses = (share * torch.where(share != 0, example_losses(each), 0)).sum(-1)
-    if kept < n:
-        outside = weighted.scatter(-1, classes, 0)
+        _check_targets_are_real(~real & (share != 0))
+        place = place.where(real, 0)  # padding as a target: any other stands in for it, nothing may depend on it
+    log_softmax = rows.to(working_dtype(rows)).log_softmax(-1)
+    cross_entropy = -log_softmax.gather(-1, classes.gather(-1, place)) if view.cross_entropy else None
+    each = example_losses(Rows(scores[:, None, :].expand(-1, kept, -1), place, classes, cross_entropy))
+    if real is not None:
+        each = torch.where(real, each, torch.inf)
+    losses = torch.where(share != 0, share * torch.where(share != 0, each, 0), 0).sum(-1)
+    if kept < rows.shape[-1]:
+        outside = (probabilities if weight is None else probabilities * weight).scatter(-1, classes, 0)
         losses = losses - (outside * torch.where(outside != 0, log_softmax, 0)).sum(-1)
     return losses if valid is None else torch.where(valid, losses, 0)
 
@@ -462,22 +492,15 @@ def _reduced(losses: Tensor, counted: Tensor, reduction: str, batch: torch.Size)
 
 def distribution(p_k: Distribution, name: str = "p_k") -> Tensor:
     """P_K as a tensor of shape (k,) or (rows, k), checked; the zeros at the end of a list are dropped."""
-    given = p_k
     if not isinstance(p_k, Tensor):
-        try:
-            p_k = torch.tensor(p_k.tolist() if hasattr(p_k, "tolist") else p_k, dtype=torch.get_default_dtype())
-        except (TypeError, ValueError):
-            raise TypeError(f"{name}: expected a sequence of numbers or a tensor, got {given!r}") from None
-        used = (p_k != 0).reshape(-1, p_k.shape[-1]).any(0) if p_k.ndim and p_k.numel() else None
-        if used is not None and used.any():
-            p_k = p_k[..., : int(used.nonzero().max()) + 1]
+        p_k = _list_to_tensor(p_k, name)
     if not p_k.dtype.is_floating_point:
         raise TypeError(f"{name}: expected floating-point numbers, got dtype {p_k.dtype}")
-    if p_k.ndim < 1 or p_k.numel() == 0:
+    if p_k.ndim < 1 or p_k.shape[-1] == 0:
         raise ValueError(f"{name}: expected at least one probability, got shape {tuple(p_k.shape)}")
     if name == "p_k" and p_k.ndim > 2:
         raise ValueError(f"{name}: expected shape (k,) or (n, k), got {tuple(p_k.shape)}")
-    if checks.readable(p_k):
+    if checks.readable(p_k) and p_k.numel():
         if not bool((p_k >= 0).all()):
             raise ValueError(f"{name}: expected probabilities of at least 0, got {p_k.min().item():.6g}")
         sums = p_k.double().sum(-1)
@@ -485,6 +508,18 @@ def distribution(p_k: Distribution, name: str = "p_k") -> Tensor:
         if not abs(worst - 1) <= (1e-4 if p_k.dtype.itemsize > 2 else 1e-2):
             raise ValueError(f"{name}: expected probabilities that sum to 1, got the sum {worst:.6g}")
     return p_k
+
+
+def _list_to_tensor(p_k: Any, name: str) -> Tensor:
+    given = p_k.tolist() if hasattr(p_k, "tolist") else p_k
+    nested = isinstance(given, (list, tuple)) and len(given) > 0 and isinstance(given[0], (list, tuple))
+    rows = given if nested else [given]
+    try:
+        k = max((j for row in rows for j, p in enumerate(row, 1) if p != 0), default=0)
+        rows = [[float(p) for p in row][: k or None] for row in rows]
+        return torch.tensor(rows if nested else rows[0], dtype=torch.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: expected a sequence of numbers or a tensor, got {p_k!r}") from None
 
 
 def _check_probabilities(target: Tensor, scores: Tensor, ignore_index: int) -> None:
@@ -501,7 +536,7 @@ def _check_probabilities(target: Tensor, scores: Tensor, ignore_index: int) -> N
 
 def check_shared(reduction: str, ignore_index: int, weight: Tensor | None, label_smoothing: float) -> None:
     checks.one_of("reduction", reduction, REDUCTIONS)
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, numbers.Integral):
         raise TypeError(f"ignore_index: expected an integer, got {ignore_index!r}")
     if weight is not None:
         weight = checks.tensor("weight", weight)
@@ -510,8 +545,7 @@ def check_shared(reduction: str, ignore_index: int, weight: Tensor | None, label
                 f"weight: expected a floating-point tensor of shape (n,), "
                 f"got dtype {weight.dtype} and shape {tuple(weight.shape)}"
             )
-    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, (int, float)):
-        raise TypeError(f"label_smoothing: expected a number between 0 and 1, got {label_smoothing!r}")
+    label_smoothing = checks.number("label_smoothing", label_smoothing, "a number between 0 and 1")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing: expected a number between 0 and 1, got {label_smoothing}")
 

@@ -10,15 +10,18 @@ other end (wire i becomes wire n-1-i) they are the descending ones that stand he
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from itertools import zip_longest
+from typing import Any, TypeVar, cast
 
 __all__ = ["Network", "bitonic", "odd_even", "selection", "splitter"]
 
 Comparator = tuple[int, int]
+Build = TypeVar("Build", bound=Callable[..., Any])
 Layer = tuple[Comparator, ...]
 
 
@@ -72,7 +75,7 @@ class Network:
 
         Comparators that cannot influence these outputs are pruned; the others stay in the layer where they are.
         """
-        _check_wires(len(self.outputs), k)
+        _check_wires(len(self.outputs), _integer("k", k))
         outputs = self.outputs[:k]
         needed = set(outputs)
         layers: list[Layer] = []
@@ -105,12 +108,16 @@ def _trusted(n: int, layers: Iterable[Iterable[Comparator]], outputs: Iterable[i
     return network
 
 
+def _integer(name: str, number: Any) -> int:
+    try:
+        if isinstance(number, bool):
+            raise TypeError
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer, got {number!r}") from None
+
+
 def _check_wires(n: int, k: int = 1) -> None:
-    for name, number in (("n", n), ("k", k)):
-        try:
-            operator.index(number)
-        except TypeError:
-            raise TypeError(f"{name}: expected an integer, got {number!r}") from None
     if n < 1:
         raise ValueError(f"n: expected at least 1 wire, got {n}")
     if not 1 <= k <= n:
@@ -121,7 +128,25 @@ def _log2_ceil(n: int) -> int:
     return (n - 1).bit_length()
 
 
-@lru_cache(maxsize=64)
+def _cached(build: Build) -> Build:
+    """Checks the numbers, then looks the network up: 2.0 and True would find the entries of 2 and 1."""
+    cached = lru_cache(maxsize=64)(build)
+
+    @wraps(build)
+    def checked(n: int, *arguments: Any, **keywords: Any) -> Network:
+        bound = inspect.signature(build).bind(n, *arguments, **keywords)
+        numbers = {name: value for name, value in bound.arguments.items() if name in ("n", "k")}
+        for name, value in numbers.items():
+            bound.arguments[name] = _integer(name, value)
+        _check_wires(**{name: bound.arguments[name] for name in numbers})
+        bound.apply_defaults()
+        return cached(*bound.args)
+
+    checked.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
+    return cast(Build, checked)
+
+
+@_cached
 def odd_even(n: int) -> Network:
     """Odd-even transposition sort: n layers of neighbours, alternating.
 
@@ -129,13 +154,12 @@ def odd_even(n: int) -> Network:
         >>> anyk.networks.odd_even(4).layers[0]
         ((0, 1), (2, 3))
     """
-    _check_wires(n)
     # The published network starts its pairs at the worst wire, which is wire n-1 here.
     layers = (tuple((i, i + 1) for i in range((n - layer) % 2, n - 1, 2)) for layer in range(n))
     return _trusted(n, [layer for layer in layers if layer], range(n))
 
 
-@lru_cache(maxsize=64)
+@_cached
 def bitonic(n: int) -> Network:
     """Batcher's bitonic sorting network, for any n: p(p+1)/2 layers with p = ceil(log2 n).
 
@@ -143,11 +167,10 @@ def bitonic(n: int) -> Network:
         >>> anyk.networks.bitonic(10450).depth
         105
     """
-    _check_wires(n)
     return _trusted(n, _below(n, _bitonic_layers(_log2_ceil(n), _log2_ceil(n))), range(n))
 
 
-@lru_cache(maxsize=64)
+@_cached
 def splitter(n: int, k: int) -> Network:
     """Splitter selection network: moves the k largest of n values, sorted, to the first k wires.
 
@@ -161,7 +184,6 @@ def splitter(n: int, k: int) -> Network:
 
     Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022, appendix B.
     """
-    _check_wires(n, k)
     wires_of_rank: list[list[int]] = [list(range(n))] + [[] for _ in range(k - 1)]
     free_from = [0] * n
     layers: list[list[Comparator]] = []
@@ -196,7 +218,7 @@ def _splitter_cascade(wires: list[int]) -> list[list[Comparator]]:
     return layers
 
 
-@lru_cache(maxsize=64)
+@_cached
 def selection(n: int, k: int, kind: str = "bitonic") -> Network:
     """The classical selection networks: sort blocks of 2^ceil(log2 k) wires, then merge the best of two blocks at a time.
 
@@ -211,7 +233,6 @@ def selection(n: int, k: int, kind: str = "bitonic") -> Network:
         >>> [anyk.networks.selection(1024, 5, kind).depth for kind in ("bitonic", "odd_even_merge", "pairwise")]
         [34, 34, 34]
     """
-    _check_wires(n, k)
     if kind not in _SELECTION_LAYERS:
         raise ValueError(f"kind: expected one of {', '.join(_SELECTION_LAYERS)}, got {kind!r}")
     layers, outputs = _SELECTION_LAYERS[kind](_log2_ceil(n), _log2_ceil(k))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from anyk import candidates, checks
 LOG_ZERO = -1e37
 
 
-class Operator(nn.Module):
+class Operator(nn.Module, ABC):
     """A relaxation of "sort descending".
 
     For scores s it gives rows ``P[r, c]``, the probability that class c has rank r (r = 1 is the best), and for one
@@ -27,13 +27,16 @@ class Operator(nn.Module):
     Args:
         temperature: smaller is harder. A positive number, a one-element tensor (an ``nn.Parameter`` is learned), or
             ``"auto"``: the mean absolute deviation of each row's scores other than the target's, so that multiplying all
-            scores by a constant changes nothing. May be assigned at any time.
+            scores by a constant changes nothing. (Rows whose other scores are all equal, as with two classes, have no scale
+            of their own and get 1.) May be assigned at any time.
     """
 
     #: False when the operator wants the classes in the order they come in.
     sorts = True
     #: scores are divided by ``temperature ** scale_power``
     scale_power = 1.0
+    #: the least precision to compute in
+    dtype = torch.float32
 
     def __init__(self, temperature: float | Tensor | str = 1.0) -> None:
         super().__init__()
@@ -74,7 +77,7 @@ class Operator(nn.Module):
         real = real_mask(scores)
         checks.real_classes(real, k)
         scaled = self._scaled(scores, None, real)
-        probabilities = self._matrix(scaled, real, k)
+        probabilities = self._matrix(scaled, real, k).to(_result_dtype(scores))
         if real is not None:
             probabilities = probabilities.masked_fill(~real[..., None, :], 0)
         if hard:
@@ -113,23 +116,23 @@ class Operator(nn.Module):
     ) -> Float[Tensor, "*batch k"]:
         """:meth:`log_inclusion` for scores that are in descending order already, with the target at ``position``."""
         real = real_mask(scores)
-        return self._log_inclusion(self._scaled(scores, position, real), position, real, k)
+        return self._log_inclusion(self._scaled(scores, position, real), position, real, k).to(_result_dtype(scores))
 
     def _scaled(self, scores: Tensor, position: Tensor | None, real: Tensor | None) -> Tensor:
         """Scores over temperature, shifted so that what matters is near zero, where floats are dense."""
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if isinstance(self.temperature, str):
-            scale = spread(scores.detach(), position, real)
-        else:
-            scale = self.temperature**self.scale_power
-            if isinstance(scale, Tensor):
-                scale = scale.to(scores.dtype).reshape(())
+        scores = scores.to(torch.promote_types(scores.dtype, self.dtype))
         reference = scores.detach()
         reference = reference.amax(-1) if position is None else candidates.at(reference, position)
         shifted = scores - reference[..., None]
         if real is not None:
             shifted = shifted.masked_fill(~real, 0)
-        return shifted / scale
+        if isinstance(self.temperature, str):
+            return shifted / spread(shifted.detach(), position, real)
+        temperature = self.temperature
+        if isinstance(temperature, Tensor):
+            checks.temperature(temperature)  # an optimiser may have taken it below zero
+            temperature = temperature.to(scores.dtype).reshape(())
+        return shifted / temperature**self.scale_power
 
     @abstractmethod
     def _matrix(
@@ -165,17 +168,25 @@ def spread(scores: Tensor, position: Tensor | None, real: Tensor | None) -> Tens
         counted = counted & (place != position[..., None])
     number = counted.sum(-1, keepdim=True).clamp(min=1)
     kept = scores.masked_fill(~counted, 0)
-    deviation = (kept - kept.sum(-1, keepdim=True) / number).abs().masked_fill(~counted, 0).sum(-1, keepdim=True) / number
-    rounding = 8 * torch.finfo(scores.dtype).eps * kept.abs().amax(-1, keepdim=True)
+    mean = kept.sum(-1, keepdim=True) / number
+    deviation = (kept - mean).abs().masked_fill(~counted, 0).sum(-1, keepdim=True) / number
+    rounding = 4 * torch.finfo(scores.dtype).eps * kept.abs().amax(-1, keepdim=True)
     return torch.where(deviation > rounding, deviation, torch.ones_like(deviation))
+
+
+def _result_dtype(scores: Tensor) -> torch.dtype:
+    return torch.promote_types(scores.dtype, torch.float32)
 
 
 def log_running_sum(log_probabilities: Float[Tensor, "*batch k m"], position: Int[Tensor, "*batch"]) -> Tensor:
     """log T from log P: the target's column, summed over the ranks."""
-    k = log_probabilities.shape[-2]
     place = position[..., None, None].expand(*log_probabilities.shape[:-1], 1)
-    column = log_probabilities.gather(-1, place).squeeze(-1)
-    # Not logcumsumexp: its second derivative is NaN where an incoming gradient is zero.
+    return log_cumulative(log_probabilities.gather(-1, place).squeeze(-1))
+
+
+def log_cumulative(column: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k"]:
+    """The logarithm of the running sum. Not logcumsumexp: its second derivative is NaN where a gradient is zero."""
+    k = column.shape[-1]
     later = torch.full((k, k), -torch.inf, dtype=column.dtype, device=column.device).triu(1)
     return (column[..., None, :] + later).logsumexp(-1)
 

@@ -83,10 +83,8 @@ def _solve_thresholds(scores: Tensor, real: Tensor | None, k: int) -> Tensor:
     i - A e^b / 2 + B e^(-b) / 2 = j: a quadratic equation in e^b."""
     n = scores.shape[-1]
     upper, lower = -scores, scores
-    number: Tensor | int = n
     if real is not None:
         upper, lower = upper.masked_fill(~real, LOG_ZERO), lower.masked_fill(~real, LOG_ZERO)
-        number = real.sum(-1, keepdim=True)
     nothing = torch.full_like(scores[..., :1], LOG_ZERO)
     log_a = torch.cat([nothing, upper.logcumsumexp(-1)], -1)  # of the first 0 … n scores
     log_b = torch.cat([lower.flip(-1).logcumsumexp(-1).flip(-1), nothing], -1)  # of all but these
@@ -98,7 +96,8 @@ def _solve_thresholds(scores: Tensor, real: Tensor | None, k: int) -> Tensor:
         passed = passed.masked_fill(~real, torch.inf)
     # j = n has no threshold (T_n = 1): that of n - 1 stands in for it
     ranks = torch.arange(1, k + 1, device=scores.device).expand(*scores.shape[:-1], k)
-    ranks = ranks.minimum(torch.as_tensor(number, device=scores.device) - 1).clamp(min=1)
+    ranks = ranks.clamp(max=n - 1) if real is None else ranks.minimum(real.sum(-1, keepdim=True) - 1)
+    ranks = ranks.clamp(min=1)
     above = torch.searchsorted(passed.contiguous(), ranks.to(passed.dtype).contiguous(), right=True)
     log_a, log_b = log_a.gather(-1, above), log_b.gather(-1, above)
     missing = (ranks - above).to(scores.dtype)

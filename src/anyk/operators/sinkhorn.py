@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from anyk import candidates, checks
-from anyk.operators.base import Operator, by_class, in_order
+from anyk.operators.base import Operator, by_class, in_order, log_cumulative
 
 
 class SinkhornSort(Operator):
@@ -39,6 +39,7 @@ class SinkhornSort(Operator):
     Reference: Cuturi et al., "Differentiable Ranking and Sorting using Optimal Transport", NeurIPS 2019.
     """
 
+    dtype = torch.float64
     unconverged: Tensor
 
     def __init__(
@@ -50,15 +51,14 @@ class SinkhornSort(Operator):
         max_iterations: int = 30,
     ) -> None:
         checks.one_of("anchors", anchors, ("all", "topk"))
-        if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)):
-            raise TypeError(f"tolerance: expected a positive number, got {tolerance!r}")
+        tolerance = checks.number("tolerance", tolerance, "a number between 0 and 1")
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance: expected a number between 0 and 1, got {tolerance}")
         super().__init__(temperature)
         self.anchors = anchors
-        self.tolerance = float(tolerance)
-        self.max_iterations = checks.count("max_iterations", max_iterations, 1, 10**9, "the limit")
-        #: how many rows of the last call had not met the tolerance (a tensor: reading it may wait for the device)
+        self.tolerance = tolerance
+        self.max_iterations = checks.at_least_one("max_iterations", max_iterations)
+        #: how many rows of the last eager call had not met the tolerance (a tensor: reading it may wait for the device)
         self.register_buffer("unconverged", torch.zeros((), dtype=torch.long), persistent=False)
 
     def extra_repr(self) -> str:
@@ -71,19 +71,15 @@ class SinkhornSort(Operator):
         ordered, ordered_real, classes = in_order(scores, real)
         start = torch.zeros_like(classes[..., 0])
         logits = self._log_kernel(ordered, start, ordered_real, k)
-        plan = logits.softmax(-2)[..., :k, :].to(scores.dtype)
-        return by_class(plan, classes)
+        return by_class(logits.softmax(-2)[..., :k, :], classes)
 
     def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
         logits = self._log_kernel(scores, position, real, k)
         place = position[..., None, None].expand(*logits.shape[:-1], 1)
-        column = logits.gather(-1, place).squeeze(-1).log_softmax(-1)[..., :k]
-        later = torch.full((k, k), -torch.inf, dtype=column.dtype, device=column.device).triu(1)
-        return (column[..., None, :] + later).logsumexp(-1).to(scores.dtype)
+        return log_cumulative(logits.gather(-1, place).squeeze(-1).log_softmax(-1)[..., :k])
 
     def _log_kernel(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
         """Logits whose softmax over the ranks (dim -2) is the plan; the scores are in descending order."""
-        scores = scores.double()
         n = scores.shape[-1]
         number = torch.full_like(position, n) if real is None else real.sum(-1)
         anchors, masses, used = self._ranks(number[..., None], n, k)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from anyk import checks
 from anyk.operators.base import Operator, by_class, in_order, log_running_sum
 
 
@@ -29,12 +30,11 @@ class SoftSort(Operator):
     """
 
     def __init__(self, temperature: float | Tensor | str = 1.0, power: float = 1.0) -> None:
-        if isinstance(power, bool) or not isinstance(power, (int, float)):
-            raise TypeError(f"power: expected a number of at least 1, got {power!r}")
+        power = checks.number("power", power, "a number of at least 1")
         if not 1 <= power < float("inf"):
             raise ValueError(f"power: expected a number of at least 1 (bounded slope at ties), got {power}")
         super().__init__(temperature)
-        self.power = float(power)
+        self.power = power
 
     @property
     def scale_power(self) -> float:  # type: ignore[override]

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from anyk import candidates, checks, networks
-from anyk.operators.base import Operator
+from anyk.operators.base import Operator, by_class, in_order
 from anyk.swaps import SWAPS, Swap
 
-# log T continues along log(TAIL_WEIGHT) + the swap's tail where T falls below it (T itself is not changed: 1e-13 is far
-# below float32's resolution of any T that matters).
+# log T continues along this plus the swap's tail where T falls below it. To T itself that adds 1e-13 at most.
 LOG_TAIL_WEIGHT = -30.0
 
 
@@ -68,9 +67,9 @@ class SortingNetwork(Operator):
         larger = alpha a + (1 - alpha) b,    smaller = (1 - alpha) a + alpha b.
 
     A class is carried along by the same mixtures; the share of it that ends on the r-th output is P[r, c]. For T only the
-    target's share is pushed forward, beside the scores: the cost does not depend on k.
+    target's share is pushed forward, beside the scores: the cost is that of the comparators, with no factor k.
 
-    Cost: O(comparators): splitter about n (2 + log k), bitonic n log^2 n / 4, odd-even n^2 / 2.
+    Cost, in comparators: splitter about n (1 + log2 k), bitonic n log2(n)^2 / 4, odd-even n^2 / 2.
 
     Args:
         kind: ``"splitter"`` (selection network), ``"bitonic"`` or ``"odd_even"`` (sorting networks).
@@ -80,7 +79,8 @@ class SortingNetwork(Operator):
         wires: where the classes start, which matters to a network. ``"target"``: the target on one fixed wire, the others
             in descending order on the rest, so that T is continuous in the scores and does not depend on the order of the
             classes. ``"sorted"``: all in descending order. ``"given"``: in the order of the classes, the last class on the
-            first wire, as published. The matrix has no target: ``"target"`` means ``"given"`` there.
+            first wire, as published (candidates that the loss has cut down to m < n come in descending order). The matrix has
+            no target: ``"target"`` means ``"given"`` there.
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0, 0.0])
@@ -119,14 +119,12 @@ class SortingNetwork(Operator):
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
         n = scores.shape[-1]
         if self.wires == "sorted":
-            keys = scores.detach() if real is None else scores.detach().masked_fill(~real, -torch.inf)
-            classes = keys.sort(dim=-1, descending=True, stable=True).indices
+            _, _, classes = in_order(scores, real)
         else:
             classes = _as_given(scores, real)
-        rows = _wires_first(scores.gather(-1, classes))
-        shares = _soft_rows(self._schedule(n, k, rows.device), SWAPS[self.swap], rows, self._frozen(real, n))
-        matrix = shares.movedim(-1, 0).reshape(*scores.shape[:-1], k, n)
-        return torch.zeros_like(matrix).scatter(-1, classes[..., None, :].expand_as(matrix), matrix)
+        rows = scores.gather(-1, classes).reshape(-1, n).t()
+        shares = _soft_rows(self._schedule(scores, k), SWAPS[self.swap], rows, self._frozen(real, n))
+        return by_class(shares.movedim(-1, 0).reshape(*scores.shape[:-1], k, n), classes)
 
     def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
         m = scores.shape[-1]
@@ -149,7 +147,7 @@ class SortingNetwork(Operator):
         # Traced or transformed, the plain form is the better one: it has every derivative, and it fuses.
         run = _SoftColumn.apply if checks.eager(arranged) else _soft_column
         inclusion = run(
-            arranged, column.reshape(-1, m), self._schedule(m, k, scores.device), SWAPS[self.swap], self._frozen(real, m)
+            arranged, column.reshape(-1, m), self._schedule(scores, k), SWAPS[self.swap], self._frozen(real, m)
         ).reshape(*scores.shape[:-1], k)
         return self._log_with_tail(inclusion, scores, position, real)
 
@@ -177,12 +175,14 @@ class SortingNetwork(Operator):
         tail = SWAPS[self.swap].log_tail(lead) + LOG_TAIL_WEIGHT
         if k == m:
             tail = torch.nn.functional.pad(tail, (0, 1), value=LOG_TAIL_WEIGHT)
-        return _LogSum.apply(inclusion, tail) if checks.eager(inclusion) else _log_sum(inclusion, tail)
+        add = _LogSum.apply if checks.eager(inclusion) else _log_sum
+        return add(inclusion, tail)
 
-    def _schedule(self, n: int, k: int, device: torch.device) -> Schedule:
-        if torch.compiler.is_compiling():
-            return _schedule.__wrapped__(self.kind, n, k, device)
-        return _schedule(self.kind, n, k, device)
+    def _schedule(self, scores: Tensor, k: int) -> Schedule:
+        kind, n = self.kind, scores.shape[-1]
+        if checks.eager(scores):
+            return _cached_schedule(kind, n, k, scores.device)
+        return _schedule(_plan(kind, n, k), scores.device)  # what a trace or a transform makes must not outlive it
 
     def _frozen(self, real: Tensor | None, n: int) -> Callable[[int, Tensor], Tensor] | None:
         """Which comparators (layer, lower wire) -> (comparators, rows) leave padded rows as they are; None: none does."""
@@ -224,8 +224,17 @@ class Schedule(NamedTuple):
     last_width: int
 
 
-@lru_cache(maxsize=128)
-def _schedule(kind: str, n: int, k: int, device: torch.device) -> Schedule:
+class _Plan(NamedTuple):
+    """A schedule in plain numbers."""
+
+    first: tuple[int, ...]
+    steps: tuple[tuple[int, tuple[int, ...], int, tuple[int, ...]], ...]
+    """for each step: its layer, gather, number of comparators, lower wires"""
+    outputs: tuple[int, ...]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator] # building a network is nothing to trace
+def _plan(kind: str, n: int, k: int) -> _Plan:
     network = KINDS[kind].build(n, k)
     if KINDS[kind].active is None:  # nothing counts its layers
         network = network.packed()
@@ -239,28 +248,43 @@ def _schedule(kind: str, n: int, k: int, device: torch.device) -> Schedule:
         idle = sorted(needed.difference(upper, lower))
         orders.append((layer, upper + lower + idle, len(pairs)))
         needed.update(upper, lower)
-    state = sorted(needed)
-    first = torch.tensor(state, device=device)
+    first = state = sorted(needed)
     steps = []
     for layer, order, comparators in reversed(orders):
-        gather = torch.tensor(_places(order, state), device=device)
+        steps.append((layer, _places(order, state), comparators, tuple(order[comparators : 2 * comparators])))
+        state = order
+    return _Plan(tuple(first), tuple(steps), _places(network.outputs, state))
+
+
+def _schedule(plan: _Plan, device: torch.device) -> Schedule:
+    width = len(plan.first)
+    steps = []
+    for layer, gather, comparators, lower_wires in plan.steps:
+        back = sorted(range(len(gather)), key=gather.__getitem__)
         steps.append(
             Step(
                 layer=layer,
-                gather=gather,
-                back=gather.argsort(),
-                width_before=len(state),
+                gather=torch.tensor(gather, device=device),
+                back=torch.tensor(back, device=device),
+                width_before=width,
                 comparators=comparators,
-                lower_wires=torch.tensor(order[comparators : 2 * comparators], device=device),
+                lower_wires=torch.tensor(lower_wires, device=device),
             )
         )
-        state = order
-    return Schedule(tuple(steps), torch.tensor(_places(network.outputs, state), device=device), first, len(state))
+        width = len(gather)
+    outputs, first = torch.tensor(plan.outputs, device=device), torch.tensor(plan.first, device=device)
+    return Schedule(tuple(steps), outputs, first, width)
 
 
-def _places(wires: Sequence[int], state: list[int]) -> list[int]:
+@lru_cache(maxsize=128)
+def _cached_schedule(kind: str, n: int, k: int, device: torch.device) -> Schedule:
+    with torch.inference_mode(False):  # a first call without gradients must not spoil the later ones
+        return _schedule(_plan(kind, n, k), device)
+
+
+def _places(wires: Sequence[int], state: list[int]) -> tuple[int, ...]:
     place = {wire: number for number, wire in enumerate(state)}
-    return [place[wire] for wire in wires]
+    return tuple(place[wire] for wire in wires)
 
 
 Frozen = Callable[[int, Tensor], Tensor] | None
@@ -328,10 +352,11 @@ class _SoftColumn(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         arranged, column, *saved = ctx.saved_tensors
         schedule: Schedule = ctx.schedule
-        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
+        if torch.is_grad_enabled() or not checks.eager(gradient):
+            # A second derivative, or many gradients at once: differentiate the plain form.
             with torch.enable_grad():
                 inclusion = _soft_column(arranged, column, schedule, ctx.swap, ctx.frozen)
-                (result,) = torch.autograd.grad(inclusion, arranged, gradient, create_graph=True)
+                (result,) = torch.autograd.grad(inclusion, arranged, gradient, create_graph=torch.is_grad_enabled())
             return result, None, None, None, None
         gradient = gradient.t()
         running = gradient.flip(0).cumsum(0).flip(0)
@@ -413,8 +438,3 @@ def _as_given(scores: Tensor, real: Tensor | None) -> Tensor:
     if real is None:
         return classes
     return classes.gather(-1, (~real).flip(-1).int().sort(dim=-1, stable=True).indices)
-
-
-def _wires_first(scores: Tensor) -> Tensor:
-    """(..., wires) -> (wires, rows): a layer then reads and writes whole contiguous rows."""
-    return scores.reshape(-1, scores.shape[-1]).t().contiguous()

@@ -1,0 +1,156 @@
+"""On every device, under every mode: no host synchronisation, compiled, transformed, autocast, deterministic."""
+
+import pytest
+import torch
+from strategies import name, operators
+
+import anyk
+from anyk import TopKCrossEntropyLoss, topk_cross_entropy
+
+MODES = ("separate", "mixed", "operator")
+P_K = [0.2] * 5
+every_operator = pytest.mark.parametrize("operator", operators(wires=("target", "given")), ids=name)
+modes = pytest.mark.parametrize("top1", MODES)
+BASELINES = [anyk.SmoothTopKLoss(3), anyk.TopKHingeLoss(3), anyk.TruncatedTopKEntropyLoss(3)]
+
+
+def batch(rows=6, n=12, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, n, generator=generator), torch.randint(n, (rows,), generator=generator)
+
+
+# ---- meta tensors: an .item(), a data-dependent shape or a stray CPU tensor would fail ----------------------------------
+
+
+@modes
+@every_operator
+def test_meta(operator, top1):
+    criterion = TopKCrossEntropyLoss(P_K, operator, top1=top1).to("meta")
+    scores = torch.empty(6, 12, device="meta", requires_grad=True)
+    target = torch.empty(6, dtype=torch.long, device="meta")
+    for m in (None, 8):
+        criterion.m = m
+        for smoothing in (0.0, 0.1):
+            criterion.label_smoothing = smoothing
+            criterion(scores, target).backward()
+            assert scores.grad.shape == scores.shape
+        criterion(scores, scores.detach()).backward()  # class probabilities
+    per_class = TopKCrossEntropyLoss(torch.full((12, 4), 0.25), operator, top1=top1).to("meta")
+    per_class(scores, target, example_p_k=torch.empty(6, 3, device="meta")).backward()
+    per_class(scores, target).backward()
+    operator(scores, 5, hard=True).sum().backward()
+    operator.inclusion(scores, target, 5).sum().backward()
+
+
+@pytest.mark.parametrize("criterion", BASELINES, ids=lambda c: type(c).__name__)
+def test_meta_baselines(criterion):
+    scores = torch.empty(6, 12, device="meta", requires_grad=True)
+    target = torch.empty(6, dtype=torch.long, device="meta")
+    criterion(scores, target).backward()
+    assert anyk.topk_hits(scores, target)[5].device.type == "meta"
+
+
+# ---- torch.compile ------------------------------------------------------------------------------------------------------
+
+
+def assert_compiled_is_eager(function, inputs, dynamic=True, backend="aot_eager"):
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend=backend)
+    for scores, target in inputs:
+        ours, theirs = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+        expected, actual = function(ours, target), compiled(theirs, target)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+        weights = torch.linspace(0.5, 1.5, expected.numel()).reshape(expected.shape)
+        (expected * weights).sum().backward()
+        (actual * weights).sum().backward()
+        torch.testing.assert_close(theirs.grad, ours.grad, rtol=1e-4, atol=1e-5)
+
+
+@modes
+@every_operator
+def test_compiled_loss(operator, top1):
+    criterion = TopKCrossEntropyLoss(P_K, operator, m=8, top1=top1)
+    assert_compiled_is_eager(criterion, [batch(6), batch(9, seed=1), batch(4, seed=2)])
+
+
+@every_operator
+def test_compiled_operator(operator):
+    assert_compiled_is_eager(lambda s, y: operator(s, 4), [batch(6), batch(9, seed=1)])
+    assert_compiled_is_eager(lambda s, y: operator.inclusion(s, y, 4), [batch(6), batch(9, seed=1)])
+
+
+@pytest.mark.parametrize("criterion", BASELINES, ids=lambda c: type(c).__name__)
+def test_compiled_baselines(criterion):
+    assert_compiled_is_eager(criterion, [batch(6), batch(9, seed=1)])
+
+
+def test_no_recompilation_storm():
+    torch._dynamo.reset()
+    compilations = []
+
+    def backend(graph, inputs):
+        compilations.append(1)
+        return graph
+
+    criterion = torch.compile(TopKCrossEntropyLoss(P_K, m=8), fullgraph=True, backend=backend)
+    for rows in (6, 7, 9, 13, 20):
+        criterion(*batch(rows))
+    assert len(compilations) <= 2  # one static, one dynamic
+
+
+# ---- functional transforms ----------------------------------------------------------------------------------------------
+
+
+@modes
+@every_operator
+def test_functional_transforms(operator, top1):
+    scores, target = batch()
+
+    def loss(s, y):
+        return topk_cross_entropy(s, y, P_K, operator, m=8, top1=top1)
+
+    expected = torch.stack([loss(s, y) for s, y in zip(scores, target, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(loss)(scores, target), expected)
+    gradient = torch.func.grad(loss)(scores, target)
+    reference = scores.clone().requires_grad_()
+    loss(reference, target).backward()
+    torch.testing.assert_close(gradient, reference.grad, rtol=1e-4, atol=1e-6)
+    each = torch.func.vmap(torch.func.grad(loss))(scores, target)
+    torch.testing.assert_close(each / len(scores), reference.grad, rtol=1e-4, atol=1e-6)
+    direction = torch.ones_like(scores) * torch.linspace(-1, 1, 12)
+    _, slope = torch.func.jvp(lambda s: loss(s, target), (scores,), (direction,))
+    torch.testing.assert_close(slope, (reference.grad * direction).sum(), rtol=1e-3, atol=1e-5)
+
+
+# ---- precision and determinism ------------------------------------------------------------------------------------------
+
+
+@modes
+@every_operator
+def test_autocast(operator, top1):
+    scores, target = batch()
+    expected = topk_cross_entropy(scores, target, P_K, operator, m=8, top1=top1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = topk_cross_entropy(scores, target, P_K, operator, m=8, top1=top1)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected)
+
+
+@modes
+@every_operator
+def test_same_bits_with_any_number_of_threads(operator, top1):
+    scores, target = batch(200, 300)
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 1):
+            torch.set_num_threads(threads)
+            leaf = scores.clone().requires_grad_()
+            losses = topk_cross_entropy(leaf, target, P_K, operator, m=16, top1=top1, reduction="none")
+            losses.sum().backward()
+            results.append((losses.detach(), leaf.grad))
+    finally:
+        torch.set_num_threads(before)
+    for losses, gradient in results[1:]:
+        assert torch.equal(losses, results[0][0])
+        assert torch.equal(gradient, results[0][1])
