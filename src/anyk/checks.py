@@ -14,7 +14,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-_is_functorch_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", lambda tensor: False)
+
+def _is_functorch_wrapped(tensor: Tensor) -> bool:
+    functorch = torch._C._functorch
+    return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
 def eager(tensor: Tensor) -> bool:

@@ -515,8 +515,11 @@ def _list_to_tensor(p_k: Any, name: str) -> Tensor:
     nested = isinstance(given, (list, tuple)) and len(given) > 0 and isinstance(given[0], (list, tuple))
     rows = given if nested else [given]
     try:
-        k = max((j for row in rows for j, p in enumerate(row, 1) if p != 0), default=0)
-        rows = [[float(p) for p in row][: k or None] for row in rows]
+        rows = [[float(p) for p in row] for row in rows]
+        k = max(len(row) for row in rows)
+        while k > 1 and all(len(row) < k or row[k - 1] == 0 for row in rows):
+            k -= 1
+        rows = [row[:k] for row in rows]
         return torch.tensor(rows if nested else rows[0], dtype=torch.float64)
     except (TypeError, ValueError):
         raise TypeError(f"{name}: expected a sequence of numbers or a tensor, got {p_k!r}") from None

@@ -179,10 +179,11 @@ class SortingNetwork(Operator):
         return add(inclusion, tail)
 
     def _schedule(self, scores: Tensor, k: int) -> Schedule:
-        kind, n = self.kind, scores.shape[-1]
+        n = scores.shape[-1]
         if checks.eager(scores):
-            return _cached_schedule(kind, n, k, scores.device)
-        return _schedule(_plan(kind, n, k), scores.device)  # what a trace or a transform makes must not outlive it
+            return _cached_schedule(self.kind, n, k, scores.device)
+        n = len(list(range(n)))  # a network needs a definite number of wires, also in a trace with symbolic sizes
+        return _schedule(_plan(self.kind, n, k), scores.device)  # what a trace makes must not outlive it
 
     def _frozen(self, real: Tensor | None, n: int) -> Callable[[int, Tensor], Tensor] | None:
         """Which comparators (layer, lower wire) -> (comparators, rows) leave padded rows as they are; None: none does."""
