@@ -1,12 +1,14 @@
 # make demo    sets everything up and trains a small many-class problem with softmax and with a top-k loss
 # make test    sets everything up, checks lint, format and types, and runs the tests
 # make check   lint, format and types alone
+# make bench   measures speed and memory beside cross-entropy, and writes benchmarks/results.md
+# make torture runs hundreds of thousands of hard cases
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check format clean
+.PHONY: demo test check bench torture format clean
 
 demo: $(VENV)/demo
 	$(BIN)/python examples/quickstart.py
@@ -18,6 +20,12 @@ check: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(VENV)/bench
+	$(BIN)/python benchmarks/speed.py
+
+torture: $(VENV)/bench
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torture.py
 
 format: $(VENV)/test
 	$(BIN)/ruff check --fix .
@@ -36,6 +44,10 @@ $(VENV)/demo: $(VENV)/torch pyproject.toml
 $(VENV)/test: $(VENV)/torch pyproject.toml
 	$(INSTALL) --editable .[examples,test,check]
 	touch $@ $(VENV)/demo
+
+$(VENV)/bench: $(VENV)/torch pyproject.toml
+	$(INSTALL) --editable .[bench]
+	touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

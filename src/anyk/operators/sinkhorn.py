@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -95,15 +97,11 @@ class SinkhornSort(Operator):
             present = real.to(scores.dtype)
         start = _start(scores, anchors, home, used)
         with torch.no_grad():
-            solved, missed = self._solve(kernel.detach(), masses, used, present, start.detach())
+            solved, missed = self._solve(kernel.detach(), _Sides(masses, used, present), start.detach())
             if checks.eager(missed):
                 self.unconverged = missed
-        # Where the links between ranks underflow, Newton steps carry no derivative: the start's is the limit for t -> 0.
-        potentials = solved + (start - start.detach())
-        # Newton doubles the order of contact with the solution: one step carries the first derivative, two the second.
-        for _ in range(2):
-            step, _ = _newton_step(kernel, masses, used, present, potentials)
-            potentials = potentials + step
+        attach = _Potentials.apply if checks.eager(kernel) else _attached_potentials
+        potentials = attach(kernel, start, solved, _Sides(masses, used, present))
         return potentials[..., :, None] + kernel
 
     def _ranks(self, number: Tensor, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,20 +116,20 @@ class SinkhornSort(Operator):
         masses = torch.cat([torch.ones_like(rank), rest], -1)
         return anchors, masses, masses > 0
 
-    def _solve(
-        self, kernel: Tensor, masses: Tensor, used: Tensor, present: Tensor, potentials: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _solve(self, kernel: Tensor, sides: _Sides, potentials: Tensor) -> tuple[Tensor, Tensor]:
         for _ in range(self.max_iterations):
-            step, error = _newton_step(kernel, masses, used, present, potentials)
-            open_rows = error > self.tolerance
+            plan = _plan(kernel, sides, potentials)
+            missing = _missing(plan, sides)
+            open_rows = missing.abs().amax(-1) > self.tolerance
             if checks.readable(open_rows) and not bool(open_rows.any()):
-                break
+                return potentials, open_rows.sum()
+            step = _solve_laplacian(plan, sides, missing)
             # Far from the solution a full step overshoots; this length is safe for log-sum-exp functions and tends to 1.
             reach = (step.amax(-1, keepdim=True) - step.amin(-1, keepdim=True)).clamp(min=1e-12)
             step = step * (torch.log1p(reach) / reach)
             potentials = torch.where(open_rows[..., None], potentials + step, potentials)
-        _, error = _newton_step(kernel, masses, used, present, potentials)
-        return potentials, (error > self.tolerance).sum()
+        missing = _missing(_plan(kernel, sides, potentials), sides)
+        return potentials, (missing.abs().amax(-1) > self.tolerance).sum()
 
 
 def _start(scores: Tensor, anchors: Tensor, home: Tensor, used: Tensor) -> Tensor:
@@ -149,19 +147,69 @@ def _start(scores: Tensor, anchors: Tensor, home: Tensor, used: Tensor) -> Tenso
     return pad(up, (1, 0)) - pad(down, (0, 1))
 
 
-def _newton_step(kernel: Tensor, masses: Tensor, used: Tensor, present: Tensor, potentials: Tensor) -> tuple[Tensor, Tensor]:
-    """The step that makes the row sums equal the masses to first order, and the largest error before it.
+class _Sides(NamedTuple):
+    """The two sides of the transport: what each rank takes, which ranks there are, which classes there are."""
 
-    Columns are normalised exactly (a softmax over the ranks), so the row sums' derivative by the potentials is the graph
-    Laplacian diag(row sums) - P P'. Its null vector, a common shift of all potentials, is fixed by adding ones.
+    masses: Tensor
+    used: Tensor
+    present: Tensor
+
+
+def _plan(kernel: Tensor, sides: _Sides, potentials: Tensor) -> Tensor:
+    """P (..., ranks, classes): columns are normalised exactly, rows as far as the potentials do it."""
+    return (potentials[..., :, None] + kernel).softmax(-2) * sides.present[..., None, :]
+
+
+def _missing(plan: Tensor, sides: _Sides) -> Tensor:
+    return (sides.masses - plan.sum(-1)).masked_fill(~sides.used, 0)
+
+
+def _solve_laplacian(plan: Tensor, sides: _Sides, right: Tensor) -> Tensor:
+    """Solves D x = right, D the derivative of the row sums by the potentials: the graph Laplacian diag(row sums) - P P'.
+
+    Its null vector, a common shift of all potentials, is fixed by adding ones. The diagonal is made from the off-diagonal
+    entries, so that nearly separate groups of ranks keep their weak links exactly.
     """
-    plan = (potentials[..., :, None] + kernel).softmax(-2) * present[..., None, :]
-    sums = plan.sum(-1)
-    missing = (masses - sums).masked_fill(~used, 0)
     links = torch.einsum("...rc,...qc->...rq", plan, plan)
-    rows = links.shape[-1]
-    # The diagonal from the off-diagonal entries: nearly separate groups of ranks keep their weak links exactly.
     links = links - torch.diag_embed(links.diagonal(dim1=-2, dim2=-1))
-    laplacian = torch.diag_embed(links.sum(-1) + ~used + 1e-14) - links + 1 / rows
-    step = torch.linalg.solve_ex(laplacian, missing[..., None])[0].squeeze(-1)
-    return step, missing.detach().abs().amax(-1)
+    laplacian = torch.diag_embed(links.sum(-1) + ~sides.used + 1e-14) - links + 1 / links.shape[-1]
+    return torch.linalg.solve_ex(laplacian, right[..., None])[0].squeeze(-1)
+
+
+def _attached_potentials(kernel: Tensor, start: Tensor, solved: Tensor, sides: _Sides) -> Tensor:
+    """The solution as a function of kernel and start, with exact first and second derivatives.
+
+    Newton doubles the order of contact with the solution: one step carries the first derivative, two the second. Where the
+    links between ranks underflow, Newton steps carry no derivative: the start's is the limit for t -> 0.
+    """
+    potentials = solved + (start - start.detach())
+    for _ in range(2):
+        plan = _plan(kernel, sides, potentials)
+        potentials = potentials + _solve_laplacian(plan, sides, _missing(plan, sides))
+    return potentials
+
+
+class _Potentials(torch.autograd.Function):
+    """:func:`_attached_potentials` with the first derivative by the implicit function theorem: one linear system."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: Tensor, start: Tensor, solved: Tensor, sides: _Sides) -> Tensor:
+        ctx.save_for_backward(kernel, start, solved, *sides)
+        return solved.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        kernel, start, solved, *rest = ctx.saved_tensors
+        sides = _Sides(*rest)
+        if torch.is_grad_enabled() or not checks.eager(gradient):
+            # A second derivative, or many gradients at once: differentiate the plain form.
+            with torch.enable_grad():
+                result = _attached_potentials(kernel, start, solved, sides)
+                wanted = (kernel, start)
+                of_kernel, of_start = torch.autograd.grad(result, wanted, gradient, create_graph=torch.is_grad_enabled())
+            return of_kernel, of_start, None, None
+        plan = _plan(kernel, sides, solved)
+        weights = _solve_laplacian(plan, sides, gradient)
+        # the transposed derivative of the row sums by the logits, applied to the weights
+        pull = plan * (weights[..., :, None] - (plan * weights[..., :, None]).sum(-2, keepdim=True))
+        return -pull, gradient - pull.sum(-1), None, None

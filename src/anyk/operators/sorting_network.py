@@ -234,7 +234,6 @@ class _Plan(NamedTuple):
     outputs: tuple[int, ...]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator] # building a network is nothing to trace
 def _plan(kind: str, n: int, k: int) -> _Plan:
     network = KINDS[kind].build(n, k)
     if KINDS[kind].active is None:  # nothing counts its layers
@@ -255,6 +254,11 @@ def _plan(kind: str, n: int, k: int) -> _Plan:
         steps.append((layer, _places(order, state), comparators, tuple(order[comparators : 2 * comparators])))
         state = order
     return _Plan(tuple(first), tuple(steps), _places(network.outputs, state))
+
+
+# Building a network is nothing to trace. This is what torch.compiler.assume_constant_result does, which would import all of
+# torch._dynamo, a second, for those who do not compile.
+_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _schedule(plan: _Plan, device: torch.device) -> Schedule:
