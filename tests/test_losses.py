@@ -438,6 +438,64 @@ def test_a_target_far_behind_still_pulls(operator, top1):
         assert min(losses) >= 0
 
 
+def test_sinkhorn_far_behind_has_the_gradient_of_the_limit():
+    """The loss is linear in the gap there, although every link between the ranks has underflowed."""
+    scores = torch.tensor([[1e4, 0.0]], dtype=torch.float64, requires_grad=True)
+    loss = topk_cross_entropy(scores, torch.tensor([1]), [1.0], anyk.SinkhornSort(), top1="operator")
+    (gradient,) = torch.autograd.grad(loss, scores)
+    torch.testing.assert_close(loss, torch.tensor(1e4, dtype=torch.float64))
+    torch.testing.assert_close(gradient, torch.tensor([[1.0, -1.0]], dtype=torch.float64))
+
+
+@modes
+@every_operator
+def test_one_candidate(operator, top1):
+    scores, target = batch()
+    scores.requires_grad_()
+    loss = topk_cross_entropy(scores, target, [1.0], operator, m=1, top1=top1, softmax_over="candidates")
+    (gradient,) = torch.autograd.grad(loss, scores)
+    assert loss.item() == pytest.approx(0, abs=1e-6)
+    assert (gradient == 0).all()
+
+
+@every_operator
+def test_padding_among_far_scores(operator):
+    inf = torch.inf
+    scores = torch.tensor([[-inf, 83.4446, -12.2053, -inf, -inf, 157.4091, 82.6165]], requires_grad=True)
+    loss = topk_cross_entropy(scores, torch.tensor([5]), [0, 0, 0, 1.0], operator, m=6, top1="operator")
+    (gradient,) = torch.autograd.grad(loss, scores)
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+
+
+def test_probability_of_padding():
+    scores = torch.tensor([[3.0, 0.0, -torch.inf, 1.0]])
+    with pytest.raises(ValueError, match="target: expected classes that are not padding"):
+        topk_cross_entropy(scores, torch.tensor([[0.0, 0.5, 0.5, 0.0]]), [0.5, 0.5])
+    with pytest.raises(ValueError, match="target: expected classes that are not padding"):
+        anyk.TopKHingeLoss(2)(scores, torch.tensor([[0.0, 0.5, 0.5, 0.0]]))
+    assert topk_cross_entropy(scores, torch.tensor([[0.0, 0.5, 0.0, 0.5]]), [0.5, 0.5]).isfinite()
+
+
+def test_float64_stays_float64():
+    scores, target = batch(dtype=torch.float64)
+    padded = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)  # a tensor: goes the general way
+    exact = cross_entropy(scores, target, label_smoothing=0.1)
+    torch.testing.assert_close(topk_cross_entropy(scores, target, padded, label_smoothing=0.1), exact, rtol=1e-13, atol=0)
+    inclusion = anyk.LapSum().inclusion(scores[0], target[0], 3).tolist()
+    expected = oracles.topk_loss(inclusion, scores[0].softmax(-1)[target[0]].item(), [0.1, 0.2, 0.7], "separate")
+    actual = topk_cross_entropy(scores[0], target[0], [0.1, 0.2, 0.7], anyk.LapSum())
+    assert actual.item() == pytest.approx(expected, rel=1e-13)
+
+
+@modes
+def test_empty_batch(top1):
+    scores, target = torch.zeros(0, 5), torch.zeros(0, dtype=torch.long)
+    for kwargs in ({}, {"example_p_k": torch.zeros(0, 2)}, {"m": 3}, {"label_smoothing": 0.1}):
+        assert topk_cross_entropy(scores, target, [0.5, 0.5], top1=top1, reduction="sum", **kwargs) == 0
+        assert topk_cross_entropy(scores, target, [0.5, 0.5], top1=top1, **kwargs).isnan()
+
+
 # ---- modules ------------------------------------------------------------------------------------------------------------
 
 
@@ -546,6 +604,8 @@ def loss(scores=SCORES, target=TARGET, p_k=(0.5, 0.5), operator=None, **kwargs):
         (lambda: loss(ignore_index=1.0), TypeError, "ignore_index: expected an integer, got 1.0"),
         (lambda: loss(target=torch.ones(2, 4), ignore_index=2), ValueError, "ignore_index: expected class indices"),
         (lambda: loss(example_p_k=torch.ones(3, 1)), ValueError, r"example_p_k: expected shape \(2, 1\) .* got \(3, 1\)"),
+        (lambda: loss(example_p_k=torch.full((2, 5), 0.2)), ValueError, "example_p_k: expected at most .* = 4, got 5"),
+        (lambda: TopKCrossEntropyLoss([1.0], m=-1), ValueError, "m: expected at least 1, got -1"),
         (lambda: loss(example_p_k=torch.ones(2, 2)), ValueError, "example_p_k: expected probabilities that sum to 1"),
         (
             lambda: loss(scores=torch.tensor([[0.0, 1, 2, 3], [0, -torch.inf, -torch.inf, -torch.inf]])),

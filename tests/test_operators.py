@@ -347,6 +347,15 @@ def test_temperature_can_be_learned(operator):
     torch.testing.assert_close(learned.temperature.grad, slope, rtol=1e-5, atol=1e-7)
 
 
+@every_operator
+def test_learned_temperature_must_stay_positive(operator):
+    learned = copy.deepcopy(operator)
+    learned.temperature = torch.nn.Parameter(torch.tensor(0.5))
+    learned.temperature.data.fill_(-0.5)  # what an optimiser may do
+    with pytest.raises(ValueError, match=r"temperature: expected a positive, finite number, got -0\.5"):
+        learned.inclusion(torch.zeros(4), torch.tensor(0), 2)
+
+
 @pytest.mark.parametrize("operator", operators("auto"), ids=name)
 @pytest.mark.parametrize("factor", [1e-3, 0.1, 7.0, 1e4])
 def test_auto_temperature_ignores_the_scale(operator, factor):
@@ -425,6 +434,13 @@ def test_module_manners(operator):
     assert "temperature=0.25" in repr(fresh)
 
 
+def test_numpy_numbers_are_numbers():
+    numpy = pytest.importorskip("numpy")
+    assert anyk.LapSum(numpy.float32(0.5)).temperature == 0.5
+    assert anyk.LapSum()(torch.zeros(4), numpy.int64(2)).shape == (2, 4)
+    assert anyk.networks.splitter(numpy.int64(8), 2) == anyk.networks.splitter(8, 2)
+
+
 # ---- bad input ----------------------------------------------------------------------------------------------------------
 
 SCORES, TARGET = torch.zeros(2, 4), torch.tensor([0, 1])
@@ -433,6 +449,7 @@ SCORES, TARGET = torch.zeros(2, 4), torch.tensor([0, 1])
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
+        (lambda: anyk.Operator(), TypeError, "abstract"),
         (lambda: anyk.SoftSort(0.0), ValueError, "temperature: expected a positive, finite number, got 0"),
         (lambda: anyk.LapSum(-1), ValueError, "temperature: expected a positive, finite number, got -1"),
         (lambda: anyk.KSubset(float("nan")), ValueError, "temperature: expected a positive, finite number, got nan"),
