@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -125,7 +125,7 @@ def _topk_cross_entropy(
             cross_entropy = rows.candidate_cross_entropy()
             if k == 1:
                 return cross_entropy
-        log_inclusion = operator.candidate_log_inclusion(rows.scores, rows.position, k)
+        log_inclusion = operator.candidate_log_inclusion(rows.scores, rows.position, rows.real, k)
         return _example_losses(log_inclusion, p, cross_entropy, top1)
 
     return over_targets(
@@ -307,6 +307,8 @@ class Rows(NamedTuple):
     """the candidates' scores"""
     position: Int[Tensor, "*rows"]
     """where among them the target stands"""
+    real: Bool[Tensor, "*rows m"] | None
+    """which are not padding; None means all"""
     target: Int[Tensor, "*rows"]
     """the target class"""
     cross_entropy: Float[Tensor, "*rows"] | None
@@ -400,7 +402,7 @@ def _index_losses(rows: Tensor, target: Tensor, valid: Tensor, example_losses: C
         padded = ~candidates.at(real, position)
         _check_targets_are_real(padded & valid)
         position = torch.where(padded, 0, position)
-    losses = example_losses(Rows(scores, position, target, cross_entropy))
+    losses = example_losses(Rows(scores, position, real, target, cross_entropy))
     if real is not None:
         losses = torch.where(padded, torch.inf, losses)  # as cross-entropy has it
     return losses if all_valid else torch.where(valid, losses, 0)
@@ -464,7 +466,8 @@ def _expected_losses(
         place = place.where(real, 0)  # padding as a target: any other stands in for it, nothing may depend on it
     log_softmax = rows.to(working_dtype(rows)).log_softmax(-1)
     cross_entropy = -log_softmax.gather(-1, classes.gather(-1, place)) if view.cross_entropy else None
-    each = example_losses(Rows(scores[:, None, :].expand(-1, kept, -1), place, classes, cross_entropy))
+    everyone = None if real is None else real[:, None, :].expand(-1, kept, -1)
+    each = example_losses(Rows(scores[:, None, :].expand(-1, kept, -1), place, everyone, classes, cross_entropy))
     if real is not None:
         each = torch.where(real, each, torch.inf)
     losses = torch.where(share != 0, share * torch.where(share != 0, each, 0), 0).sum(-1)

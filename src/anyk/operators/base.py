@@ -108,14 +108,25 @@ class Operator(nn.Module, ABC):
         k = checks.count("k", k, 1, n, "the number of classes")
         target = checks.class_indices(target, scores.shape[:-1], n)
         kept = candidates.select(scores, target, sort=self.sorts)
-        checks.real_classes(real_mask(kept.scores), k)
-        return self.candidate_log_inclusion(kept.scores, kept.position, k)
+        real = real_mask(kept.scores)
+        checks.real_classes(real, k)
+        return self.candidate_log_inclusion(kept.scores, kept.position, real, k)
 
     def candidate_log_inclusion(
-        self, scores: Float[Tensor, "*batch m"], position: Int[Tensor, "*batch"], k: int
+        self,
+        scores: Float[Tensor, "*batch m"],
+        position: Int[Tensor, "*batch"],
+        real: Bool[Tensor, "*batch m"] | None,
+        k: int,
     ) -> Float[Tensor, "*batch k"]:
-        """:meth:`log_inclusion` for scores that are in descending order already, with the target at ``position``."""
-        real = real_mask(scores)
+        """:meth:`log_inclusion` for scores that are in descending order already (if ``sorts``).
+
+        Args:
+            scores: the candidates' scores.
+            position: where the target stands among them.
+            real: which are not padding; None means all.
+            k: number of ranks.
+        """
         return self._log_inclusion(self._scaled(scores, position, real), position, real, k).to(_result_dtype(scores))
 
     def _scaled(self, scores: Tensor, position: Tensor | None, real: Tensor | None) -> Tensor:

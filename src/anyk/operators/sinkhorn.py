@@ -177,7 +177,7 @@ def _solve_laplacian(plan: Tensor, sides: _Sides, right: Tensor) -> Tensor:
 
 
 def _attached_potentials(kernel: Tensor, start: Tensor, solved: Tensor, sides: _Sides) -> Tensor:
-    """The solution as a function of kernel and start, with exact first and second derivatives.
+    """The solution as a function of kernel and start: its value, and exact first and second derivatives.
 
     Newton doubles the order of contact with the solution: one step carries the first derivative, two the second. Where the
     links between ranks underflow, Newton steps carry no derivative: the start's is the limit for t -> 0.
@@ -186,7 +186,7 @@ def _attached_potentials(kernel: Tensor, start: Tensor, solved: Tensor, sides: _
     for _ in range(2):
         plan = _plan(kernel, sides, potentials)
         potentials = potentials + _solve_laplacian(plan, sides, _missing(plan, sides))
-    return potentials
+    return solved + (potentials - potentials.detach())
 
 
 class _Potentials(torch.autograd.Function):

@@ -136,13 +136,13 @@ class SortingNetwork(Operator):
             classes = wire.expand_as(scores)
             start = position
         else:
-            number = torch.full_like(position, m) if real is None else real.sum(-1)
+            number = wire.new_full((), m) if real is None else real.sum(-1)
             start = KINDS[self.kind].target_wire(number)
             # Wire w holds the w-th of the others, counted without the start wire and without the target's place.
             other = wire - (wire > start[..., None]).long()
             classes = other + (other >= position[..., None])
             classes = torch.where(wire == start[..., None], position[..., None], classes)
-        column = (wire == start[..., None]).to(scores.dtype)
+        column = (wire == start[..., None]).to(scores.dtype).expand_as(scores)
         arranged = scores.gather(-1, classes).reshape(-1, m)
         # Traced or transformed, the plain form is the better one: it has every derivative, and it fuses.
         run = _SoftColumn.apply if checks.eager(arranged) else _soft_column
