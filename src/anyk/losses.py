@@ -78,38 +78,17 @@ def topk_cross_entropy(
     Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022, equations 2 and 4.
     """
     operator = _checked_operator(operator, top1, softmax_over)
-    if example_p_k is not None:
-        p_k, name = distribution(example_p_k, "example_p_k"), "example_p_k"
-    else:
-        p_k, name = distribution(p_k), "p_k"
-    return _topk_cross_entropy(
-        scores, target, p_k, name, operator, m, top1, softmax_over, reduction, ignore_index, weight, label_smoothing
-    )
-
-
-def _topk_cross_entropy(
-    scores: Tensor,
-    target: Tensor,
-    p_k: Tensor,
-    name: str,
-    operator: Operator,
-    m: int | None,
-    top1: str,
-    softmax_over: str,
-    reduction: str,
-    ignore_index: int,
-    weight: Tensor | None,
-    label_smoothing: float,
-) -> Tensor:
-    """:func:`topk_cross_entropy` with a distribution that has been checked; ``name`` says which of the two it is."""
     shape = _Shape.of(scores)
-    n, k = shape.classes, p_k.shape[-1]
+    n = shape.classes
     if m is not None:
         m = checks.count("m", m, 1, n, "the number of classes")
+    name = "p_k" if example_p_k is None else "example_p_k"
+    p_k = distribution(p_k if example_p_k is None else example_p_k, name)
+    k = p_k.shape[-1]
     if k > (m or n):
         limit = f"the number of classes = {n}" if m is None else f"m = {m}"
         raise ValueError(f"{name}: expected at most as many entries as {limit}, got {k}")
-    if name == "example_p_k":
+    if example_p_k is not None:
         p_k = shape.example_rows(p_k)
     elif p_k.ndim == 2 and len(p_k) != n:
         raise ValueError(f"p_k: expected shape (k,) or (n, k) with n = {n} classes, got {tuple(p_k.shape)}")
@@ -119,7 +98,7 @@ def _topk_cross_entropy(
     def example_losses(rows: Rows) -> Tensor:
         p = p_k
         if p_k.ndim == 2:
-            p = p_k[rows.target] if name == "p_k" else rows.for_each_target(p_k)
+            p = p_k[rows.target] if example_p_k is None else rows.for_each_target(p_k)
         cross_entropy = rows.cross_entropy
         if top1 != "operator" and not softmax_over_all:
             cross_entropy = rows.candidate_cross_entropy()
@@ -219,22 +198,19 @@ class TopKCrossEntropyLoss(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, scores: Tensor, target: Tensor, *, example_p_k: Tensor | None = None) -> Tensor:
-        p_k, name = self.p_k, "p_k"
-        if example_p_k is not None:
-            p_k, name = distribution(example_p_k, "example_p_k"), "example_p_k"
-        return _topk_cross_entropy(
+        return topk_cross_entropy(
             scores,
             target,
-            p_k,
-            name,
+            self.p_k,
             self.operator,
-            self.m,
-            self.top1,
-            self.softmax_over,
-            self.reduction,
-            self.ignore_index,
-            self.weight,
-            self.label_smoothing,
+            m=self.m,
+            top1=self.top1,
+            softmax_over=self.softmax_over,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            weight=self.weight,
+            label_smoothing=self.label_smoothing,
+            example_p_k=example_p_k,
         )
 
     def extra_repr(self) -> str:
@@ -436,7 +412,7 @@ class _ScoresAndCrossEntropy(torch.autograd.Function):
             with torch.enable_grad():
                 results = _scores_and_cross_entropy(rows, classes, target)
                 gradients = (of_scores, of_cross_entropy)
-                (gradient,) = torch.autograd.grad(results, rows, gradients, create_graph=torch.is_grad_enabled())
+                (gradient,) = torch.autograd.grad(results, rows, gradients, create_graph=True)
             return gradient, None, None
         gradient = log_softmax.exp().mul_(of_cross_entropy[:, None])
         gradient.scatter_add_(-1, target[:, None], -of_cross_entropy[:, None])

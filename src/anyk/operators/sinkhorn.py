@@ -206,7 +206,7 @@ class _Potentials(torch.autograd.Function):
             with torch.enable_grad():
                 result = _attached_potentials(kernel, start, solved, sides)
                 wanted = (kernel, start)
-                of_kernel, of_start = torch.autograd.grad(result, wanted, gradient, create_graph=torch.is_grad_enabled())
+                of_kernel, of_start = torch.autograd.grad(result, wanted, gradient, create_graph=True)
             return of_kernel, of_start, None, None
         plan = _plan(kernel, sides, solved)
         weights = _solve_laplacian(plan, sides, gradient)

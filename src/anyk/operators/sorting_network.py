@@ -361,7 +361,7 @@ class _SoftColumn(torch.autograd.Function):
             # A second derivative, or many gradients at once: differentiate the plain form.
             with torch.enable_grad():
                 inclusion = _soft_column(arranged, column, schedule, ctx.swap, ctx.frozen)
-                (result,) = torch.autograd.grad(inclusion, arranged, gradient, create_graph=torch.is_grad_enabled())
+                (result,) = torch.autograd.grad(inclusion, arranged, gradient, create_graph=True)
             return result, None, None, None, None
         gradient = gradient.t()
         running = gradient.flip(0).cumsum(0).flip(0)
