@@ -100,6 +100,12 @@ def test_manners(criterion):
     assert criterion(scores.half(), target).dtype == torch.float32
 
 
+def test_as_many_real_classes_as_k():
+    """The target is always among the first k of k classes."""
+    scores = torch.tensor([[1.0, 5.0, -torch.inf, -torch.inf]])
+    assert SmoothTopKLoss(2)(scores, torch.tensor([0])) == SmoothTopKLoss(2)(scores[:, :2], torch.tensor([0])) == 0
+
+
 @every_loss
 def test_gradients(criterion):
     scores = torch.randn(3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()

@@ -128,6 +128,15 @@ def test_networks_comparator_by_comparator(kind, swap):
         expected[:, order] = torch.tensor(shares, dtype=torch.float64)[:k]
         actual = anyk.SortingNetwork(kind, t, swap, wires="sorted")(scores, k)
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+        # "target": the target on its wire, the others in descending order on the rest
+        wire = min({"splitter": 1, "bitonic": 4, "odd_even": 4}[kind], n // 2)
+        for target in range(n):
+            others = sorted((s for c, s in enumerate(scores.tolist()) if c != target), reverse=True)
+            arranged = [*others[:wire], scores[target].item(), *others[wire:]]
+            shares = oracles.soft_network(network, arranged, value, t ** SWAPS[swap].power)
+            expected = torch.tensor(shares, dtype=torch.float64)[:k, wire].cumsum(0)
+            actual = anyk.SortingNetwork(kind, t, swap).inclusion(scores, torch.tensor(target), k)
+            torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 # ---- properties ---------------------------------------------------------------------------------------------------------
