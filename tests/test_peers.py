@@ -81,23 +81,28 @@ def test_losses_against_difftopk(method, mode, top1, p_k):
         method, inverse_temperature=1 / t, p_k=p_k, n=n, distribution="logistic", top1_mode=mode
     )
     compared = 0
+    weights, rest = torch.tensor(p_k), sum(p_k[1:])
     for seed in range(60):
         scores = random_rows(1, n, seed)
         target = torch.tensor([seed % n])
-        expected = peer(scores, target)
-        if top1 == "separate":
-            # published without the division by 1 - P_K(1)
-            rest = sum(p_k[1:])
-            expected = expected + rest * torch.tensor(rest).log()
-        actual = anyk.topk_cross_entropy(scores, target, p_k, METHODS[method](t), top1=top1)
-        inclusion = METHODS[method](t).inclusion(scores, target, len(p_k)).squeeze(0)
-        weights = torch.tensor(p_k)
-        p = (weights[1:] * inclusion[1:]).sum() if mode != "sort" else (weights * inclusion).sum()
-        # its floor under the logarithm (and its T above 1) are not ours
-        floor = (p * (1 - 2e-7) + 1e-7).log() - p.log()
-        if 1e-3 <= p <= sum(p_k[1:]) and actual > 0 and (mode == "smce" or p < 1):
-            compared += 1
-            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 + abs(floor.item()))
+        operator = METHODS[method](t)
+        inclusion = operator.inclusion(scores, target, len(p_k)).squeeze(0)
+        p = (weights[1:] * inclusion[1:]).sum()
+        if mode == "sort":
+            p = (weights * inclusion).sum()
+        elif mode == "sm":
+            p = p + p_k[0] * scores.softmax(-1)[0, target[0]]
+        limit = rest if mode == "smce" else 1.0
+        if not 1e-3 <= p <= limit:  # its T above 1 is not ours
+            continue
+        # Its floor under the logarithm is not ours either: take exactly that off.
+        floor = (p.double() * (1 - 2e-7) + 1e-7).log() - p.double().log()
+        expected = peer(scores, target).double() + (rest if mode == "smce" else 1.0) * floor
+        if mode == "smce":
+            expected = expected + rest * torch.tensor(rest).log()  # published without the division by 1 - P_K(1)
+        actual = anyk.topk_cross_entropy(scores, target, p_k, operator, top1=top1).double()
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+        compared += 1
     assert compared >= 15
 
 

@@ -202,6 +202,11 @@ def log_cumulative(column: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k
     return (column[..., None, :] + later).logsumexp(-1)
 
 
+def rows_from_inclusion(inclusion: Float[Tensor, "*batch k n"]) -> Float[Tensor, "*batch k n"]:
+    """P[r] = T_r - T_(r-1)."""
+    return inclusion - torch.nn.functional.pad(inclusion[..., :-1, :], (0, 0, 1, 0))
+
+
 def in_order(
     scores: Float[Tensor, "*batch n"], real: Bool[Tensor, "*batch n"] | None
 ) -> tuple[Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"] | None, Int[Tensor, "*batch n"]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from anyk import candidates
-from anyk.operators.base import LOG_ZERO, Operator
+from anyk.operators.base import LOG_ZERO, Operator, rows_from_inclusion
 
 
 class KSubset(Operator):
@@ -30,9 +30,7 @@ class KSubset(Operator):
     """
 
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
-        inclusion = _inclusion_of_all(scores, real, k)
-        before = torch.nn.functional.pad(inclusion[..., :-1, :], (0, 0, 1, 0))
-        return inclusion - before
+        return rows_from_inclusion(_inclusion_of_all(scores, real, k))
 
     def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
         target = candidates.at(scores, position)
@@ -67,13 +65,13 @@ def log_polynomial_ratios(scores: Tensor, real: Tensor | None, k: int) -> Tensor
             gaps = gaps.masked_fill(~real[..., j:], -torch.inf)
         weights = gaps.exp()
         grown = (weights * subsets[..., :-1]).cumsum(-1)
-        ratio = scores[..., j] + (grown[..., -1] / subsets[..., -1]).log()
-        if real is not None:
+        if real is None:
+            ratios.append(scores[..., j] + (grown[..., -1] / subsets[..., -1]).log())
+        else:
             # Where the j-th score is padding, all of E_j is: keep the division's and the logarithm's slopes finite.
             exists = real[..., j]
-            safe = torch.where(exists, grown[..., -1] / subsets[..., -1].clamp(min=1), torch.ones_like(ratio))
-            ratio = torch.where(exists, scores[..., j] + safe.log(), LOG_ZERO)
-        ratios.append(ratio)
+            growth = torch.where(exists, grown[..., -1] / subsets[..., -1].clamp(min=1), 1.0)
+            ratios.append(torch.where(exists, scores[..., j] + growth.log(), LOG_ZERO))
         subsets = grown
     ratios += [torch.full_like(scores[..., 0], LOG_ZERO)] * (k - n)
     return torch.stack(ratios, -1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anyk import candidates
-from anyk.operators.base import LOG_ZERO, Operator, in_order
+from anyk.operators.base import LOG_ZERO, Operator, in_order, rows_from_inclusion
 
 
 class LapSum(Operator):
@@ -36,8 +36,7 @@ class LapSum(Operator):
         inclusion = _everyone_at_the_end(_log_laplace(margin), real).exp()
         if real is not None:
             inclusion = inclusion.masked_fill(~real[..., None, :], 0)
-        before = torch.nn.functional.pad(inclusion[..., :-1, :], (0, 0, 1, 0))
-        return inclusion - before
+        return rows_from_inclusion(inclusion)
 
     def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
         margin = candidates.at(scores, position)[..., None] - _thresholds(scores, real, k)
