@@ -1,0 +1,140 @@
+"""A data set in memory or memory-mapped, and its split into train, validation and test."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from anyk.lab.errors import LabError
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples and their classes.
+
+    ``parts`` are one or more tensors that follow one another, so that a set in many memory-mapped files needs no copy:
+    embeddings (N, d) in float16 or float32, or images (N, channels, height, width) in uint8. ``labels`` is (N,), int64.
+    """
+
+    parts: tuple[Tensor, ...]
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of one example."""
+        return self.parts[0].shape[1:]
+
+    def take(self, index: Tensor) -> Tensor:
+        """The examples at (B,) positions, in that order, as they are stored."""
+        if len(self.parts) == 1:
+            return self.parts[0].index_select(0, index)
+        starts = torch.tensor([0, *(len(part) for part in self.parts)]).cumsum(0)
+        which = torch.searchsorted(starts, index, right=True) - 1
+        out = torch.empty(len(index), *self.shape, dtype=self.parts[0].dtype)
+        for number, part in enumerate(self.parts):
+            here = (which == number).nonzero().squeeze(1)
+            if len(here):
+                out[here] = part.index_select(0, index[here] - starts[number])
+        return out
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A classification data set.
+
+    ``test`` is None where the source has no split of its own. ``mean`` and ``std`` belong to images: a value for each
+    channel, of pixels between 0 and 1. ``fingerprint`` changes when the data change.
+    """
+
+    name: str
+    kind: Literal["embeddings", "images"]
+    classes: tuple[str, ...]
+    train: Split
+    test: Split | None
+    fingerprint: str
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Positions of the train and validation examples in ``dataset.train``, and the test examples."""
+
+    train: Tensor
+    validation: Tensor
+    test: Split
+    test_index: Tensor
+
+
+def split(dataset: Dataset, validation: float, test: float, seed: int) -> Parts:
+    """Split train, validation and test, each class in proportion; a given test split is kept as it is.
+
+    Every class keeps at least one training example. The same seed gives the same split.
+
+    >>> labels = torch.arange(4).repeat_interleave(10)
+    >>> examples = Split((torch.zeros(40, 3),), labels)
+    >>> parts = split(Dataset("four", "embeddings", tuple("abcd"), examples, None, ""), validation=0.1, test=0.2, seed=0)
+    >>> len(parts.train), len(parts.validation), len(parts.test_index)
+    (29, 3, 8)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    everything = torch.arange(len(dataset.train))
+    if dataset.test is not None:
+        rest, test_split, test_index = everything, dataset.test, torch.arange(len(dataset.test))
+    else:
+        rest, test_index = _divide(everything, dataset.train.labels, test, generator)
+        test_split = dataset.train
+    train, held = _divide(rest, dataset.train.labels, validation, generator)
+    for name, part in (("validation", held), ("test", test_index)):
+        if not len(part):
+            raise LabError(
+                f"{dataset.name} has {len(dataset.train)} training examples, too few for a {name} split: "
+                f"raise --{name} or add examples."
+            )
+    return Parts(train, held, test_split, test_index)
+
+
+def _divide(index: Tensor, labels: Tensor, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Keep the first and put aside ``fraction`` of each class, at random; classes take turns at the examples left over."""
+    if not len(index):
+        return index, index
+    shuffled = index[torch.randperm(len(index), generator=generator)]
+    classes = labels[shuffled]
+    order = torch.argsort(classes, stable=True)
+    shuffled, classes = shuffled[order], classes[order]
+    count = torch.bincount(classes)
+    place = torch.arange(len(classes)) - (count.cumsum(0) - count)[classes]
+    # The whole part of each class's share, and the fractional parts given to random classes so that the total is right.
+    share = count.double() * fraction
+    aside = share.floor().long()
+    left = round(float(share.sum())) - int(aside.sum())
+    chance = torch.where(share > aside, torch.rand(len(count), generator=generator), -1.0)
+    if left > 0:
+        aside[chance.topk(min(left, len(count))).indices] += 1
+    aside = torch.minimum(aside, (count - 1).clamp(min=0))
+    held = place < aside[classes]
+    return shuffled[~held].sort().values, shuffled[held].sort().values
+
+
+def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of (N, channels, height, width) uint8 images, of pixels in 0 … 1."""
+    sums = torch.zeros(images.shape[1], dtype=torch.float64)
+    squares = torch.zeros(images.shape[1], dtype=torch.float64)
+    for start in range(0, len(images), 4096):
+        pixels = images[start : start + 4096].double() / 255
+        sums += pixels.sum((0, 2, 3))
+        squares += pixels.square().sum((0, 2, 3))
+    count = images.shape[0] * images.shape[2] * images.shape[3]
+    mean = sums / count
+    std = (squares / count - mean.square()).clamp(min=1e-12).sqrt()
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def class_names(classes: Sequence[str] | None, count: int) -> tuple[str, ...]:
+    """The given names, or numbers."""
+    return tuple(classes) if classes is not None else tuple(map(str, range(count)))
