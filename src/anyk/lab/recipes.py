@@ -9,7 +9,9 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
 
 from anyk.lab.errors import LabError
 
@@ -29,14 +31,17 @@ LossName = Literal[
 ]
 ModelName = Literal["auto", "linear", "mlp", "cnn", "resnet18"]
 Metric = Literal["top1", "top5", "top10", "mean"]
-Augmentation = Literal["crop", "flip", "affine"]
+Augmentation = Literal["auto", "crop", "flip", "affine"]
+
+
+Self = TypeVar("Self", bound="Setting")
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """One training run."""
+class Setting:
+    """What the runs of a comparison have in common. Zeros and "auto" are filled in by :meth:`resolved`."""
 
-    data: str = "glyphs"
+    data: Annotated[str, tyro.conf.Positional] = "glyphs"
     """glyphs, glyphs:CLASSES, cifar100, cifar100:PATH, a folder of embeddings, a folder of images, or an array file"""
     validation: float = 0.1
     """fraction of the training examples kept for validation, stratified"""
@@ -52,8 +57,6 @@ class Recipe:
     dropout: float = 0.0
     """dropout before the last layer (mlp, cnn)"""
 
-    loss: LossName = "splitter"
-    """softmax is plain cross-entropy; smooth, hinge and truncated are losses for the one k = length of P_K"""
     p_k: tuple[float, ...] = (0.5, 0.0, 0.0, 0.0, 0.5)
     """P_K: the weight of top-1, top-2, ..."""
     p_k_end: tuple[float, ...] | None = None
@@ -81,18 +84,18 @@ class Recipe:
 
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """sgd has momentum 0.9"""
-    learning_rate: float = 1e-3
-    """the largest learning rate of the run"""
-    schedule: Literal["constant", "cosine", "onecycle"] = "constant"
-    """the learning rate over the run"""
+    learning_rate: float = 0.0
+    """the largest learning rate of the run; 0: by the kind of data"""
+    schedule: Literal["auto", "constant", "cosine", "onecycle"] = "auto"
+    """the learning rate over the run; auto: by the kind of data"""
     weight_decay: float = 0.0
     """as the optimizer defines it"""
     clip: float | None = None
     """largest norm of the gradient"""
-    batch_size: int = 500
-    """examples in a step"""
-    epochs: int = 20
-    """passes over the training examples"""
+    batch_size: int = 0
+    """examples in a step; 0: by the kind of data"""
+    epochs: int = 0
+    """passes over the training examples; 0: by the kind of data"""
     evaluate_every: int = 0
     """steps between evaluations on validation; 0: once an epoch"""
     select: Metric | Literal["each", "last"] = "mean"
@@ -101,15 +104,13 @@ class Recipe:
     patience: int = 0
     """stop after so many evaluations without improvement; 0: never"""
 
-    augment: tuple[Augmentation, ...] = ()
-    """images: crop (pad and crop), flip (left-right), affine (turn, scale, shift)"""
+    augment: tuple[Augmentation, ...] = ("auto",)
+    """images: crop (pad and crop), flip (left-right), affine (turn, scale, shift); auto: by the data"""
     mixup: float = 0.0
     """alpha of mixup's Beta distribution; 0: none"""
     label_noise: float = 0.0
     """fraction of training labels replaced by another class, seeded"""
 
-    seed: int = 0
-    """initial weights, order of the examples, augmentation"""
     device: str = "cpu"
     """cpu, cuda, cuda:1, mps"""
     amp: bool = False
@@ -120,9 +121,9 @@ class Recipe:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            accepted, value = _accept(value, _TYPES[field.name])
+            accepted, value = _accept(value, TYPES[field.name])
             if not accepted:
-                raise LabError(f"{field.name} should be {_describe(_TYPES[field.name])}, but is {value!r}.")
+                raise LabError(f"{field.name} should be {_describe(TYPES[field.name])}, but is {value!r}.")
             object.__setattr__(self, field.name, value)
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
@@ -139,31 +140,68 @@ class Recipe:
         if self.temperature_end is not None and self.temperature == "auto":
             raise LabError('temperature_end needs a number as temperature to start from, not "auto".')
 
+    def resolved(self: Self, kind: str) -> Self:
+        """The same with every zero and "auto" that stands for "by the kind of data" filled in."""
+        values = BY_KIND[kind]
+        return self.but(**{name: value for name, value in values.items() if getattr(self, name) in (0, "auto", ("auto",))})
+
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any], source: str = "the recipe") -> "Recipe":
+    def from_json(cls: type[Self], fields: Mapping[str, Any], source: str = "the recipe") -> Self:
         """The recipe with these fields; the others have their defaults."""
-        unknown = sorted(set(fields) - set(_TYPES))
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(fields) - known)
         if unknown:
-            raise LabError(f"{source} has the unknown field {unknown[0]!r}; the fields are {', '.join(_TYPES)}.")
+            raise LabError(f"{source} has the unknown field {unknown[0]!r}; the fields are {', '.join(sorted(known))}.")
         try:
             return cls(**fields)
         except LabError as error:
             raise LabError(f"{source}: {error}") from None
 
-    def but(self, **changes: Any) -> "Recipe":
-        """The same recipe with some fields changed."""
+    def but(self: Self, **changes: Any) -> Self:
+        """The same with some fields changed."""
         return dataclasses.replace(self, **changes)
 
-    def differences(self, other: "Recipe") -> dict[str, tuple[Any, Any]]:
+    def differences(self: Self, other: Self) -> dict[str, tuple[Any, Any]]:
         """The fields in which two recipes differ, with both values."""
         return {name: (value, vars(other)[name]) for name, value in vars(self).items() if value != vars(other)[name]}
 
 
-_TYPES: dict[str, Any] = typing.get_type_hints(Recipe)
+@dataclass(frozen=True)
+class Recipe(Setting):
+    """One training run."""
+
+    loss: LossName = "splitter"
+    """softmax is plain cross-entropy; smooth, hinge and truncated are losses for the one k = length of P_K"""
+    seed: int = 0
+    """initial weights, order of the examples, augmentation"""
+
+
+#: what the zeros and "auto" of a setting stand for
+BY_KIND: dict[str, dict[str, Any]] = {
+    "embeddings": {
+        "learning_rate": 1e-3,
+        "schedule": "cosine",
+        "batch_size": 500,
+        "epochs": 20,
+        "augment": (),
+        "model": "linear",
+    },
+    "images": {
+        "learning_rate": 2e-3,
+        "schedule": "onecycle",
+        "batch_size": 128,
+        "epochs": 20,
+        "augment": ("affine",),
+        "model": "cnn",
+    },
+}
+
+
+TYPES: dict[str, Any] = typing.get_type_hints(Recipe)
 _POSITIVE = (1e-30, 1e30)
 _RANGES: dict[str, tuple[float, float]] = {
     "validation": (0.0, 0.9),
@@ -174,10 +212,10 @@ _RANGES: dict[str, tuple[float, float]] = {
     "temperature_end": _POSITIVE,
     "m": (1, 1e12),
     "label_smoothing": (0.0, 1.0),
-    "learning_rate": _POSITIVE,
+    "learning_rate": (0.0, 1e30),
     "weight_decay": (0.0, 1e30),
     "clip": _POSITIVE,
-    "batch_size": (1, 1e12),
+    "batch_size": (0, 1e12),
     "epochs": (0, 1e9),
     "evaluate_every": (0, 1e12),
     "patience": (0, 1e9),

@@ -1,0 +1,17 @@
+"""`python -m anyk` and the command `anyk`."""
+
+import sys
+
+
+def main() -> None:
+    """Start the lab, or say what it needs."""
+    try:
+        from anyk.lab.cli import main as start
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f'The lab needs the package {error.name}: pip install "anyk[lab]"\n')
+        sys.exit(2)
+    start()
+
+
+if __name__ == "__main__":
+    main()

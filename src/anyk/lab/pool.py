@@ -1,0 +1,147 @@
+"""Many runs in processes of their own, a few at a time: a run that crashes takes no other with it."""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from anyk.lab import training
+from anyk.lab.errors import LabError
+from anyk.lab.recipes import Recipe
+from anyk.lab.runs import Run
+from anyk.lab.training import Progress
+
+#: seconds for a run's former process to leave its folder
+LEAVING_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: with a result, with an error, or stopped half-way (neither)."""
+
+    result: dict[str, Any] | None = None
+    error: str | None = None
+
+
+class Pool:
+    """At most ``jobs`` runs at a time. Used by several threads, the runs queue up.
+
+    >>> with Pool(jobs=2) as pool:  # doctest: +SKIP
+    ...     outcomes = pool.run({Path("runs/a"): Recipe(seed=1), Path("runs/b"): Recipe(seed=2)})
+    """
+
+    def __init__(self, jobs: int, on_progress: Callable[[Path, Progress], None] = lambda folder, progress: None) -> None:
+        # A fork of a process that has loaded torch, but used none of its threads, starts in milliseconds.
+        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        self._context: Any = multiprocessing.get_context(method)
+        if method == "forkserver":
+            self._context.set_forkserver_preload(["anyk.lab.pool", "torch._dynamo"])
+        self._threads = ThreadPoolExecutor(jobs, "run")
+        self._on_progress = on_progress
+        self._stopping = threading.Event()
+        self._running: set[Any] = set()
+        self._guard = threading.Lock()
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self.stop()
+        self._threads.shutdown(cancel_futures=kind is not None)
+
+    def stop(self) -> None:
+        """Let the runs write a checkpoint and end, and start no more."""
+        with self._guard:
+            self._stopping.set()
+            for process in self._running:
+                process.terminate()
+
+    def run(self, recipes: Mapping[Path, Recipe]) -> dict[Path, Outcome]:
+        """Run all, wait for all. Runs that had ended before are not run again."""
+        futures = {folder: self._threads.submit(self._run_one, folder, recipe) for folder, recipe in recipes.items()}
+        return {folder: future.result() for folder, future in futures.items()}
+
+    def _run_one(self, folder: Path, recipe: Recipe) -> Outcome:
+        try:
+            finished = Run(folder).result()
+            if finished is not None and not Run(folder).recipe().differences(recipe):
+                self._on_progress(folder, Progress(1, 1))
+                return Outcome(result=finished)
+        except LabError as error:
+            return Outcome(error=str(error))
+        here, there = self._context.Pipe(duplex=False)
+        with self._guard:
+            if self._stopping.is_set():
+                return Outcome()
+            process = self._context.Process(target=_work, args=(there, os.fspath(folder), recipe.to_json()), daemon=True)
+            process.start()
+            self._running.add(process)
+        there.close()
+        outcome = None
+        try:
+            while outcome is None:
+                message = here.recv()
+                if isinstance(message, Outcome):
+                    outcome = message
+                else:
+                    self._on_progress(folder, message)
+        except (EOFError, OSError):
+            pass
+        process.join()
+        with self._guard:
+            self._running.discard(process)
+        if outcome is None:
+            outcome = Outcome(error=f"the process of this run ended with exit code {process.exitcode}")
+            if not self._stopping.is_set():
+                Run(folder).fail(outcome.error or "")
+        return outcome
+
+
+def _work(parent: Connection, folder: str, fields: dict[str, Any]) -> None:
+    """One run, in a process of its own."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    told_at = 0.0
+
+    def tell(progress: Progress) -> None:
+        nonlocal told_at
+        now = time.monotonic()
+        if now - told_at > 0.2 or progress.step == progress.steps:
+            told_at = now
+            parent.send(progress)
+
+    try:
+        outcome = Outcome(
+            training.train(
+                Recipe.from_json(fields), folder, on_progress=tell, should_stop=stop.is_set, patience=LEAVING_SECONDS
+            )
+        )
+    except training.Stopped:
+        outcome = Outcome()
+    except Exception as error:
+        outcome = Outcome(error=str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}")
+    try:
+        parent.send(outcome)
+    except OSError:
+        sys.exit(1)
+
+
+def _die_with_parent() -> None:
+    """A run must not go on when nobody waits for it: a new start of the same command would find its folder taken."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)

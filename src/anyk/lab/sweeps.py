@@ -1,0 +1,94 @@
+"""`anyk sweep`: a grid of recipes, or a list of them, as many runs in one folder."""
+
+import itertools
+import json
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from anyk.lab.errors import LabError
+from anyk.lab.pool import Outcome, Pool
+from anyk.lab.recipes import TYPES, Recipe
+from anyk.lab.runs import Run
+from anyk.lab.training import Progress
+
+
+def grid(base: Recipe, axes: Mapping[str, Sequence[Any]]) -> dict[str, Recipe]:
+    """Every combination of the axes' values, by name.
+
+    >>> list(grid(Recipe(), {"loss": ["softmax", "lapsum"], "seed": [0, 1]}))
+    ['loss=softmax,seed=0', 'loss=softmax,seed=1', 'loss=lapsum,seed=0', 'loss=lapsum,seed=1']
+    """
+    recipes = {}
+    for values in itertools.product(*axes.values()):
+        fields = dict(zip(axes, values, strict=True))
+        recipe = Recipe.from_json({**base.to_json(), **fields}, "the grid")
+        recipes[",".join(f"{name}={_word(value)}" for name, value in fields.items()) or "run"] = recipe
+    return recipes
+
+
+def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
+    """Axes from the command line: ``field=value,value``, where the items of a list stand between slashes.
+
+    >>> parse_axes(["loss=softmax,splitter", "m=16,none", "p_k=1,.5/.5"])
+    {'loss': ['softmax', 'splitter'], 'm': [16, None], 'p_k': [[1], [0.5, 0.5]]}
+    """
+    axes: dict[str, list[Any]] = {}
+    for word in words:
+        name, equals, values = word.partition("=")
+        if not equals or name not in TYPES or not values:
+            raise LabError(f"a grid axis should be field=value,value with a field of a recipe, but is {word!r}.")
+        is_list = typing.get_origin(TYPES[name]) is tuple or "tuple" in str(TYPES[name])
+        pieces = values.split(",")
+        axes[name] = [[_value(item) for item in piece.split("/")] if is_list else _value(piece) for piece in pieces]
+    return axes
+
+
+def read(path: Path, base: Recipe) -> dict[str, Recipe]:
+    """The runs of a JSON file: ``{"base": {…}, "grid": {field: [value, …]}}`` or ``{"base": {…}, "runs": {name: {…}}}``."""
+    try:
+        content = json.loads(path.read_text())
+        base = Recipe.from_json({**base.to_json(), **content.get("base", {})}, str(path))
+        runs = {
+            name: Recipe.from_json({**base.to_json(), **fields}, f"run {name} of {path}")
+            for name, fields in content.get("runs", {}).items()
+        }
+        return {**(grid(base, content["grid"]) if "grid" in content else {}), **runs}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise LabError(f'{path} should be a JSON object with "grid" or "runs": {error}.') from None
+
+
+def run_all(
+    recipes: Mapping[str, Recipe],
+    out: Path,
+    *,
+    jobs: int,
+    on_progress: Callable[[Path, Progress], None] = lambda folder, progress: None,
+) -> dict[str, Outcome]:
+    """Run every recipe in ``out``/name. Runs that have ended are not run again; one that fails does not stop the others."""
+    if not recipes:
+        raise LabError("the sweep has no runs: give --grid or --file.")
+    for name in recipes:
+        if name in ("", ".", "..") or "/" in name or "\\" in name:
+            raise LabError(f"the name of a run should be a plain word, but is {name!r}.")
+    with Run(out).locked(), Pool(jobs, on_progress) as pool:
+        outcomes = pool.run({out / name: recipe for name, recipe in recipes.items()})
+    return {name: outcomes[out / name] for name in recipes}
+
+
+def _value(word: str) -> Any:
+    if word.lower() == "none":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(word.lower(), word)
+
+
+def _word(value: Any) -> str:
+    """A value as a part of a folder's name."""
+    words = "-".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return words.replace("/", "_").replace("\\", "_").replace(",", "_")

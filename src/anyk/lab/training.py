@@ -1,0 +1,444 @@
+"""Train one recipe in one run folder, from wherever the folder stands.
+
+Nothing random is remembered from step to step: the order of an epoch and the augmentation of a step follow from the seed
+and their number. A run that goes on from a checkpoint therefore takes exactly the steps it would have taken.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import anyk
+from anyk.lab import criteria, info, models
+from anyk.lab.data import Dataset, Parts, Split, load, split
+from anyk.lab.errors import LabError
+from anyk.lab.recipes import Recipe
+from anyk.lab.runs import Run
+
+KS = (1, 5, 10, 20)
+#: a checkpoint is written at an evaluation, or in between, when the last one is older than this
+CHECKPOINT_SECONDS = 10.0
+EVALUATION_BATCH = 2048
+
+
+class Stopped(Exception):
+    """The run was asked to stop; its checkpoint is written."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands; ``line`` is the newest evaluation, if one was just made."""
+
+    step: int
+    steps: int
+    line: dict[str, Any] | None = None
+
+
+def train(
+    recipe: Recipe,
+    folder: str | Path,
+    *,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    patience: float = 0.0,
+) -> dict[str, Any]:
+    """Train a recipe to its end and return the content of ``result.json``.
+
+    Args:
+        recipe: what to train.
+        folder: the run folder; a run that was interrupted there goes on, one that has ended is not run again.
+        on_progress: called after each step and each evaluation.
+        should_stop: asked before each step; True saves a checkpoint and raises :class:`Stopped`.
+        patience: seconds to wait for another process to leave the folder.
+    """
+    run = Run(folder)
+    with run.locked(patience):
+        run.begin(recipe, info.environment())
+        result = run.result()
+        if result is not None:
+            return result
+        try:
+            with _alone(recipe):
+                return _Training(recipe, run).to_the_end(on_progress, should_stop)
+        except Exception as error:
+            if not isinstance(error, Stopped):
+                run.fail(str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}")
+            raise
+
+
+@contextmanager
+def _alone(recipe: Recipe) -> Iterator[None]:
+    """The recipe's number of threads, and a random generator that the caller does not notice."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(recipe.threads)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _Training:
+    def __init__(self, recipe: Recipe, run: Run) -> None:
+        self.run = run
+        self.device = _device(recipe.device)
+        self.dataset = load(recipe.data)
+        self.recipe = recipe = recipe.resolved(self.dataset.kind)
+        self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
+        self.labels = noisy_labels(self.dataset, self.parts, recipe)
+        self.steps_per_epoch = math.ceil(len(self.parts.train) / recipe.batch_size)
+        self.steps = recipe.epochs * self.steps_per_epoch
+        self.reader = Reader(self.dataset, self.device)
+
+        torch.manual_seed(_seed(recipe.seed, "weights"))
+        self.model = models.build(recipe, self.dataset).to(self.device)
+        self.criterion = criteria.criterion(recipe, len(self.dataset.classes)).to(self.device)
+        self.optimizer = _optimizer(recipe, self.model)
+
+        self.step = 0
+        self.evaluations = 0
+        self.best: dict[str, dict[str, Any]] = {}
+        self.unsaved: dict[str, dict[str, Tensor]] = {}
+        self.loss_sum = torch.zeros((), dtype=torch.float64 if self.device.type != "mps" else torch.float32, device=self.device)
+        self.loss_count = 0
+        self.seconds = 0.0
+        self.seconds_in_model = 0.0
+        self.saved_at = time.monotonic()
+
+    # The loop --------------------------------------------------------------------------------------------------------------
+
+    def to_the_end(self, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]) -> dict[str, Any]:
+        self._restore()
+        started = time.perf_counter() - self.seconds
+        random_steps = bool(self.recipe.augment or self.recipe.mixup or self.recipe.dropout)
+        every = self.recipe.evaluate_every or self.steps_per_epoch
+        order, order_epoch = torch.empty(0), -1
+        self.model.train()
+        if self.evaluations == 0 and self.steps == 0:
+            self._evaluate()
+        while self.step < self.steps and not self._gave_up():
+            if should_stop():
+                self.seconds = time.perf_counter() - started
+                self._save()
+                raise Stopped(f"stopped at step {self.step} of {self.steps}")
+            epoch, place = divmod(self.step, self.steps_per_epoch)
+            if epoch != order_epoch:
+                order, order_epoch = self._order(epoch), epoch
+            if random_steps:
+                torch.manual_seed(_seed(self.recipe.seed, "step", self.step))
+            self._take_step(order[place * self.recipe.batch_size : (place + 1) * self.recipe.batch_size])
+            line = None
+            if self.step % every == 0 or self.step == self.steps:
+                self.seconds = time.perf_counter() - started
+                line = self._evaluate()
+            if time.monotonic() - self.saved_at > CHECKPOINT_SECONDS:
+                self.seconds = time.perf_counter() - started
+                self._save()
+            on_progress(Progress(self.step, self.steps, line))
+        self.seconds = time.perf_counter() - started
+        return self._conclude(started)
+
+    def _order(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(_seed(self.recipe.seed, "order", epoch))
+        return self.parts.train[torch.randperm(len(self.parts.train), generator=generator)]
+
+    def _take_step(self, index: Tensor) -> None:
+        recipe, progress = self.recipe, self.step / self.steps
+        inputs, target = self.reader(self.dataset.train, index), self.labels[index].to(self.device)
+        if recipe.augment and self.dataset.kind == "images":
+            inputs = models.augment(inputs, recipe.augment)
+        if recipe.mixup:
+            inputs, target = _mixup(inputs, target, recipe.mixup, len(self.dataset.classes))
+        criteria.reschedule(self.criterion, recipe, progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = criteria.learning_rate(recipe, progress)
+        started = time.perf_counter()
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.amp):
+            loss = self.criterion(self.model(inputs), target)
+        loss.backward()
+        if recipe.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
+        self.optimizer.step()
+        self.seconds_in_model += time.perf_counter() - started
+        self.loss_sum += loss.detach() * len(index)
+        self.loss_count += len(index)
+        self.step += 1
+
+    def _gave_up(self) -> bool:
+        """Whether no metric that counts has improved for as long as the recipe's patience."""
+        if not self.recipe.patience or not self.best:
+            return False
+        return self.evaluations - max(best["evaluation"] for best in self.best.values()) >= self.recipe.patience
+
+    # Evaluation ------------------------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> dict[str, Any]:
+        train_loss = float(self.loss_sum) / max(self.loss_count, 1)
+        if not math.isfinite(train_loss):
+            raise LabError(
+                f"the training loss is {train_loss} at step {self.step}: "
+                f"lower the learning rate ({self.recipe.learning_rate:g}) or raise the temperature."
+            )
+        self.loss_sum.zero_()
+        self.loss_count = 0
+        started = time.perf_counter()
+        validation = self._accuracies(self.dataset.train, self.parts.validation)
+        self.seconds_in_model += time.perf_counter() - started
+        line = {
+            "step": self.step,
+            "epoch": self.step / self.steps_per_epoch,
+            "train_loss": train_loss,
+            "validation": validation,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "temperature": _current_temperature(self.criterion),
+            "seconds": round(self.seconds, 3),
+        }
+        self.run.add_metrics(line)
+        self.evaluations += 1
+        for metric in self._counting_metrics(validation):
+            if metric not in self.best or self.recipe.select == "last" or validation[metric] > self.best[metric]["value"]:
+                self.best[metric] = {
+                    "value": validation[metric],
+                    "epoch": line["epoch"],
+                    "evaluation": self.evaluations,
+                    "validation": validation,
+                }
+                self.unsaved[metric] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        return line
+
+    def _counting_metrics(self, validation: dict[str, float]) -> list[str]:
+        """The metrics that have a best evaluation of their own."""
+        if self.recipe.select == "each":
+            return [metric for metric in validation if metric.startswith("top")]
+        if self.recipe.select == "last":
+            return ["mean"]
+        if self.recipe.select not in validation:
+            raise LabError(f"select {self.recipe.select} needs more classes than {self.dataset.name} has.")
+        return [self.recipe.select]
+
+    def _accuracies(self, examples: Split, index: Tensor) -> dict[str, float]:
+        return accuracies(self.model, examples, index, self.reader, len(self.dataset.classes), self.recipe.amp)
+
+    # Saving and going on ---------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """First the best weights, then the checkpoint: a kill in between leaves best weights that the rest of the run makes
+        again, bit for bit."""
+        for metric, weights in self.unsaved.items():
+            self.run.save_tensors(f"best-{metric}.safetensors", weights, {})
+        self.unsaved.clear()
+        tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for number, values in self.optimizer.state_dict()["state"].items():
+            for name, value in values.items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer/{number}/{name}"] = value
+        tensors["loss_sum"] = self.loss_sum
+        state = {
+            "step": self.step,
+            "evaluations": self.evaluations,
+            "best": self.best,
+            "loss_count": self.loss_count,
+            "seconds": self.seconds,
+            "seconds_in_model": self.seconds_in_model,
+            "data": self.dataset.fingerprint,
+        }
+        self.run.save_tensors("checkpoint.safetensors", tensors, state)
+        self.saved_at = time.monotonic()
+
+    def _restore(self) -> None:
+        found = self.run.load_tensors("checkpoint.safetensors")
+        if found is None:
+            self.run.keep_metrics(0)
+            return
+        tensors, state = found
+        if state["data"] != self.dataset.fingerprint:
+            raise LabError(f"{self.recipe.data} has changed since {self.run.folder} was begun: choose another folder.")
+        self.step, self.evaluations, self.best = state["step"], state["evaluations"], state["best"]
+        self.loss_count, self.seconds = state["loss_count"], state["seconds"]
+        self.seconds_in_model = state["seconds_in_model"]
+        self.loss_sum.copy_(tensors.pop("loss_sum"))
+        self.run.keep_metrics(self.evaluations)
+        self.model.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model/")})
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer/"):
+                _, number, key = name.split("/", 2)
+                moments.setdefault(int(number), {})[key] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+
+    def _conclude(self, started: float) -> dict[str, Any]:
+        """Measure the chosen weights on the test examples, once."""
+        test: dict[str, float] = {}
+        chosen: dict[str, Tensor] = {}
+        for metric in self.best:
+            weights = self.unsaved.get(metric)
+            if weights is None:
+                saved = self.run.load_tensors(f"best-{metric}.safetensors")
+                if saved is None:
+                    raise LabError(f"best-{metric}.safetensors is gone: delete {self.run.folder} and run again.")
+                weights = saved[0]
+            self.model.load_state_dict(weights)
+            measured = self._accuracies(self.parts.test, self.parts.test_index)
+            if self.recipe.select == "each":
+                test[metric] = measured[metric]
+                chosen = chosen or weights
+            else:
+                test, chosen = measured, weights
+        self.seconds = time.perf_counter() - started
+        validation = (
+            {metric: best["value"] for metric, best in self.best.items()}
+            if self.recipe.select == "each"
+            else next(iter(self.best.values()))["validation"]
+        )
+        result = {
+            "recipe": self.recipe.to_json(),
+            "data": {
+                "name": self.dataset.name,
+                "kind": self.dataset.kind,
+                "classes": len(self.dataset.classes),
+                "train": len(self.parts.train),
+                "validation": len(self.parts.validation),
+                "test": len(self.parts.test_index),
+                "fingerprint": self.dataset.fingerprint,
+            },
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "epochs": self.step / self.steps_per_epoch,
+            "seconds": round(self.seconds, 3),
+            "seconds_in_model": round(self.seconds_in_model, 3),
+            "selected": {metric: best["epoch"] for metric, best in self.best.items()},
+            "validation": validation,
+            "test": test,
+        }
+        self.run.finish(result, chosen)
+        return self.run.result() or {}
+
+
+class Predictor:
+    """The model of a run that has ended, with its data."""
+
+    def __init__(self, folder: str | Path, device: str = "cpu") -> None:
+        run = Run(folder)
+        weights = run.load_tensors("model.safetensors")
+        if weights is None:
+            raise LabError(f"{folder} has no model.safetensors: its run has not ended.")
+        recipe = run.recipe()
+        self.dataset = load(recipe.data)
+        recipe = recipe.resolved(self.dataset.kind)
+        self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
+        self.reader = Reader(self.dataset, _device(device))
+        self.model = models.build(recipe, self.dataset).to(device)
+        self.model.load_state_dict(weights[0])
+        self.model.eval()
+
+    @torch.no_grad()
+    def test_guesses(self, count: int) -> tuple[Tensor, Tensor]:
+        """The first ``count`` classes of every test example, and their softmax probabilities: (N, count) each."""
+        classes, probabilities = [], []
+        for block in blocks(self.parts.test_index):
+            best = self.model(self.reader(self.parts.test, block)).float().softmax(1).topk(count)
+            classes.append(best.indices.cpu())
+            probabilities.append(best.values.cpu())
+        return torch.cat(classes), torch.cat(probabilities)
+
+
+def blocks(index: Tensor) -> Iterator[Tensor]:
+    """Pieces of a size that suits evaluation."""
+    for start in range(0, len(index), EVALUATION_BATCH):
+        yield index[start : start + EVALUATION_BATCH]
+
+
+class Reader:
+    """Batches of a data set as the models want them: float32 on the device, images with mean 0 and deviation 1."""
+
+    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+        self.device = device
+        self.images = dataset.kind == "images"
+        if self.images:
+            self.mean = torch.tensor(dataset.mean, device=device)[:, None, None] * 255
+            self.scale = 1 / (torch.tensor(dataset.std, device=device)[:, None, None] * 255)
+
+    def __call__(self, examples: Split, index: Tensor) -> Tensor:
+        inputs = examples.take(index).to(self.device, torch.float32)
+        return (inputs - self.mean) * self.scale if self.images else inputs
+
+
+@torch.no_grad()
+def accuracies(
+    model: nn.Module, examples: Split, index: Tensor, reader: Reader, classes: int, amp: bool = False
+) -> dict[str, float]:
+    """Top-k accuracies, their mean over top-1 and top-5, and the cross-entropy, in evaluation mode."""
+    ks = [k for k in KS if k < classes] or [1]
+    hits = {k: torch.zeros((), dtype=torch.int64, device=reader.device) for k in ks}
+    cross_entropy = torch.zeros((), device=reader.device)
+    model.eval()
+    for block in blocks(index):
+        target = examples.labels[block].to(reader.device)
+        with torch.autocast(reader.device.type, torch.bfloat16, enabled=amp):
+            scores = model(reader(examples, block))
+        for k, count in anyk.topk_hits(scores, target, ks).items():
+            hits[k] += count
+        cross_entropy += functional.cross_entropy(scores.float(), target, reduction="sum")
+    model.train()
+    measured = {f"top{k}": int(hits[k]) / len(index) for k in ks}
+    counted = [measured[metric] for metric in ("top1", "top5") if metric in measured]
+    return {**measured, "mean": sum(counted) / len(counted), "cross_entropy": float(cross_entropy) / len(index)}
+
+
+def noisy_labels(dataset: Dataset, parts: Parts, recipe: Recipe) -> Tensor:
+    """The training labels, of which a fraction was replaced by another class; validation and test keep theirs."""
+    if not recipe.label_noise:
+        return dataset.train.labels
+    generator = torch.Generator().manual_seed(_seed(recipe.seed, "noise"))
+    labels = dataset.train.labels.clone()
+    order = torch.randperm(len(parts.train), generator=generator)
+    wrong = parts.train[order[: round(recipe.label_noise * len(parts.train))]]
+    shift = torch.randint(1, len(dataset.classes), (len(wrong),), generator=generator)
+    labels[wrong] = (labels[wrong] + shift) % len(dataset.classes)
+    return labels
+
+
+def _mixup(inputs: Tensor, target: Tensor, alpha: float, classes: int) -> tuple[Tensor, Tensor]:
+    """Mix each example with another of the batch; the targets become probabilities."""
+    # A Beta variable from two Gamma variables of torch's own generator, the same for the whole batch.
+    first, second = torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64)).tolist()
+    share = first / max(first + second, 1e-300)
+    other = torch.randperm(len(inputs), device=inputs.device)
+    probabilities = functional.one_hot(target, classes).to(inputs.dtype)
+    return torch.lerp(inputs[other], inputs, share), torch.lerp(probabilities[other], probabilities, share)
+
+
+def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    weights, rate, decay = model.parameters(), recipe.learning_rate, recipe.weight_decay
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(weights, rate, momentum=0.9, weight_decay=decay)
+    kind = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
+    return kind(weights, rate, weight_decay=decay, fused=_device(recipe.device).type in ("cpu", "cuda"))
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise LabError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def _current_temperature(criterion: nn.Module) -> float | str | None:
+    temperature = getattr(getattr(criterion, "operator", criterion), "temperature", None)
+    return temperature if isinstance(temperature, (float, int, str)) else None
+
+
+def _seed(*parts: int | str) -> int:
+    """A number for torch's generators that depends on all the parts."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")
