@@ -7,7 +7,7 @@ import base64
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -206,7 +206,8 @@ def _outcome(comparison: Comparison) -> list[str]:
         _judged_sentence(name, own) if name in judged else _unjudged_sentence(name, own, seeds[name])
         for name, own in pairs.items()
     ]
-    return [_headline(judged, max(seeds.values())), *sentences]
+    scope = f"Of the methods with at least {ENOUGH_SEEDS} seeds: " if 0 < len(judged) < len(pairs) else ""
+    return [scope + _headline(judged, max(seeds.values())), *sentences]
 
 
 def _headline(judged: Mapping[str, Mapping[str, Difference]], most_seeds: int) -> str:
@@ -223,8 +224,8 @@ def _headline(judged: Mapping[str, Mapping[str, Difference]], most_seeds: int) -
         verbs = ("gains", "loses") if len(gaining) == 1 else ("gain", "lose")
         return f"A trade against {BASELINE}: {_join(gaining)} {verbs[0]} in one metric and {verbs[1]} in another."
     if losing:
-        return f"Nothing beats {BASELINE}, and {_join(losing)} {'is' if len(losing) == 1 else 'are'} significantly worse."
-    return f"Nothing beats {BASELINE}: there is no significant difference in any metric."
+        return f"Nothing beats {BASELINE}; it is significantly better than {_join(losing)}."
+    return f"Nothing beats {BASELINE}: no difference in any metric is significant."
 
 
 def _significant(own: Mapping[str, Difference], sign: int) -> list[str]:
@@ -250,7 +251,7 @@ def _judged_sentence(name: str, own: Mapping[str, Difference]) -> str:
 
     gains, losses = _significant(own, 1), _significant(own, -1)
     rest = [metric for metric in own if metric not in gains + losses]
-    parts = [f"gains {listed(gains)}"] * bool(gains) + [f"loses {listed(losses)}"] * bool(losses)
+    parts = [f"{verb} {listed(chosen)}" for verb, chosen in (("gains", gains), ("loses", losses)) if chosen]
     if not parts:
         return f"{name} does not differ significantly from {BASELINE}: {listed(rest)}."
     return f"{name} {' and '.join(parts)} against {BASELINE}{f'; not significant: {listed(rest)}' if rest else ''}."
