@@ -3,11 +3,12 @@
 import io
 import json
 import random
+import typing
 
 from PIL import Image
 
 from anyk.lab.comparison import Comparison, Example, Guess, Method, Moves, SeedRun, Try
-from anyk.lab.recipes import Recipe
+from anyk.lab.recipes import LossName, Recipe
 
 
 def png(number=0):
@@ -39,10 +40,10 @@ def method(name, tests, *, epochs=0, recipe=None, tries=None):
     return Method(name, recipe, tries, tuple(run(seed, test, epochs) for seed, test in enumerate(tests)))
 
 
-LOSSES = "softmax splitter bitonic odd_even neuralsort softsort sinkhorn lapsum ksubset smooth hinge truncated".split()
+LOSSES = typing.get_args(LossName)
 
 
-def tests(top1, top5, top10=None, seeds=5, noise=0.002, salt=0):
+def accuracies(top1, top5, top10=None, seeds=5, noise=0.002, salt=0):
     """Test accuracies around these, for each seed, the same every time."""
     chance = random.Random(f"{top1} {top5} {salt}")
     centers = {"top1": top1, "top5": top5, **({"top10": top10} if top10 is not None else {})}

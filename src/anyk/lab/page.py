@@ -7,7 +7,7 @@ so that they take their colours from the page, light or dark, and their text sta
 import base64
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ def html(comparison: Comparison) -> str:
         curves=_curve_charts(comparison),
         keys=[(method.name, _swatch(number)) for number, method in enumerate(_ordered(comparison))],
         tunings=[_tuning(method) for method in comparison.methods if method.tries],
+        baseline=outcome.BASELINE,
         best=best.name if best else None,
         codes=[(method.name, outcome.code(method.recipe, classes)) for method in comparison.methods],
         seeds=max((len(method.runs) for method in comparison.methods), default=0),
@@ -199,14 +200,15 @@ def _dash(number: int) -> str:
 
 def _marker(number: int, x: float, y: float, size: float, title: str, style: str) -> Markup:
     """A dot, a square, a diamond or a triangle: shapes tell the methods apart where colours do not."""
-    shapes: tuple[Callable[[], str], ...] = (
-        lambda: f"M{x - size} {y}a{size} {size} 0 1 0 {2 * size} 0a{size} {size} 0 1 0 {-2 * size} 0z",
-        lambda: f"M{x - 0.9 * size:.1f} {y - 0.9 * size:.1f}h{1.8 * size:.1f}v{1.8 * size:.1f}h{-1.8 * size:.1f}z",
-        lambda: f"M{x} {y - 1.25 * size:.1f}L{x + 1.25 * size:.1f} {y}L{x} {y + 1.25 * size:.1f}L{x - 1.25 * size:.1f} {y}z",
-        lambda: f"M{x} {y - 1.2 * size:.1f}L{x + 1.1 * size:.1f} {y + 0.9 * size:.1f}H{x - 1.1 * size:.1f}z",
-    )
-    return Markup('<path d="{}" class="{}" style="--c:{}"><title>{}</title></path>').format(
-        shapes[number % len(shapes)](), style, _color(number), title
+    outline = (
+        [(math.cos(turn * math.pi / 8), math.sin(turn * math.pi / 8)) for turn in range(16)],
+        [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
+        [(0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)],
+        [(0, -1.2), (1.1, 0.9), (-1.1, 0.9)],
+    )[number % 4]
+    corners = " ".join(f"{x + size * right:.1f},{y + size * down:.1f}" for right, down in outline)
+    return Markup('<polygon points="{}" class="{}" style="--c:{}"><title>{}</title></polygon>').format(
+        corners, style, _color(number), title
     )
 
 
@@ -234,15 +236,16 @@ def _accuracy_charts(comparison: Comparison) -> list[Markup]:
                 Markup('<text x="{}" y="{}" class="tick middle">{:.10g}</text>').format(axis(tick), bottom + 14, tick),
             ]
         for line, (number, method, value) in enumerate(rows):
-            parts += _accuracy_line(number, method, value, axis, 41 + 30 * line)
+            parts += _accuracy_line(number, method, metric, axis, 41 + 30 * line)
         described = "; ".join(f"{method.name} {text(value, 'accuracy')}" for _, method, value in rows)
         charts.append(_svg(bottom + 20, f"{title(metric)} accuracy in percent: {described}", parts))
     return charts
 
 
-def _accuracy_line(number: int, method: Method, value: Measured, axis: _Axis, y: float) -> list[Markup]:
+def _accuracy_line(number: int, method: Method, metric: str, axis: _Axis, y: float) -> list[Markup]:
+    seeds = {run.seed: run.test[metric] for run in method.runs if metric in run.test}
+    value = Measured(tuple(seeds.values()))
     center, spread = 100 * value.mean, 100 * (value.std or 0.0)
-    seeds = [run.seed for run in method.runs][: len(value.values)]
     label = Markup('<text x="80" y="{}" class="name"><title>{}</title>{}</text>')
     parts = [label.format(y + 4, method.name, _short(method.name, 13))]
     if spread:
@@ -251,7 +254,7 @@ def _accuracy_line(number: int, method: Method, value: Measured, axis: _Axis, y:
                 axis(center - spread), axis(center + spread), y - 4, _color(number)
             )
         )
-    for seed, one in zip(seeds, value.values, strict=False):
+    for seed, one in seeds.items():
         parts.append(
             Markup('<circle cx="{}" cy="{}" r="2.4" class="seed" style="--c:{}"><title>{}</title></circle>').format(
                 axis(100 * one), y + 8, _color(number), f"seed {seed}: {100 * one:.2f} %"
@@ -279,7 +282,7 @@ def _curve_charts(comparison: Comparison) -> list[Markup]:
         everything = [point for _, curves in drawn for curve in curves for point in curve]
         # The first evaluations are far below the rest; without them the end of the curves can be read.
         heights = sorted(y for _, y in everything)
-        floor = heights[len(heights) // 20]
+        floor = heights[len(heights) // 5]
         horizontal = _axis_exact([x for x, _ in everything], 34, _WIDTH - 10)
         vertical = _axis([floor, heights[-1]], 182, 26)
         parts = [_heading(f"validation {title(metric)}", "%")]
