@@ -237,13 +237,13 @@ def _significant(own: Mapping[str, Difference], sign: int) -> list[str]:
 def _unjudged_sentence(name: str, own: Mapping[str, Difference], seeds: int) -> str:
     """For too few seeds: what was seen, without judging it."""
     where = f"{name} against {BASELINE} on {seeds} {'seed' if seeds == 1 else 'seeds'}, not judged"
-    if all(difference.paired.difference == 0 for difference in own.values()):
+    if _tied(own):
         return f"{where}: the same test accuracy."
     return f"{where}: {_join(f'{title(metric)} {_points(difference)}' for metric, difference in own.items())} points."
 
 
 def _judged_sentence(name: str, own: Mapping[str, Difference]) -> str:
-    if all(difference.paired.difference == 0 for difference in own.values()):
+    if _tied(own):
         return f"{name} and {BASELINE} are tied: the same mean test accuracy."
 
     def listed(chosen: Iterable[str]) -> str:
@@ -255,6 +255,10 @@ def _judged_sentence(name: str, own: Mapping[str, Difference]) -> str:
     if not parts:
         return f"{name} does not differ significantly from {BASELINE}: {listed(rest)}."
     return f"{name} {' and '.join(parts)} against {BASELINE}{f'; not significant: {listed(rest)}' if rest else ''}."
+
+
+def _tied(own: Mapping[str, Difference]) -> bool:
+    return all(abs(difference.paired.difference) < 1e-9 for difference in own.values())
 
 
 def _test_text(difference: Difference) -> str:
@@ -354,14 +358,18 @@ def code(recipe: Recipe, classes: int | None = None) -> str:
     if recipe.loss == "softmax":
         imports, call = ["import torch"], f"torch.nn.CrossEntropyLoss({', '.join(smoothing)})"
     elif recipe.loss in _FIXED_K:
-        own = [temperature] if recipe.loss == "smooth" and recipe.temperature != "auto" else []
-        call = f"anyk.{_FIXED_K[recipe.loss]}({', '.join([f'k={len(recipe.p_k)}', *own, *smoothing])})"
+        k = str(max(place for place, weight in enumerate(recipe.p_k, start=1) if weight > 0))
+        if recipe.p_k_file is not None:
+            imports, rows = _read_p_k(recipe.p_k_file)
+            k = f"max(place for row in {rows} for place, weight in enumerate(row, start=1) if weight > 0)"
+        own = [temperature] if recipe.loss == "smooth" else []
+        call = f"anyk.{_FIXED_K[recipe.loss]}({', '.join([f'k={k}', *own, *smoothing])})"
     else:
         start, options = _OPERATORS[recipe.loss]
         operator = f"anyk.{start}{', '.join([temperature, *_arguments(recipe, options)])})"
         weights = str(list(recipe.p_k))
         if recipe.p_k_file is not None:
-            imports, weights = _p_k_file_lines(recipe.p_k_file)
+            imports, weights = _read_p_k(recipe.p_k_file)
         if recipe.p_k_end is not None:
             comments.append(f"# P_K moved from these weights to {list(recipe.p_k_end)}, linearly over the run")
         if recipe.temperature_end is not None:
@@ -383,12 +391,13 @@ def _quoted(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def _p_k_file_lines(file: str) -> tuple[list[str], str]:
+def _read_p_k(file: str) -> tuple[list[str], str]:
     """Imports and the expression that reads one P_K for each class."""
-    if file.lower().endswith(".csv"):
-        rows = f"[[float(cell) for cell in row] for row in csv.reader(open({_quoted(file)}))]"
-        return ["import csv", "", "import anyk"], rows
-    return ["import json", "", "import anyk"], f"json.load(open({_quoted(file)}))"
+    text = f"Path({_quoted(file)}).read_text()"
+    if file.endswith(".json"):
+        return ["import json", "from pathlib import Path", "", "import anyk"], f"json.loads({text})"
+    rows = f"[[float(p) for p in row] for row in csv.reader({text}.splitlines()) if row]"
+    return ["import csv", "from pathlib import Path", "", "import anyk"], rows
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:

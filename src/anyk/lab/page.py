@@ -28,10 +28,10 @@ _CURVE_POINTS = 150
 
 def write(comparison: Comparison, file: str | Path) -> None:
     """Write the page."""
-    Path(file).write_text(html(comparison), encoding="utf-8")
+    Path(file).write_text(render(comparison), encoding="utf-8")
 
 
-def html(comparison: Comparison) -> str:
+def render(comparison: Comparison) -> str:
     """The page as text."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("anyk.lab"),
@@ -235,7 +235,7 @@ def _accuracy_charts(comparison: Comparison) -> list[Markup]:
                 Markup('<line x1="{0}" y1="26" x2="{0}" y2="{1}" class="grid"/>').format(axis(tick), bottom),
                 Markup('<text x="{}" y="{}" class="tick middle">{:.10g}</text>').format(axis(tick), bottom + 14, tick),
             ]
-        for line, (number, method, value) in enumerate(rows):
+        for line, (number, method, _) in enumerate(rows):
             parts += _accuracy_line(number, method, metric, axis, 41 + 30 * line)
         described = "; ".join(f"{method.name} {text(value, 'accuracy')}" for _, method, value in rows)
         charts.append(_svg(bottom + 20, f"{title(metric)} accuracy in percent: {described}", parts))
