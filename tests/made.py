@@ -1,0 +1,104 @@
+"""Outcomes and run folders as the lab would write them, made up."""
+
+import io
+import json
+import random
+import typing
+
+from PIL import Image
+
+from anyk.lab.comparison import Comparison, Example, Guess, Method, Moves, SeedRun, Try
+from anyk.lab.recipes import LossName, Recipe
+
+
+def png(number=0):
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8), (17 * number % 256, 90, 160)).save(out, "PNG")
+    return out.getvalue()
+
+
+def run(seed, test, epochs=0):
+    validation = {**test, "mean": (test.get("top1", 0.0) + test.get("top5", 0.0)) / 2}
+    curve = tuple(
+        {
+            "step": 10 * epoch,
+            "epoch": epoch,
+            "train_loss": 1 / epoch,
+            "validation": {name: value * (1 - 0.8 / epoch) for name, value in validation.items()},
+        }
+        for epoch in range(1, epochs + 1)
+    )
+    return SeedRun(seed, test, validation, 12.5 + seed, f"runs/{seed}", curve)
+
+
+def method(name, tests, *, epochs=0, recipe=None, tries=None):
+    """A method from the test accuracies of seeds 0, 1, ...; tuned in the middle of its grid."""
+    recipe = recipe or Recipe(loss=name if name in LOSSES else "splitter", learning_rate=1e-3, temperature=0.5, m=16)
+    if tries is None:
+        grid = [(rate, t) for rate in (1e-4, 1e-3, 1e-2) for t in (0.25, 0.5, 1.0)]
+        tries = tuple(Try(rate, t, 0.5 + (rate == 1e-3) / 10 + (t == 0.5) / 20) for rate, t in grid)
+    return Method(name, recipe, tries, tuple(run(seed, test, epochs) for seed, test in enumerate(tests)))
+
+
+LOSSES = typing.get_args(LossName)
+
+
+def accuracies(top1, top5, top10=None, seeds=5, noise=0.002, salt=0):
+    """Test accuracies around these, for each seed, the same every time."""
+    chance = random.Random(f"{top1} {top5} {salt}")
+    centers = {"top1": top1, "top5": top5, **({"top10": top10} if top10 is not None else {})}
+    return [{name: center + chance.uniform(-noise, noise) for name, center in centers.items()} for _ in range(seeds)]
+
+
+def comparison(*methods, classes=100, **changes):
+    given = {
+        "data": {
+            "name": "cifar100",
+            "kind": "images",
+            "classes": classes,
+            "train": 45000,
+            "validation": 5000,
+            "test": 10000,
+            "fingerprint": "9f86d081884c7d65",
+        },
+        "command": "anyk compare cifar100 --seeds 5 --budget 9",
+        "settings": {"budget": 9, "seeds": [0, 1, 2, 3, 4], "metric": "mean", "p_k": [0.5, 0.0, 0.0, 0.0, 0.5], "m": 16},
+        "environment": {"anyk": "0.1.0", "torch": "2.9.0", "cpu": "2 cores"},
+    }
+    return Comparison(methods=methods, **{**given, **changes})
+
+
+def moves(count=2, name="splitter", image=True):
+    examples = tuple(
+        Example(
+            number,
+            "beaver",
+            "in" if number % 2 == 0 else "out",
+            tuple(Guess(label, 0.4 / (place + 1)) for place, label in enumerate(("otter", "seal", "shrew", "mouse", "bear"))),
+            tuple(map(Guess, ("otter", "seal", "beaver", "shrew", "mouse"))),
+            png(number) if image else None,
+        )
+        for number in range(count)
+    )
+    return Moves(name, 0, 312, 145, examples)
+
+
+def run_folder(folder, recipe, test=None, *, error=None, fingerprint="abc", seconds=10.0):
+    """A run folder: finished with a test result, failed with an error, else unfinished."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(recipe.to_json()))
+    (folder / "environment.json").write_text("{}")
+    (folder / "metrics.jsonl").write_text("")
+    if error is not None:
+        (folder / "error.txt").write_text(error)
+    if test is not None:
+        result = {
+            "format": 1,
+            "recipe": recipe.to_json(),
+            "data": {"name": recipe.data, "fingerprint": fingerprint},
+            "seconds": seconds,
+            "validation": {**test, "mean": 0.5},
+            "test": test,
+        }
+        (folder / "result.json").write_text(json.dumps(result))
+    return folder
