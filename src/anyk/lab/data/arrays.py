@@ -1,0 +1,531 @@
+"""Array files as data sets: .npz, pairs of .npy, .csv, and the .p and .pt files of pickle and torch.
+
+No code from a file is ever run. torch reads its own format with ``weights_only``; plain pickles go through an unpickler
+that knows containers, numpy arrays and torch tensors, and nothing else.
+"""
+
+import array
+import csv
+import hashlib
+import io
+import json
+import pickle
+import re
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyk.lab.data import embeddings
+from anyk.lab.data.sets import Dataset, Split, class_names
+from anyk.lab.errors import LabError
+
+SUFFIXES = (".npz", ".npy", ".csv", ".tsv", ".p", ".pkl", ".pickle", ".pt", ".pth")
+"""The files that `read` and `import_file` take."""
+
+_EMBEDDING_WORDS = {"x", "embedding", "embeddings", "feature", "features", "data", "inputs"}
+_LABEL_WORDS = {"y", "label", "labels", "target", "targets"}
+_CLASS_WORDS = {"classes", "class_names", "names"}
+_TEST_WORDS = ("test", "val", "valid", "validation")
+
+_Pair = tuple[Tensor, "np.ndarray[Any, Any]"]
+_Note = Callable[[str], None]
+
+
+def import_file(
+    source: str | Path,
+    *more: str | Path,
+    out: str | Path,
+    name: str | None = None,
+    classes_file: str | Path | None = None,
+    test: str | Path | None = None,
+    label_column: str | None = None,
+    half: bool = False,
+    force: bool = False,
+    note: _Note | None = None,
+) -> Path:
+    """Make an embedding set of an array file.
+
+    Args:
+        source: .npz, .npy, .csv, .p or .pt; `name.npy` goes with `name_labels.npy`
+        more: the labels, where embeddings and labels are two .npy files
+        out: the folder of the new set
+        name: what to call it; None: like the file
+        classes_file: the class names in the order of the labels, one on a line or a JSON list
+        test: a file of the same form with the test examples
+        label_column: .csv: the column with the label; None: the last one
+        half: store float16
+        force: replace a set that is there
+        note: called with each remark about what was done to the data
+
+    Returns:
+        The folder.
+    """
+    embeddings.refuse_to_overwrite(Path(out), force)
+    notes: list[str] = []
+    dataset = _load(Path(source), [Path(path) for path in more], name, classes_file, test, label_column, notes.append)
+    stored = dataset.train.parts[0].dtype
+    if stored not in (torch.float16, torch.float32):
+        notes.append(f"{str(stored).removeprefix('torch.')} was converted to {'float16' if half else 'float32'}")
+    if note is not None:
+        for remark in notes:
+            note(remark)
+    about = {"source": Path(source).name, "notes": notes}
+    return embeddings.write(out, dataset, dtype=torch.float16 if half else None, about=about, force=force)
+
+
+def read(source: str | Path) -> Dataset:
+    """An array file as a data set, in memory."""
+    dataset = _load(Path(source), [], None, None, None, None, lambda _: None)
+    splits = {"train": dataset.train} | ({"test": dataset.test} if dataset.test is not None else {})
+    hashed = hashlib.sha256(json.dumps(dataset.classes).encode())
+    for split, examples in splits.items():
+        part = examples.parts[0]
+        part = part if part.dtype in (torch.float16, torch.float32) else part.float()
+        splits[split] = Split((part,), examples.labels)
+        hashed.update((embeddings.digest(part, dataset.name) + embeddings.digest(examples.labels, dataset.name)).encode())
+    return Dataset(dataset.name, "embeddings", dataset.classes, splits["train"], splits.get("test"), hashed.hexdigest()[:16])
+
+
+def _load(
+    source: Path,
+    more: list[Path],
+    name: str | None,
+    classes_file: str | Path | None,
+    test: str | Path | None,
+    label_column: str | None,
+    note: _Note,
+) -> Dataset:
+    pairs, names = _read_pairs(source, more, label_column, note)
+    if test is not None:
+        if "test" in pairs:
+            raise LabError(f"{source} has test examples of its own: leave out {test}.")
+        pairs["test"] = _read_pairs(Path(test), [], label_column, note)[0]["train"]
+    if classes_file is not None:
+        names = _read_class_names(Path(classes_file))
+    classes, labels = _number_classes({split: pair[1] for split, pair in pairs.items()}, names, source, note)
+    splits = {split: Split((pair[0],), labels[split]) for split, pair in pairs.items()}
+    dataset = Dataset(name or source.stem, "embeddings", classes, splits["train"], splits.get("test"), "")
+    embeddings.check(dataset, {"train": [str(source)], "test": [str(test or source)]}, strict=False)
+    return dataset
+
+
+def _read_pairs(
+    source: Path, more: list[Path], label_column: str | None, note: _Note
+) -> tuple[dict[str, _Pair], list[str] | None]:
+    """Embeddings and labels for "train" and perhaps "test", and the class names if the file has them."""
+    if not source.is_file():
+        raise LabError(f"{source} is not a file: name a file that ends in {', '.join(SUFFIXES)}.")
+    if not source.stat().st_size:
+        raise LabError(f"{source} is empty: copy it or make it again.")
+    if more and (source.suffix != ".npy" or len(more) > 1):
+        raise LabError(f"{source} was given with {more[0]}: only a pair of .npy files takes two paths.")
+    if source.suffix in (".csv", ".tsv"):
+        return {"train": _read_csv(source, label_column)}, None
+    if label_column is not None:
+        raise LabError(f"{source} has no columns with names: a label column goes with a .csv file.")
+    if source.suffix == ".npy":
+        labels = more[0] if more else source.with_name(f"{source.stem}_labels.npy")
+        if not labels.is_file():
+            raise LabError(f"{source} needs its labels: give a second .npy file, or name it {labels.name}.")
+        return {"train": _pair(_read_numpy(source), _read_numpy(labels), source)}, None
+    if source.suffix == ".npz":
+        return _find_pairs(_read_numpy(source), source, note)
+    if source.suffix in SUFFIXES:
+        return _find_pairs(_read_pickle(source), source, note)
+    raise LabError(f"{source} is of no known kind: name a file that ends in {', '.join(SUFFIXES)}.")
+
+
+# --- which array is what ----------------------------------------------------------------------------------------------
+
+
+def _find_pairs(tree: Any, source: Path, note: _Note) -> tuple[dict[str, _Pair], list[str] | None]:
+    """The arrays of train and test in a dict or a sequence, by the words in their names or by their places.
+
+    >>> found, _ = _find_pairs({"X_train": torch.zeros(2, 3), "y_train": [0, 1]}, Path("some.npz"), print)
+    >>> found["train"][0].shape
+    torch.Size([2, 3])
+    """
+    if isinstance(tree, (list, tuple)):
+        tree = _name_places(tree)
+    if not isinstance(tree, Mapping):
+        raise LabError(f"{source} holds a {type(tree).__name__}: save a dict with embeddings and labels.")
+    arrays = dict(_flatten(tree))
+    # (split, role) -> key. What is called neither train nor test is train.
+    found: dict[tuple[str, str], str] = {}
+    for key in arrays:
+        words = set(re.split(r"[^a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", key).lower()))
+        split = next((word for word in _TEST_WORDS if word in words), "train")
+        for role, vocabulary in (("embeddings", _EMBEDDING_WORDS), ("labels", _LABEL_WORDS)):
+            if words & vocabulary:
+                if (split, role) in found:
+                    raise LabError(f"{source} has {found[split, role]} and {key}: keep one array of {role} for {split}.")
+                found[split, role] = key
+    keys = ", ".join(map(str, arrays)) or "nothing"
+    pairs = {}
+    for split in ("train", *_TEST_WORDS):
+        given = [role for role in ("embeddings", "labels") if (split, role) in found]
+        if len(given) == 1 or (split == "train" and not given):
+            lacking = "embeddings and labels" if not given else "labels" if given == ["embeddings"] else "embeddings"
+            raise LabError(
+                f"{source} has no {lacking} for {split} (it has {keys}): "
+                "name the arrays x and y, or embeddings and labels, or X_train, y_train, X_test and y_test."
+            )
+        if given:
+            pairs[split] = _pair(arrays[found[split, "embeddings"]], arrays[found[split, "labels"]], source)
+    tests = [split for split in _TEST_WORDS if split in pairs]
+    for left_out in tests[1:]:
+        note(f"the examples called {left_out} were left out: those called {tests[0]} are the test")
+    names = next((arrays[key] for key in arrays if key.lower() in _CLASS_WORDS), None)
+    result = {"train": pairs["train"]} | ({"test": pairs[tests[0]]} if tests else {})
+    return result, None if names is None else [str(name) for name in _to_numpy(names, source).tolist()]
+
+
+def _name_places(items: list[Any] | tuple[Any, ...]) -> Any:
+    """(x, y), (x, y, x_test, y_test) and ((x, y), (x_test, y_test)) as a dict."""
+    if len(items) == 2 and all(isinstance(item, (list, tuple)) and len(item) == 2 for item in items):
+        items = [*items[0], *items[1]]
+    if len(items) in (2, 4):
+        return dict(zip(("x_train", "y_train", "x_test", "y_test"), items, strict=False))
+    return items
+
+
+def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _pair(examples: Any, labels: Any, source: Path) -> _Pair:
+    if isinstance(examples, (list, tuple)) and examples and isinstance(examples[0], Tensor):
+        examples = torch.stack(tuple(examples)) if examples[0].dim() == 1 else torch.cat(tuple(examples))
+    if not isinstance(examples, Tensor):
+        numbers = _to_numpy(examples, source)
+        if numbers.dtype.kind not in "fiub":
+            raise LabError(f"embeddings in {source} should be numbers, but are {numbers.dtype}.")
+        if numbers.dtype.kind == "u" and numbers.dtype.itemsize > 1:
+            numbers = numbers.astype(np.float32)
+        # torch has no other byte order than the machine's.
+        examples = torch.from_numpy(numbers if numbers.dtype.isnative else numbers.astype(numbers.dtype.newbyteorder("=")))
+    labels = _to_numpy(labels, source)
+    if not examples.numel() or not labels.size:
+        raise LabError(f"{source} has no examples: copy it or make it again.")
+    return examples.detach(), labels
+
+
+def _to_numpy(values: Any, source: Path) -> "np.ndarray[Any, Any]":
+    if isinstance(values, Tensor):
+        return values.detach().numpy()
+    try:
+        if isinstance(values, (list, tuple)) and values and isinstance(values[0], Tensor):
+            return np.asarray([value.tolist() for value in values])
+        return np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise LabError(f"{source} holds a list that is no array ({error}).") from None
+
+
+# --- classes ----------------------------------------------------------------------------------------------------------
+
+
+def _number_classes(
+    labels: dict[str, "np.ndarray[Any, Any]"], names: list[str] | None, source: Path, note: _Note
+) -> tuple[tuple[str, ...], dict[str, Tensor]]:
+    """Labels as 0 … n-1, and the class names.
+
+    Labels that are 0 … n-1 stay; other values become the class names, in sorted order. With names given, integers are
+    places in the list of names and texts are looked up in it.
+    """
+    plain = {split: _integers_or_texts(values, source) for split, values in labels.items()}
+    kinds = {values.dtype.kind for values in plain.values()}
+    if len(kinds) > 1:
+        raise LabError(f"{source} has numbers as labels in one part and texts in the other: use one kind.")
+    if "i" in kinds:
+        train = plain["train"]
+        if names is not None or (train.min() == 0 and train.max() < len(train) and np.bincount(train).all()):
+            classes = class_names(names, int(train.max()) + 1)
+            return classes, {split: torch.from_numpy(values) for split, values in plain.items()}
+    values = np.unique(plain["train"]) if names is None else np.asarray(names)
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    numbers = {}
+    for split, given in plain.items():
+        place = np.searchsorted(ordered, given).clip(max=len(ordered) - 1)
+        unknown = ordered[place] != given
+        if unknown.any():
+            where = "no class name" if names is not None else "no training example"
+            raise LabError(f"{source} has the label {str(given[unknown][0])!r} in {split}, which {where} has.")
+        numbers[split] = torch.from_numpy(order[place].astype(np.int64))
+    if names is None and "i" in kinds:
+        note(f"the labels are not 0 to n-1: the {len(values)} values from {values[0]} to {values[-1]} became class names")
+    return tuple(str(value) for value in values.tolist()), numbers
+
+
+def _integers_or_texts(values: "np.ndarray[Any, Any]", source: Path) -> "np.ndarray[Any, Any]":
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise LabError(f"labels in {source} should have the shape (examples,), but have {values.shape}.")
+    if values.dtype.kind == "O":
+        kinds = {type(value) for value in values.tolist()}
+        if not kinds <= {str} and not kinds <= {int, bool}:
+            raise LabError(f"labels in {source} should be integers or texts, but hold {sorted(k.__name__ for k in kinds)[0]}.")
+        values = np.asarray(values.tolist())
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8", "replace")
+    if values.dtype.kind == "U":
+        try:
+            # "10" comes after "9" where all texts are integers.
+            numbers = values.astype(np.int64)
+        except (ValueError, OverflowError):
+            return values
+        return numbers if (numbers.astype(values.dtype) == values).all() else values
+    if values.dtype.kind == "f" and not (np.isfinite(values).all() and (values == np.floor(values)).all()):
+        raise LabError(f"labels in {source} should be integers or texts, but there are numbers with a fraction or NaN.")
+    if values.dtype.kind not in "iubf":
+        raise LabError(f"labels in {source} should be integers or texts, but are {values.dtype}.")
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+def _read_class_names(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        names = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
+    except (OSError, ValueError) as error:
+        raise LabError(f"{path} cannot be read as a list of class names ({error}).") from None
+    names = [str(name).strip() for name in names]
+    while names and not names[-1]:
+        names.pop()
+    if not names:
+        raise LabError(f"{path} has no class names: write one on each line, in the order of the labels.")
+    return names
+
+
+# --- numpy and text files ---------------------------------------------------------------------------------------------
+
+
+def _read_numpy(path: Path) -> Any:
+    try:
+        # Copy on write: nothing is read before it is needed, and torch wants memory that could be written to.
+        loaded = np.load(path, mmap_mode="c" if path.suffix == ".npy" else None, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            return {key: loaded[key] for key in loaded.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
+        hint = "save text as numpy strings, not objects" if "allow_pickle" in str(error) else "copy it or make it again"
+        raise LabError(f"{path} cannot be read by numpy ({' '.join(str(error).split())[:150]}): {hint}.") from None
+
+
+def _read_csv(path: Path, label_column: str | None) -> _Pair:
+    """Numbers and one label a row. Values go straight into an array of float32: four bytes a cell, whatever the file."""
+    values = array.array("f")
+    codes = array.array("q")
+    names: dict[str, int] = {}
+    width = column = -1
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            start = file.readline()
+            delimiter = max(",;\t", key=start.count)
+            file.seek(0)
+            rows = csv.reader(file, delimiter=delimiter)
+            for row in rows:
+                if not row:
+                    continue
+                if width < 0:
+                    width, column = len(row), _label_place(row, label_column, path)
+                    if width < 2:
+                        raise LabError(f"{path} has one column only: it needs numbers and a label, with , ; or tab between.")
+                    if label_column is not None or _is_header(row, column):
+                        continue
+                if len(row) != width:
+                    raise LabError(f"{path} has {len(row)} cells in line {rows.line_num}, but {width} before.")
+                label = row.pop(column)
+                try:
+                    values.extend(map(float, row))
+                except ValueError as error:
+                    raise LabError(
+                        f"{path} has a cell that is not a number in line {rows.line_num} ({error}): "
+                        "mend it, or name the label column if it is not the last."
+                    ) from None
+                codes.append(names.setdefault(label.strip(), len(names)))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise LabError(f"{path} is not text in columns ({error}): save it as UTF-8 .csv.") from None
+    if not codes:
+        raise LabError(f"{path} has no rows of numbers.")
+    table = torch.from_numpy(np.frombuffer(values, dtype=np.float32)).view(len(codes), width - 1)
+    return table, np.asarray(list(names))[np.frombuffer(codes, dtype=np.int64)]
+
+
+def _label_place(first: list[str], label_column: str | None, path: Path) -> int:
+    if label_column is None:
+        return len(first) - 1
+    titles = [title.strip() for title in first]
+    if label_column not in titles:
+        raise LabError(f"{path} has no column {label_column!r}: its first line has {', '.join(titles[:10])}.")
+    return titles.index(label_column)
+
+
+def _is_header(first: list[str], column: int) -> bool:
+    """Whether the first line has titles: a cell that is no number, or 0, 1, 2, … as pandas numbers its columns."""
+    cells = [cell.strip() for place, cell in enumerate(first) if place != column]
+    if cells == [str(number) for number in range(len(cells))] and len(cells) > 1:
+        return True
+    try:
+        [float(cell) for cell in cells]
+    except ValueError:
+        return True
+    return False
+
+
+# --- pickles ----------------------------------------------------------------------------------------------------------
+
+_TORCH_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""How files of torch.save began before they were zip files."""
+
+
+def _read_pickle(path: Path) -> Any:
+    """What torch.save or pickle.dump wrote, if it is data and nothing else."""
+    with open(path, "rb") as file:
+        start = file.read(len(_TORCH_MAGIC))
+        try:
+            if start.startswith(b"PK"):
+                # Memory-mapped: the official embeddings have 11 to 50 gigabytes.
+                return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            if start == _TORCH_MAGIC:
+                return torch.load(path, map_location="cpu", weights_only=True)
+            file.seek(0)
+            return _unwrap(_DataUnpickler(file, encoding="latin1").load())
+        except _NotDataError as error:
+            raise LabError(f"{path} holds {error}, which is not data: nothing was run; save plain arrays or tensors.") from None
+        except Exception as error:  # a damaged pickle can fail in any way
+            message = " ".join(str(error).split())
+            refused = re.search(r"GLOBAL (\S+)", message)
+            if refused:
+                raise LabError(
+                    f"{path} holds {refused[1]}, which is not data: nothing was run; save plain arrays or tensors."
+                ) from None
+            raise LabError(
+                f"{path} is damaged or not a file of torch or pickle ({message[:150]}): copy it or make it again."
+            ) from None
+
+
+class _NotDataError(pickle.UnpicklingError):
+    """A pickle asks for a name that is not on the list."""
+
+
+class _DataUnpickler(pickle.Unpickler):
+    """Builds containers, numpy arrays and torch tensors. Every other name is refused before it is imported."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        make = _MAKERS.get(f"{module.replace('numpy.core', 'numpy._core')}.{name}")
+        if make is None:
+            raise _NotDataError(f"{module}.{name}")
+        return make
+
+
+class _Maker:
+    """A function that a pickle may call and may not change: pickles can set attributes of what they are given."""
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[..., Any]):
+        object.__setattr__(self, "_make", make)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._make(*arguments)  # type: ignore[attr-defined]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise _NotDataError("a change of the reader")
+
+
+class _Dtype:
+    """A numpy dtype of plain numbers or text. numpy's own would take flags and sizes from the pickle unchecked."""
+
+    def __init__(self, code: str, *_: Any):
+        if not re.fullmatch(r"[fiu][1248]|b1|[US]\d{1,6}|O8?", code):
+            raise _NotDataError(f"an array of {code}")
+        self.code, self.order = code, "="
+
+    def __setstate__(self, state: Any) -> None:
+        self.order = state[1] if state[1] in ("<", ">") else "="
+
+    def numpy(self) -> "np.dtype[Any]":
+        return np.dtype(self.order + self.code.removesuffix("8") if self.code == "O8" else self.order + self.code)
+
+
+class _Array:
+    """An array whose content follows in the pickle."""
+
+    value: "np.ndarray[Any, Any] | None" = None
+
+    def __init__(self, *_: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, by_columns, content = state
+        if isinstance(content, list):
+            self.value = np.empty(len(content), dtype=object)
+            self.value[:] = content
+            self.value = self.value.reshape(shape)
+        else:
+            self.value = _array_of_bytes(content, dtype, shape, "F" if by_columns else "C")
+
+
+def _array_of_bytes(content: Any, dtype: _Dtype, shape: Any, order: str, axes: Any = None) -> "np.ndarray[Any, Any]":
+    if dtype.code.startswith("O") or axes is not None:
+        raise _NotDataError("an array of objects")
+    # Files of Python 2 have text where bytes are meant.
+    buffer = content.encode("latin1") if isinstance(content, str) else content
+    values = np.frombuffer(buffer, dtype=dtype.numpy()).reshape(shape, order="F" if order == "F" else "C")
+    # torch wants memory that could be written to.
+    return values if values.flags.writeable else values.copy(order="K")
+
+
+def _scalar(dtype: _Dtype, content: Any = None) -> Any:
+    return content if dtype.code.startswith("O") else _array_of_bytes(content, dtype, (), "C").item()
+
+
+def _encode(text: str, encoding: str = "latin1") -> bytes:
+    return text.encode("latin1")
+
+
+def _storage(content: bytes) -> Any:
+    """torch's own function for this reads the bytes as an unrestricted pickle."""
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def _not_called(*_: Any) -> Any:
+    raise _NotDataError("a call of numpy.ndarray")
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "collections.OrderedDict": OrderedDict,
+    "_codecs.encode": _encode,
+    "builtins.bytearray": bytearray,
+    "numpy.dtype": _Dtype,
+    "numpy.ndarray": _not_called,  # only named, as the kind of array to make
+    "numpy._core.multiarray._reconstruct": _Array,
+    "numpy._core.multiarray.scalar": _scalar,
+    "numpy._core.numeric._frombuffer": _array_of_bytes,
+    "torch._utils._rebuild_tensor_v2": torch._utils._rebuild_tensor_v2,
+    "torch.storage._load_from_bytes": _storage,
+}
+_MAKERS = {name: _Maker(make) for name, make in _FUNCTIONS.items()}
+
+
+def _unwrap(tree: Any) -> Any:
+    """The same containers with the finished arrays in them."""
+    if isinstance(tree, _Array):
+        return _unwrap(tree.value.tolist()) if tree.value is not None and tree.value.dtype == object else tree.value
+    if isinstance(tree, Mapping):
+        return {key: _unwrap(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [_unwrap(value) for value in tree]
+    return tree

@@ -1,0 +1,359 @@
+"""Embedding sets: a folder of safetensors files that is read memory-mapped and written whole or not at all.
+
+    dataset.json          {"name": "...", "classes": ["...", ...]} and whatever else is worth knowing
+    train*.safetensors    `embeddings` (N, d) in float16 or float32 and `labels` (N,) in int64; several follow in sorted order
+    test*.safetensors     the same; may be absent
+
+A file is read through once, to look for NaN and to take its digest. The digest is then remembered in the cache folder
+under the file's path, size and time of change: a run on fifty gigabytes starts at once, and the fingerprint still covers
+every byte, not a sample of them.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from anyk.lab.data.sets import Dataset, Split
+from anyk.lab.errors import LabError
+
+_BLOCK_BYTES = 1 << 24
+_STALE_SECONDS = 3600
+_NAMES = {torch.float16: "F16", torch.float32: "F32", torch.int64: "I64"}
+
+
+def read(folder: str | Path) -> Dataset:
+    """The embedding set in a folder, memory-mapped: its size in memory does not depend on its size on disk.
+
+    Raises:
+        LabError: where something is missing, cut short or does not fit together; it names the file.
+    """
+    folder = Path(folder)
+    description = _read_description(folder / "dataset.json")
+    files = {split: sorted(folder.glob(f"{split}*.safetensors")) for split in ("train", "test")}
+    if not files["train"]:
+        raise LabError(f"{folder} has no train.safetensors: an embedding set needs at least one file train*.safetensors.")
+    splits, digests = {}, []
+    for split, paths in files.items():
+        parts, labels = zip(*map(_open, paths), strict=True) if paths else ((), ())
+        for path, part, part_labels in zip(paths, parts, labels, strict=True):
+            digests.append([path.name, _inspected(path, part, part_labels)])
+        if paths:
+            splits[split] = Split(parts, labels[0] if len(labels) == 1 else torch.cat(labels))
+    fingerprint = hashlib.sha256(json.dumps([description["classes"], digests]).encode()).hexdigest()[:16]
+    dataset = Dataset(
+        name=str(description.get("name") or folder.resolve().name),
+        kind="embeddings",
+        classes=tuple(description["classes"]),
+        train=splits["train"],
+        test=splits.get("test"),
+        fingerprint=fingerprint,
+    )
+    check(dataset, {split: [str(path) for path in paths] for split, paths in files.items()})
+    return dataset
+
+
+def write(
+    folder: str | Path,
+    dataset: Dataset,
+    *,
+    dtype: torch.dtype | None = None,
+    about: Mapping[str, Any] | None = None,
+    texts: Mapping[str, str] | None = None,
+    force: bool = False,
+) -> Path:
+    """Write an embedding set; the folder appears when everything in it is on the disk, and not before.
+
+    Rows are converted and written block by block, so that the parts of the dataset may be memory-mapped files larger than
+    the memory.
+
+    Args:
+        folder: the new set
+        dataset: what is written; its embeddings may have any real dtype
+        dtype: float16 or float32; None keeps float16 and makes float32 of all others
+        about: more entries of dataset.json
+        texts: more text files, name to content
+        force: replace a set that is there
+
+    Raises:
+        LabError: where the folder holds something already, or the dataset is not sound.
+    """
+    folder = Path(folder)
+    refuse_to_overwrite(folder, force)
+    check(dataset, strict=False)
+    splits = {"train": dataset.train} | ({"test": dataset.test} if dataset.test is not None else {})
+    description = {"name": dataset.name, "classes": list(dataset.classes), **(about or {})}
+    with _appears_whole(folder) as building:
+        for split, examples in splits.items():
+            with _synced(building / f"{split}.safetensors") as file:
+                write_split(file, examples, dtype, source=dataset.name)
+        for name, text in {**(texts or {}), "dataset.json": json.dumps(description, indent=1)}.items():
+            with _synced(building / name) as file:
+                file.write(text.encode())
+    return folder
+
+
+def write_split(file: BinaryIO, examples: Split, dtype: torch.dtype | None, source: str) -> None:
+    """Write one safetensors file of embeddings and labels, block by block."""
+    if dtype is None:
+        dtype = torch.float16 if examples.parts[0].dtype == torch.float16 else torch.float32
+    labels = examples.labels.to(torch.int64).contiguous()
+    shape = [len(labels), *examples.shape]
+    # Labels first: eight-byte values stay aligned whatever follows them.
+    sizes = {"labels": labels.nbytes, "embeddings": shape[0] * shape[1] * dtype.itemsize}
+    header = json.dumps(
+        {
+            "labels": {"dtype": "I64", "shape": [len(labels)], "data_offsets": [0, sizes["labels"]]},
+            "embeddings": {
+                "dtype": _NAMES[dtype],
+                "shape": shape,
+                "data_offsets": [sizes["labels"], sizes["labels"] + sizes["embeddings"]],
+            },
+        }
+    ).encode()
+    header += b" " * (-len(header) % 8)
+    file.write(struct.pack("<Q", len(header)) + header)
+    file.write(_bytes(labels))
+    for part in examples.parts:
+        for first, block in _blocks(part):
+            stored = block.to(dtype)
+            if not _is_finite(stored):
+                if _is_finite(block):
+                    raise LabError(f"{source} has values beyond {torch.finfo(dtype).max:g}: write it in float32, without half.")
+                _raise_not_finite(block, first, source)
+            file.write(_bytes(stored))
+
+
+def refuse_to_overwrite(folder: Path, force: bool) -> None:
+    """Raise where a set cannot be put into the folder; ``force`` gives up an embedding set, and never other files."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise LabError(f"{folder} is a file: name a new folder for the embedding set.")
+    present = sorted(path.name for path in folder.iterdir())
+    if not present:
+        return
+    if not force:
+        raise LabError(f"{folder} is there already: name another folder, or replace it with --force.")
+    foreign = [name for name in present if not name.endswith((".safetensors", ".txt")) and name != "dataset.json"]
+    if foreign or "dataset.json" not in present:
+        raise LabError(f"{folder} is not only an embedding set, it holds {(foreign or present)[0]}: name another folder.")
+
+
+def check(dataset: Dataset, sources: Mapping[str, list[str]] | None = None, *, strict: bool = True) -> None:
+    """Raise where embeddings, labels and classes do not fit together.
+
+    Args:
+        dataset: embeddings and labels
+        sources: for "train" and "test", what to call each part in a message; None: the dataset's name
+        strict: also refuse dtypes that an embedding set does not store
+    """
+    splits = {"train": dataset.train} | ({"test": dataset.test} if dataset.test is not None else {})
+    if sources is None:
+        sources = {split: [f"{dataset.name} ({split})"] * len(examples.parts) for split, examples in splits.items()}
+    first = dataset.train.parts[0]
+    for split, examples in splits.items():
+        for source, part in zip(sources[split], examples.parts, strict=True):
+            if part.dim() != 2 or not part.shape[1]:
+                raise LabError(
+                    f"embeddings in {source} should have the shape (examples, dimensions), but have {tuple(part.shape)}."
+                )
+            if not len(part):
+                raise LabError(f"{source} has no examples: remove it or make it again.")
+            if part.shape[1] != first.shape[1]:
+                raise LabError(
+                    f"embeddings in {source} have {part.shape[1]} dimensions, but {first.shape[1]} in {sources['train'][0]}: "
+                    "all parts should come from one backbone."
+                )
+            if strict and part.dtype not in (torch.float16, torch.float32):
+                raise LabError(f"embeddings in {source} are {_dtype_name(part)}: save them as float16 or float32.")
+            if strict and part.dtype != first.dtype:
+                raise LabError(
+                    f"embeddings in {source} are {_dtype_name(part)}, but {_dtype_name(first)} in {sources['train'][0]}: "
+                    "save all files in one dtype."
+                )
+        source = sources[split][0]
+        rows = sum(len(part) for part in examples.parts)
+        if examples.labels.dim() != 1 or len(examples.labels) != rows:
+            raise LabError(
+                f"{source} has {rows} embeddings, but labels of shape {tuple(examples.labels.shape)}: one label for each row."
+            )
+        low, high = (int(value) for value in examples.labels.aminmax())
+        if low < 0 or high >= len(dataset.classes):
+            wrong = low if low < 0 else high
+            raise LabError(
+                f"{source} has the label {wrong}, but there are {len(dataset.classes)} classes: "
+                f"labels should be 0 to {len(dataset.classes) - 1}, in the order of the class names."
+            )
+    missing = (torch.bincount(dataset.train.labels, minlength=len(dataset.classes)) == 0).nonzero().flatten().tolist()
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise LabError(
+            f"{sources['train'][0]} has no training example of class {missing[0]} ({dataset.classes[missing[0]]}){others}: "
+            "add examples, or remove the class and renumber the labels."
+        )
+
+
+def digest(part: Tensor, source: str) -> str:
+    """A digest of every value of a tensor (N, …); raises where one is NaN or infinite."""
+    hashed = hashlib.sha1(f"{part.dtype} {list(part.shape)}".encode(), usedforsecurity=False)
+    for first, block in _blocks(part):
+        if block.is_floating_point() and not _is_finite(block):
+            _raise_not_finite(block, first, source)
+        hashed.update(_bytes(block))
+    return hashed.hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where facts about files are remembered: $ANYK_CACHE, or anyk in the user's cache folder."""
+    given = os.environ.get("ANYK_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anyk"
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    folder = path.parent
+    if not folder.is_dir():
+        raise LabError(f"{folder} is not a folder: name the folder of an embedding set.")
+    if not path.is_file():
+        raise LabError(f'{folder} has no dataset.json: write one with {{"name": "...", "classes": ["...", ...]}}.')
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LabError(f"{path} is not JSON ({_one_line(error)}): mend it or make the set again.") from None
+    classes = description.get("classes") if isinstance(description, dict) else None
+    if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
+        raise LabError(f'{path} should have "classes", the list of class names in the order of the labels.')
+    return description
+
+
+def _open(path: Path) -> tuple[Tensor, Tensor]:
+    """Embeddings and labels of one file, memory-mapped."""
+    try:
+        # safetensors checks that header and size agree, so that a short file cannot end a run by a signal later.
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            for name in ("embeddings", "labels"):
+                if name not in names:
+                    found = ", ".join(sorted(names)) or "nothing"
+                    raise LabError(f'{path} has no tensor "{name}" (it has {found}): save it with "embeddings" and "labels".')
+            part, labels = file.get_tensor("embeddings"), file.get_tensor("labels")
+    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, OverflowError) as error:
+        raise LabError(f"{path} is damaged or not a safetensors file ({_one_line(error)}): copy it or make it again.") from None
+    if labels.dtype != torch.int64:
+        raise LabError(f"labels in {path} are {_dtype_name(labels)}: save them as int64.")
+    if labels.dim() != 1 or part.dim() != 2 or len(labels) != len(part):
+        raise LabError(
+            f"{path} should have embeddings (N, d) and labels (N,), but has {tuple(part.shape)} and {tuple(labels.shape)}."
+        )
+    return part, labels
+
+
+def _inspected(path: Path, part: Tensor, labels: Tensor) -> str:
+    """The digest of a file, from the cache where the file has not changed since it was read through."""
+    status = path.stat()
+    stamp = {"path": str(path.resolve()), "size": status.st_size, "changed": status.st_mtime_ns}
+    remembered = cache_folder() / "inspected" / (hashlib.sha256(str(stamp["path"]).encode()).hexdigest()[:32] + ".json")
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads(remembered.read_text(encoding="utf-8"))
+        if {key: known[key] for key in stamp} == stamp:
+            return str(known["digest"])
+    found = digest(part, str(path)) + digest(labels, str(path))
+    # Without a place to remember, the next start only takes longer.
+    with contextlib.suppress(OSError):
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        fresh = remembered.with_suffix(f".{os.getpid()}.tmp")
+        fresh.write_text(json.dumps(stamp | {"digest": found}), encoding="utf-8")
+        os.replace(fresh, remembered)
+    return found
+
+
+def _blocks(part: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Consecutive rows, and the number of the first, a few megabytes at a time."""
+    row_bytes = max(1, part.nbytes // max(1, len(part)))
+    rows = max(1, _BLOCK_BYTES // row_bytes)
+    for first in range(0, len(part), rows):
+        yield first, part[first : first + rows]
+
+
+def _bytes(block: Tensor) -> Any:
+    """The values as a flat buffer, without a copy where they lie together."""
+    return block.detach().contiguous().flatten().view(torch.uint8).numpy()
+
+
+def _is_finite(block: Tensor) -> bool:
+    """Smallest and largest value are NaN or infinite if any value is; ten times as fast as isfinite on float16."""
+    if not block.is_floating_point() or not block.numel():
+        return True
+    return all(bool(extreme.isfinite()) for extreme in block.aminmax())
+
+
+def _raise_not_finite(block: Tensor, first: int, source: str) -> None:
+    row = int((~block.isfinite()).flatten(1).any(1).nonzero()[0])
+    value = block[row][~block[row].isfinite()][0].item()
+    raise LabError(f"embeddings in {source} have the value {value} in row {first + row}: remove such rows or embed them again.")
+
+
+@contextlib.contextmanager
+def _synced(path: Path) -> Iterator[BinaryIO]:
+    with open(path, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _appears_whole(folder: Path) -> Iterator[Path]:
+    """A hidden folder beside the wanted one, renamed to it at the end; an exception removes it, a kill leaves it hidden."""
+    folder = Path(os.path.abspath(folder))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.parent.glob(f".{folder.name}.*.writing"):
+            # A living writer keeps changing its files; what has not changed for long was left by a kill.
+            if time.time() - max(path.stat().st_mtime for path in (leftover, *leftover.iterdir())) > _STALE_SECONDS:
+                shutil.rmtree(leftover, ignore_errors=True)
+        building = folder.with_name(f".{folder.name}.{os.getpid()}.writing")
+        building.mkdir()
+    except OSError as error:
+        raise LabError(f"{folder} cannot be written ({error.strerror}): name another folder.") from None
+    try:
+        yield building
+        if folder.exists():
+            retired = folder.with_name(f".{folder.name}.{os.getpid()}.replaced")
+            os.rename(folder, retired)
+            os.rename(building, folder)
+            shutil.rmtree(retired)
+        else:
+            os.rename(building, folder)
+        _sync_folder(folder.parent)
+    except OSError as error:
+        raise LabError(f"{folder} cannot be written ({error.strerror}): make room or name another folder.") from None
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    # Not every system can open a folder; there the rename is as durable as it gets.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
