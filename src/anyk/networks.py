@@ -18,7 +18,7 @@ from functools import lru_cache, wraps
 from itertools import zip_longest
 from typing import Any, TypeVar, cast
 
-__all__ = ["Network", "bitonic", "odd_even", "selection", "splitter"]
+__all__ = ["Cascade", "Network", "bitonic", "odd_even", "selection", "splitter", "splitter_cascades"]
 
 Comparator = tuple[int, int]
 Build = TypeVar("Build", bound=Callable[..., Any])
@@ -184,29 +184,73 @@ def splitter(n: int, k: int) -> Network:
 
     Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022, appendix B.
     """
+    cascades = splitter_cascades(n, k)
+    layers: list[list[Comparator]] = [[] for _ in range(max((cascade.end for cascade in cascades), default=0))]
+    rank_of = dict.fromkeys(range(n), 0)
+    for cascade in cascades:
+        for depth, comparators in enumerate(cascade.layers, cascade.start):
+            layers[depth].extend(comparators)
+        rank_of.update(zip(cascade.wires, cascade.ranks, strict=True))
+    outputs = {rank: wire for wire, rank in rank_of.items() if rank < k}
+    return _trusted(n, layers, [outputs[rank] for rank in range(k)]).top(k)
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """A splitter cascade: which comparators it has and what they make known.
+
+    Args:
+        wires: the wires it runs over, which had one least rank before.
+        start: the first layer it is in.
+        layers: its comparators, all of them; :func:`splitter` prunes those that the k best do not need.
+        ranks: the least rank, counted from 0, of the value on each of its wires afterwards.
+
+    Example:
+        >>> first = anyk.networks.splitter_cascades(16, 5)[0]
+        >>> first.start, first.end, first.layers[0][:2]
+        (0, 4, ((0, 8), (1, 9)))
+    """
+
+    wires: tuple[int, ...]
+    start: int
+    layers: tuple[Layer, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The first layer after it."""
+        return self.start + len(self.layers)
+
+
+def splitter_cascades(n: int, k: int) -> tuple[Cascade, ...]:
+    """The cascades of :func:`splitter`, in the order in which they are laid out.
+
+    Example:
+        >>> anyk.networks.splitter_cascades(4, 2)[0].ranks
+        (0, 1, 1, 3)
+    """
+    n, k = _integer("n", n), _integer("k", k)
+    _check_wires(n, k)
     wires_of_rank: list[list[int]] = [list(range(n))] + [[] for _ in range(k - 1)]
     free_from = [0] * n
-    layers: list[list[Comparator]] = []
+    cascades = []
     while any(len(wires) > 1 for wires in wires_of_rank):
         for rank in range(k - 1, -1, -1):
             wires = wires_of_rank[rank]
             if len(wires) < 2:
                 continue
-            cascade = _splitter_cascade(wires)
+            layers = tuple(map(tuple, _splitter_cascade(wires)))
             start = max(free_from[wire] for wire in wires)
-            layers.extend([] for _ in range(start + len(cascade) - len(layers)))
-            for depth, comparators in enumerate(cascade, start):
-                layers[depth].extend(comparators)
+            ranks = tuple(rank + (1 << position.bit_count()) - 1 for position in range(len(wires)))
+            cascades.append(Cascade(tuple(wires), start, layers, ranks))
             wires_of_rank[rank] = []
-            for position, wire in enumerate(wires):
-                free_from[wire] = start + len(cascade)
-                raised = rank + (1 << position.bit_count()) - 1
+            for wire, raised in zip(wires, ranks, strict=True):
+                free_from[wire] = start + len(layers)
                 if raised < k:
                     wires_of_rank[raised].append(wire)
             for raised in range(rank, k):
                 wires_of_rank[raised].sort()
-    outputs = [wires[0] for wires in wires_of_rank]
-    return _trusted(n, layers, outputs).top(k)
+    return tuple(cascades)
 
 
 def _splitter_cascade(wires: list[int]) -> list[list[Comparator]]:

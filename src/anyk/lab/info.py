@@ -1,0 +1,201 @@
+"""What this machine has: versions, devices, data sets, extras. For `anyk info` and the `environment.json` of a run."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from packaging.requirements import Requirement
+
+import anyk
+
+KEY_PACKAGES = ("torch", "numpy", "matplotlib", "safetensors", "scipy")
+"""their versions can change what a run computes or shows"""
+USER_EXTRAS = ("lab", "embed", "tensorboard")
+"""the extras that are for users; the others serve the development of anyk"""
+
+
+def gather(*, cache: Path | None = None, folder: Path | None = None) -> dict[str, Any]:
+    """Everything that `anyk info` shows, as JSON values.
+
+    Args:
+        cache: the cache folder; None: ``$ANYK_CACHE``, or anyk's folder among the user's caches.
+        folder: where to look for embedding sets; None: the current folder.
+    """
+    cache = cache_folder() if cache is None else cache
+    return {
+        "versions": versions(),
+        "machine": machine(),
+        "memory": memory(),
+        "devices": devices(),
+        "extras": extras(),
+        "cache": {"folder": str(cache), "contents": _contents(cache)},
+        "embeddings": [about for place in (cache, folder or Path()) for about in embedding_sets(place)],
+    }
+
+
+def environment() -> dict[str, Any]:
+    """What a run's result may depend on beside its recipe and data: the content of `environment.json`."""
+    return {
+        "versions": versions(),
+        "machine": machine(),
+        "memory": memory(),
+        "devices": devices(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "command": list(sys.argv),
+        "folder": str(Path.cwd()),
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """anyk, Python and the packages that matter; None: not installed."""
+    return {
+        "anyk": anyk.__version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in KEY_PACKAGES},
+    }
+
+
+def machine() -> dict[str, Any]:
+    """System, processor, and how many cores this process may use."""
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def memory() -> dict[str, int | None]:
+    """Bytes of memory, in total and available; None where the system does not say."""
+    facts = dict(_meminfo())
+    total = facts.get("MemTotal")
+    if total is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {"total": total, "available": facts.get("MemAvailable")}
+
+
+def devices() -> list[dict[str, Any]]:
+    """What a recipe's ``device`` can be here."""
+    found: list[dict[str, Any]] = [{"device": "cpu", "name": _processor(), "memory": memory()["total"]}]
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(number)
+            found.append({"device": f"cuda:{number}", "name": properties.name, "memory": properties.total_memory})
+    if torch.backends.mps.is_available():
+        found.append({"device": "mps", "name": "Apple GPU", "memory": None})
+    return found
+
+
+def extras() -> dict[str, dict[str, Any]]:
+    """For each extra: whether it is installed, what is missing, and the command that adds it."""
+    wanted: dict[str, list[Requirement]] = {name: [] for name in USER_EXTRAS}
+    for text in _requirements():
+        requirement = Requirement(text)
+        for name, list_ in wanted.items():
+            # An extra of an extra ("anyk[lab]") says nothing by itself.
+            if requirement.name != "anyk" and requirement.marker and requirement.marker.evaluate({"extra": name}):
+                list_.append(requirement)
+    result = {}
+    for name, requirements in wanted.items():
+        missing = [str(requirement).split(";")[0].strip() for requirement in requirements if not _fulfilled(requirement)]
+        result[name] = {"installed": not missing, "missing": missing, "command": f'pip install "anyk[{name}]"'}
+    return result
+
+
+def embedding_sets(folder: Path) -> Iterator[dict[str, Any]]:
+    """The embedding sets in a folder and one level below it: folders with a ``dataset.json``."""
+    try:
+        places = [folder, *sorted(place for place in folder.iterdir() if place.is_dir())]
+    except OSError:
+        return
+    for place in places:
+        try:
+            about = json.loads((place / "dataset.json").read_text(encoding="utf-8"))
+            classes = about.get("classes")
+            size = sum(file.stat().st_size for file in place.glob("*.safetensors"))
+        except (OSError, ValueError, AttributeError):  # not there, not readable, not JSON, or not an object
+            continue
+        count = len(classes) if isinstance(classes, list) else None
+        yield {"folder": str(place), "name": str(about.get("name", place.name)), "classes": count, "bytes": size}
+
+
+def cache_folder() -> Path:
+    """Where downloads and prepared data are kept: $ANYK_CACHE, or anyk's folder among the user's caches."""
+    chosen = os.environ.get("ANYK_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    import pooch
+
+    return Path(pooch.os_cache("anyk"))
+
+
+def _contents(folder: Path) -> list[dict[str, Any]]:
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return []
+    return [{"name": entry.name, "bytes": _size(entry)} for entry in entries if not entry.name.startswith(".")]
+
+
+def _size(entry: Path) -> int:
+    files = entry.rglob("*") if entry.is_dir() else [entry]
+    total = 0
+    for file in files:
+        try:
+            total += file.stat().st_size if file.is_file() else 0
+        except OSError:  # another process has just removed it
+            continue
+    return total
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _requirements() -> list[str]:
+    try:
+        return importlib.metadata.requires("anyk") or []
+    except importlib.metadata.PackageNotFoundError:  # a checkout that was never installed
+        return []
+
+
+def _fulfilled(requirement: Requirement) -> bool:
+    version = _version(requirement.name)
+    return version is not None and requirement.specifier.contains(version, prereleases=True)
+
+
+def _processor() -> str:
+    """The processor's name; platform.processor() is empty on most Linux systems."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                key, _, value = line.partition(":")
+                if key.strip().lower() in ("model name", "hardware", "cpu model"):
+                    return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _meminfo() -> Iterator[tuple[str, int]]:
+    """The entries of Linux's /proc/meminfo in bytes; none elsewhere."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        words = value.split()
+        if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
+            yield key, int(words[0]) * 1024
