@@ -1,0 +1,56 @@
+"""Files that are either whole or absent: written under another name, flushed to the disk, then renamed."""
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from anyk.lab.errors import LabError
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the content of a file in one step."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the folder of ``path``; what was written there takes the place of ``path`` at the end.
+
+    A reader sees the former file or the new one, never a part. Of several writers the last one wins. After an error, or a
+    crash at any moment, the former file is untouched.
+    """
+    # Its own random name, so that writers of the same file do not meet; not tempfile, which makes files private.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        yield temporary
+        _flush(temporary)
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if _disk_is_full(error):
+            raise LabError(
+                f"{path} could not be written because the disk is full; its former version, if any, is untouched. "
+                "Free some space and run again."
+            ) from error
+        raise
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    if path.is_dir() and os.name != "posix":
+        return  # a folder can only be opened on POSIX systems
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _disk_is_full(error: BaseException) -> bool:
+    # safetensors has its own exception, with the text of the system's error in it.
+    full = (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "errno", None) in full or any(os.strerror(code) in str(error) for code in full)
