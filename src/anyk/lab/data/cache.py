@@ -5,7 +5,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,15 @@ def remember(path: Path, build: Callable[[], Dataset]) -> Dataset:
     return dataclasses.replace(dataset, fingerprint=fingerprint)
 
 
+def key_of(sources: Iterable[Path], *settings: object) -> str:
+    """A short text that changes with the names, sizes and times of the files, and with the settings."""
+    digest = hashlib.sha256(repr(settings).encode())
+    for path in sources:
+        facts = path.stat()
+        digest.update(repr((str(path.absolute()), facts.st_size, facts.st_mtime_ns)).encode())
+    return digest.hexdigest()[:16]
+
+
 def _read(path: Path) -> Dataset:
     with safe_open(path, "pt") as file:
         facts: dict[str, Any] = json.loads(file.metadata()["facts"])
@@ -78,5 +87,5 @@ def _digest(tensors: dict[str, Tensor], facts: dict[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(facts).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
-        digest.update(tensors[name].contiguous().numpy())
+        digest.update(tensors[name].contiguous().numpy().data)
     return digest.hexdigest()

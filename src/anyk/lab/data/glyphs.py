@@ -47,7 +47,7 @@ _BLANK = frozenset("\ufffc\u1d3d")  # named in the fonts, without ink in some
 
 _TURN, _SHEAR = 12.0, 0.15  # degrees, and horizontal shift by height
 _SCALE, _SHIFT = 0.15, 0.08  # relative to 1, and to the picture's width
-_NOISE = 0.1  # standard deviation, of pixels between 0 and 1
+_NOISE = 0.2  # standard deviation, of pixels between 0 and 1
 
 
 def load(classes: int = DEFAULT_CLASSES, *, cache: Path | None = None) -> Dataset:
@@ -94,7 +94,7 @@ def _font_path(name: str) -> Path:
 
 
 def _characters(available: dict[str, frozenset[str]]) -> list[str]:
-    """The characters that enough fonts have, those of the most fonts first; then ASCII, Greek and Cyrillic, which look alike."""
+    """The characters that enough fonts have: first those of the most fonts, among them ASCII, Greek and Cyrillic first."""
     counts = {
         character: sum(character in font for font in available.values())
         for character in frozenset.union(*available.values())
@@ -108,6 +108,7 @@ def _characters(available: dict[str, frozenset[str]]) -> list[str]:
         if count >= 8 and sum(character in available[name] for name in _TEST_FONTS) >= 3
     ]
 
+    # Scripts that look alike come first, so that a small set has the ambiguity too.
     def order(character: str) -> tuple[int, int, int]:
         code = ord(character)
         script = 0 if code < 0x80 else 1 if 0x370 <= code < 0x400 else 2 if 0x400 <= code < 0x500 else 3
@@ -148,7 +149,8 @@ def _distort(drawn: Tensor, order: Tensor, generator: torch.Generator) -> Tensor
     ]
     maps = torch.stack(rows, 1)
     pictures = torch.empty(len(order), 1, _SIZE, _SIZE, dtype=torch.uint8)
-    for batch in torch.arange(len(order)).split(1024):
+    for start in range(0, len(order), 1024):
+        batch = slice(start, start + 1024)
         fine = drawn[order[batch]].unsqueeze(1) / 255
         grid = functional.affine_grid(maps[batch], list(fine.shape), align_corners=False)
         coarse = functional.avg_pool2d(functional.grid_sample(fine, grid, align_corners=False), _FINE)
