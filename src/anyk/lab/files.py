@@ -1,58 +1,63 @@
-"""Files that are whole or not there."""
+"""Files that are either whole or absent: written under another name, flushed to the disk, then renamed."""
 
 import errno
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from anyk.lab.errors import LabError
 
+# EFBIG is a limit on the size of files, which is as full as a disk can be.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the content of a file in one step."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path``; what was written there takes its place at the end, at once and for good.
+    """Yield a temporary path in the folder of ``path``; what was written there takes the place of ``path`` at the end.
 
-    The file is on the disk before it gets its name, so that neither a kill nor a power cut leaves half a file. After an
-    error the temporary file is removed and the former version is untouched.
+    A reader sees the former file or the new one, never a part. Of several writers the last one wins. After an error, or a
+    crash at any moment, the former file is untouched.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Its own random name, so that writers of the same file do not meet; not tempfile, which makes files private.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with disk_full_is_an_error(path):
             yield temporary
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            _sync_folder(path.parent)
-    finally:
+            _flush(temporary)
+            os.replace(temporary, path)
+    except BaseException:
         temporary.unlink(missing_ok=True)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file's content."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
+        raise
+    _flush(path.parent)
 
 
 @contextmanager
 def disk_full_is_an_error(path: Path) -> Iterator[None]:
-    """Say in one sentence that a file could not be written."""
+    """Say in one sentence which file a full disk kept from being written."""
     try:
         yield
     except Exception as error:
-        # Libraries that write files wrap the system's error in their own.
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        if full or "No space left" in str(error) or "File too large" in str(error):
-            raise LabError(f"the disk is full: {path} could not be written, its former version is untouched.") from None
-        if isinstance(error, OSError):
-            raise LabError(f"{path} could not be written: {error.strerror or error}.") from None
+        # safetensors has its own exception, with the text of the system's error in it.
+        if getattr(error, "errno", None) in _FULL or any(os.strerror(code) in str(error) for code in _FULL):
+            raise LabError(
+                f"{path} could not be written because the disk is full; its former version, if any, is untouched. "
+                "Free some space and run again."
+            ) from error
         raise
 
 
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # a folder cannot be opened there
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+def _flush(path: Path) -> None:
+    if path.is_dir() and os.name != "posix":
+        return  # a folder can only be opened on POSIX systems
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,5 +1,45 @@
 """Data sets by name or path."""
 
-from anyk.lab.data.sets import Dataset, Parts, Split, split
+from pathlib import Path
 
-__all__ = ["Dataset", "Parts", "Split", "split"]
+from anyk.lab.data.sets import Dataset, Parts, Split, split
+from anyk.lab.errors import LabError
+
+__all__ = ["Dataset", "Parts", "Split", "load", "split"]
+
+_ARRAY_FILES = (".npz", ".npy", ".csv", ".tsv", ".p", ".pkl", ".pickle", ".pt", ".pth")
+
+
+def load(spec: str) -> Dataset:
+    """The data set that a recipe's ``data`` names."""
+    # Each source needs packages of its own, so each is imported only when it is asked for.
+    name, _, rest = spec.partition(":")
+    path = Path(spec).expanduser()
+    if name == "glyphs":
+        from anyk.lab.data import glyphs
+
+        if rest and not (rest.isascii() and rest.isdigit()):
+            raise LabError(f"glyphs:CLASSES wants a number of classes, such as glyphs:500, but got {spec!r}.")
+        return glyphs.load(int(rest)) if rest else glyphs.load()
+    if name == "cifar100":
+        from anyk.lab.data import cifar
+
+        return cifar.load(Path(rest).expanduser() if rest else None)
+    if path.is_dir():
+        if (path / "dataset.json").exists() or any(path.glob("train*.safetensors")):
+            from anyk.lab.data import embeddings
+
+            return embeddings.read(path)
+        from anyk.lab.data import folders
+
+        return folders.load(path)
+    if path.suffix.lower() in _ARRAY_FILES and path.exists():
+        from anyk.lab.data import arrays
+
+        return arrays.read(path)
+    problem = "is a file of another kind" if path.exists() else "does not exist"
+    raise LabError(
+        f"{spec} {problem}; DATA may be glyphs, glyphs:CLASSES, cifar100, cifar100:PATH, a folder of embeddings "
+        f"(dataset.json or train*.safetensors), a folder of images (FOLDER/CLASS/*.jpg, or FOLDER/train/CLASS/*.jpg and "
+        f"FOLDER/test/CLASS/*.jpg), or an array file ({', '.join(_ARRAY_FILES)})."
+    )

@@ -1,0 +1,91 @@
+"""Prepared image sets are kept on the disk, so that the next run starts at once."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pooch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from anyk.lab import files
+from anyk.lab.data.sets import Dataset, Split
+from anyk.lab.errors import LabError
+
+_log = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """Where downloads and prepared data are kept: $ANYK_CACHE, or the system's folder for caches."""
+    chosen = os.environ.get("ANYK_CACHE")
+    return Path(chosen).expanduser() if chosen else Path(pooch.os_cache("anyk"))
+
+
+def remember(path: Path, build: Callable[[], Dataset]) -> Dataset:
+    """The data set kept at ``path``; where there is none, or a damaged one, ``build`` it and keep it.
+
+    The name of the file has to name everything that the data depend on. Processes may build at the same time: each
+    writes the whole file and the last one wins. A cache that cannot be written is reported and otherwise ignored. The
+    data set's fingerprint is the digest of its content, built or read.
+    """
+    if path.exists():
+        try:
+            return _read(path)
+        # Whatever a damaged file makes the parsers raise, the answer is to build it again.
+        except Exception as error:
+            _log.warning("%s is damaged (%s); preparing the data again.", path, error)
+    dataset = build()
+    tensors = {"train": dataset.train.parts[0], "train_labels": dataset.train.labels}
+    if dataset.test is not None:
+        tensors |= {"test": dataset.test.parts[0], "test_labels": dataset.test.labels}
+    facts = {field: getattr(dataset, field) for field in ("name", "kind", "classes", "mean", "std")}
+    fingerprint = _digest(tensors, facts)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.replacing(path) as temporary:
+            save_file(tensors, temporary, {"facts": json.dumps(facts), "fingerprint": fingerprint})
+    except (OSError, SafetensorError, LabError) as error:
+        _log.warning("The prepared data could not be kept for the next run: %s", error)
+    return dataclasses.replace(dataset, fingerprint=fingerprint)
+
+
+def key_of(sources: Iterable[Path], *settings: object) -> str:
+    """A short text that changes with the names, sizes and times of the files, and with the settings."""
+    digest = hashlib.sha256(repr(settings).encode())
+    for path in sources:
+        facts = path.stat()
+        digest.update(repr((str(path.absolute()), facts.st_size, facts.st_mtime_ns)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _read(path: Path) -> Dataset:
+    with safe_open(path, "pt") as file:
+        facts: dict[str, Any] = json.loads(file.metadata()["facts"])
+        fingerprint = file.metadata()["fingerprint"]
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+    if _digest(tensors, facts) != fingerprint:
+        raise ValueError("its checksum is wrong")
+    return Dataset(
+        name=facts["name"],
+        kind=facts["kind"],
+        classes=tuple(facts["classes"]),
+        train=Split((tensors["train"],), tensors["train_labels"]),
+        test=Split((tensors["test"],), tensors["test_labels"]) if "test" in tensors else None,
+        fingerprint=fingerprint,
+        mean=tuple(facts["mean"]),
+        std=tuple(facts["std"]),
+    )
+
+
+def _digest(tensors: dict[str, Tensor], facts: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(facts).encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
+        digest.update(tensors[name].contiguous().numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,271 @@
+"""CIFAR-100 from the official archives, read without running anything that is in them.
+
+A pickle is a program. The unpickler here knows four names and builds plain records for them; numpy itself is only called
+on the bytes afterwards.
+"""
+
+import hashlib
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import numpy as np
+import pooch
+import torch
+from filelock import FileLock
+from torch.nn import functional
+
+from anyk.lab.data import cache as caches
+from anyk.lab.data.sets import Dataset, Split, channel_statistics
+from anyk.lab.errors import LabError
+
+URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
+CHECKSUM = "md5:eb9058c3a382ffc7106e4002c42a8d85"
+BINARY_URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
+BINARY_CHECKSUM = "md5:03b5dce01913d631647c71ecec9e9cb8"
+
+_VERSION = 1  # of the prepared file
+_SHAPE = (3, 32, 32)
+_PIXELS = 3 * 32 * 32
+_PYTHON_FILES = ("train", "test", "meta")
+_BINARY_FILES = ("train.bin", "test.bin", "fine_label_names.txt")
+
+
+def load(path: Path | None = None, *, cache: Path | None = None, url: str = URL, checksum: str = CHECKSUM) -> Dataset:
+    """CIFAR-100 with its 100 fine classes, from an archive or folder at ``path``, or downloaded.
+
+    ``path`` is cifar-100-python.tar.gz, cifar-100-binary.tar.gz or the folder extracted from one of them. Without a path
+    the archive at ``url`` is downloaded once into the cache; an interrupted download goes on where it stopped.
+    """
+    folder = caches.cache_folder() if cache is None else cache
+    if path is None:
+        key = hashlib.sha256(checksum.encode()).hexdigest()[:12]
+        return caches.remember(
+            folder / f"cifar100-v{_VERSION}-{key}.safetensors", lambda: read(_download(url, checksum, folder))
+        )
+    if not path.exists():
+        raise LabError(f"{path} does not exist; cifar100:PATH wants the official archive or the folder extracted from it.")
+    inside = [path / name for name in ("cifar-100-python", "cifar-100-binary") if (path / name).is_dir()]
+    path = inside[0] if inside else path
+    sources = [file for name in _PYTHON_FILES + _BINARY_FILES if (file := path / name).is_file()] if path.is_dir() else [path]
+    key = caches.key_of(sources)
+    return caches.remember(folder / f"cifar100-v{_VERSION}-{key}.safetensors", lambda: read(path))
+
+
+def read(path: Path) -> Dataset:
+    """The data set in an archive or folder, python or binary version."""
+    contents = _contents(path)
+    if all(name in contents for name in _PYTHON_FILES):
+        with _blaming(path, "meta"):
+            names = _unpickle(contents["meta"])[b"fine_label_names"]
+            classes = tuple(name.decode() for name in names)
+        train, test = (_read_python(path, name, contents[name], len(classes)) for name in ("train", "test"))
+    elif all(name in contents for name in _BINARY_FILES):
+        with _blaming(path, "fine_label_names.txt"):
+            classes = tuple(contents["fine_label_names.txt"].decode().split())
+        train, test = (_read_binary(path, name, contents[name], len(classes)) for name in ("train.bin", "test.bin"))
+    else:
+        raise LabError(
+            f"{path} is not CIFAR-100: it should hold {', '.join(_PYTHON_FILES)} (python version) "
+            f"or {', '.join(_BINARY_FILES)} (binary version), but holds {', '.join(sorted(contents)) or 'none of them'}."
+        )
+    mean, std = channel_statistics(train.parts[0])
+    return Dataset("cifar100", "images", classes, train, test, "", mean, std)
+
+
+def write_small(folder: Path, format: Literal["python", "binary"], examples_per_class: int, classes: int = 100) -> Path:
+    """Write made-up pictures in the layout of an official archive, each class with a pattern of its own.
+
+    There are ``examples_per_class`` training examples of each class, and a fifth of that, at least one, for the test.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(0)
+    patterns = functional.interpolate(torch.rand(classes, 3, 4, 4, generator=generator), size=32, mode="bilinear")
+    names = [f"class_{number:02}" for number in range(classes)]
+    for part, each in (("train", examples_per_class), ("test", max(1, examples_per_class // 5))):
+        labels = torch.arange(classes).repeat(each)
+        noise = torch.rand(len(labels), *_SHAPE, generator=generator)
+        pixels = ((0.6 * patterns[labels] + 0.4 * noise) * 255).to(torch.uint8).view(-1, _PIXELS).numpy()
+        if format == "binary":
+            coarse, fine = (labels // 5).to(torch.uint8).numpy()[:, None], labels.to(torch.uint8).numpy()[:, None]
+            (folder / f"{part}.bin").write_bytes(np.concatenate([coarse, fine, pixels], 1).tobytes())
+        else:
+            batch = {b"fine_labels": labels.tolist(), b"coarse_labels": (labels // 5).tolist(), b"data": pixels}
+            (folder / part).write_bytes(pickle.dumps(batch, protocol=4))
+    if format == "binary":
+        (folder / "fine_label_names.txt").write_text("\n".join(names) + "\n")
+    else:
+        (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": [name.encode() for name in names]}, protocol=4))
+    return folder
+
+
+def _contents(path: Path) -> dict[str, bytes]:
+    """The content of the files that matter, by name. Nothing of an archive is written to the disk."""
+    wanted = _PYTHON_FILES + _BINARY_FILES
+    if path.is_dir():
+        return {name: (path / name).read_bytes() for name in wanted if (path / name).is_file()}
+    contents = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name = PurePosixPath(member.name).name
+                if name in wanted and member.isfile():
+                    file = archive.extractfile(member)
+                    assert file is not None  # it is a regular file
+                    contents[name] = file.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise LabError(
+            f"{path} cannot be read as a tar archive ({error}): it is damaged or incomplete; download it again."
+        ) from error
+    return contents
+
+
+@contextmanager
+def _blaming(path: Path, name: str) -> Iterator[None]:
+    """Any error in the body is the fault of this file."""
+    try:
+        yield
+    # A damaged pickle can raise nearly anything.
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise LabError(f"{name} in {path} is not a file of CIFAR-100 ({reason}); download it again.") from error
+
+
+def _read_python(path: Path, name: str, data: bytes, classes: int) -> Split:
+    with _blaming(path, name):
+        batch = _unpickle(data)
+        array, labels = batch[b"data"], batch[b"fine_labels"]
+        if not isinstance(array, _Array):
+            raise ValueError("its data are not an array")
+        _, shape, kind, by_columns, pixels = array.state
+        if kind.code not in ("u1", b"u1"):
+            raise ValueError(f"its pixels are {kind.code!r}, not bytes")
+        table = np.frombuffer(pixels, np.uint8).reshape(shape, order="F" if by_columns else "C")
+        return _split(np.array(table), np.array(labels, dtype=np.int64), classes)
+
+
+def _read_binary(path: Path, name: str, data: bytes, classes: int) -> Split:
+    with _blaming(path, name):
+        record = 2 + _PIXELS
+        if len(data) % record:
+            raise ValueError(f"its {len(data)} bytes are not whole records of {record}")
+        table = np.frombuffer(data, np.uint8).reshape(-1, record)
+        return _split(table[:, 2:].copy(), table[:, 1].astype(np.int64), classes)
+
+
+def _split(pixels: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]", classes: int) -> Split:
+    if not len(labels) or pixels.shape != (len(labels), _PIXELS):
+        raise ValueError(f"it has {len(labels)} labels for pixels of shape {pixels.shape}")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(f"its labels run from {labels.min()} to {labels.max()}, but there are {classes} classes")
+    return Split((torch.from_numpy(pixels).view(-1, *_SHAPE),), torch.from_numpy(labels))
+
+
+class _Array:
+    """What a pickle says about an array: (version, shape, type, by columns, bytes)."""
+
+    def __init__(self, *_: Any) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Type:
+    """What a pickle says about an array's type."""
+
+    def __init__(self, code: Any = None, *_: Any) -> None:
+        self.code = code
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+_ALLOWED: Mapping[tuple[str, str], type] = {
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Type,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which does not belong there and was not run")
+        return _ALLOWED[module, name]
+
+
+def _unpickle(data: bytes) -> Any:
+    return _Unpickler(io.BytesIO(data), encoding="bytes").load()
+
+
+def _download(url: str, checksum: str, folder: Path) -> Path:
+    import requests
+
+    name = PurePosixPath(url).name
+    by_hand = f"download {name} by hand and pass cifar100:PATH to it"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f".{name}.lock"):  # another process may be at it
+            resume = _Resume(folder / f"{name}.part")
+            return Path(pooch.retrieve(url, checksum, fname=name, path=folder, downloader=resume))
+    except requests.RequestException as error:
+        raise LabError(f"{url} could not be downloaded ({_shortly(error)}): run again to go on, or {by_hand}.") from error
+    except ValueError as error:
+        raise LabError(f"{url} arrived with a wrong checksum and was thrown away: run again, or {by_hand}.") from error
+    except OSError as error:
+        raise LabError(f"{url} could not be stored in {folder} ({error}).") from error
+
+
+def _shortly(error: Exception) -> str:
+    """The innermost reason; the libraries wrap it several times."""
+    inner: BaseException = error
+    while (inner.__cause__ or inner.__context__) is not None:
+        inner = inner.__cause__ or inner.__context__ or inner
+    return str(inner) or type(inner).__name__
+
+
+class _Resume:
+    """A downloader for pooch that keeps what came before an interruption, and asks the server for the rest."""
+
+    def __init__(self, part: Path) -> None:
+        self.part = part
+
+    def __call__(self, url: str, output_file: str, _: Any, check_only: bool = False) -> None:
+        import requests
+
+        while True:
+            before = self._length()
+            try:
+                self._fetch(url, before)
+                break
+            except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
+                if self._length() <= before:
+                    raise
+        self.part.replace(output_file)
+
+    def _length(self) -> int:
+        return self.part.stat().st_size if self.part.exists() else 0
+
+    def _fetch(self, url: str, have: int) -> None:
+        import requests
+
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+        with requests.get(url, headers=headers, stream=True, timeout=30) as response:
+            if response.status_code == 416:  # there is nothing after what we have
+                if response.headers.get("Content-Range") == f"bytes */{have}":
+                    return
+                self.part.unlink()
+                return self._fetch(url, 0)
+            response.raise_for_status()
+            # A server that does not know ranges sends everything, from the start.
+            goes_on = response.status_code == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+            with self.part.open("ab" if goes_on else "wb") as file:
+                for piece in response.iter_content(1 << 16):
+                    file.write(piece)
