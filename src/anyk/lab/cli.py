@@ -6,19 +6,19 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 
 from anyk.lab.errors import LabError
 from anyk.lab.recipes import LossName, Recipe, Setting
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 CommonSetting = Annotated[Setting, tyro.conf.OmitArgPrefixes]
+Format = Literal["terminal", "markdown", "latex", "csv"]
 WholeRecipe = Annotated[Recipe, tyro.conf.OmitArgPrefixes]
 
 
@@ -143,13 +143,13 @@ def sweep(
     with Display(len(recipes), quiet) as display:
         outcomes = sweeps.run_all(recipes, out, jobs=jobs or os.cpu_count() or 1, on_progress=display.show)
     _say(report.render(report.table(report.collect([out])), "terminal"))
-    return 1 if any(outcome.error for outcome in outcomes.values()) else 0
+    return _tell_failures(outcomes)
 
 
 def report(
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional],
     *,
-    format: Literal["terminal", "markdown", "latex", "csv"] = "terminal",
+    format: Format = "terminal",
     fields: tuple[str, ...] | None = None,
     metrics: tuple[str, ...] | None = None,
     sort: str | None = None,
@@ -174,11 +174,213 @@ def report(
     return 0
 
 
+def reproduce(
+    experiment: Annotated[str, tyro.conf.Positional],
+    *,
+    data: tuple[str, ...] = (),
+    smoke: Flag = False,
+    seeds: int | None = None,
+    source: Literal["paper", "official"] = "paper",
+    network: Literal["splitter", "bitonic", "odd_even"] = "splitter",
+    grid: tuple[float, ...] = (1.0,),
+    out: Path | None = None,
+    jobs: int = 0,
+    format: Format = "terminal",
+    quiet: Flag = False,
+) -> int:
+    """A table or a figure of the paper, our numbers beside its own.
+
+    Args:
+        experiment: table1, table2, table3, table4, table5, table6, alpha, set-size, backbones or depths.
+        data: where the data sets are that it needs: a path, or NAME=PATH for each.
+        smoke: the same path in a minute, on small made data in the same formats.
+        seeds: how many; by default as many as in the paper.
+        source: the paper's settings or the official code's, where they differ.
+        network: of the rows called DiffSortNets.
+        grid: factors of the published temperature to try; validation chooses.
+        out: folder for the runs; by default anyk-runs/EXPERIMENT.
+        jobs: runs at a time; 0 is one for each core.
+        format: of the table.
+        quiet: show no progress.
+    """
+    from anyk.lab import reproduce as reproducing
+    from anyk.lab import sweeps
+    from anyk.lab.progress import Display
+
+    chosen = reproducing.experiment(experiment)
+    out = out or Path("anyk-runs") / (f"{experiment}-smoke" if smoke else experiment)
+    places: str | dict[str, str] | None
+    if smoke:
+        places = chosen.write_smoke_data(out / "data")
+    elif len(data) == 1 and "=" not in data[0]:
+        places = data[0]
+    else:
+        places = dict(_name_and_path(word) for word in data) or None
+    outcomes = {}
+    recipes = chosen.recipes(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
+    if recipes:
+        with Display(len(recipes), quiet) as display:
+            outcomes = sweeps.run_all(recipes, out / "runs", jobs=jobs or os.cpu_count() or 1, on_progress=display.show)
+    table = chosen.compare({name: outcome.result for name, outcome in outcomes.items() if outcome.result is not None})
+    for part in (table, *table.also):
+        _say(f"{part.title}\n")
+        _say(_render_plain(part.header, part.rows, part.notes, format) + "\n")
+    return _tell_failures(outcomes)
+
+
+def embed(
+    folder: Annotated[Path, tyro.conf.Positional],
+    *,
+    out: Path | None = None,
+    backbone: str = "efficientnet-lite0",
+    batch_size: int = 64,
+    device: str = "cpu",
+    float32: Flag = False,
+    force: Flag = False,
+    quiet: Flag = False,
+) -> int:
+    """Images in class folders to an embedding set. Interrupted, the same command goes on.
+
+    Args:
+        folder: FOLDER/class/* or FOLDER/train/class/* and FOLDER/test/class/*.
+        out: the folder of the new set; by default FOLDER-embeddings.
+        backbone: efficientnet-lite0, timm:NAME, or module:function that returns an nn.Module and its preprocessing.
+        batch_size: images at once.
+        device: cpu, cuda, mps.
+        float32: store float32 instead of float16.
+        force: replace a set that is there.
+        quiet: show no progress.
+    """
+    from anyk.lab import embed as embedding
+    from anyk.lab.progress import count_up
+
+    out = out or folder.with_name(f"{folder.name}-embeddings")
+    with count_up("images", quiet) as progress:
+        summary = embedding.embed(
+            folder,
+            out,
+            backbone,
+            batch_size=batch_size,
+            device=device,
+            half=not float32,
+            progress=progress,
+            force=force,
+        )
+    for name, reason in summary.skipped:
+        _warn(f"skipped {name}: {reason}")
+    split = f"{summary.train} training and {summary.test} test examples" if summary.test else f"{summary.train} examples"
+    _say(f"{summary.folder}: {split}, {summary.classes} classes, {summary.dimensions} dimensions")
+    return 0
+
+
+def import_arrays(
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    *,
+    out: Path | None = None,
+    name: str | None = None,
+    classes: Path | None = None,
+    test: Path | None = None,
+    label_column: str | None = None,
+    half: Flag = False,
+    force: Flag = False,
+) -> int:
+    """An array file to an embedding set: .npz, .npy, .csv, .p, .pt. Nothing in the file is executed.
+
+    Args:
+        files: the file; or two .npy files, the embeddings and the labels.
+        out: the folder of the new set; by default the file's name without its suffix.
+        name: what to call it; by default like the file.
+        classes: a file with the class names in the order of the labels, one on a line or a JSON list.
+        test: a file of the same form with the test examples.
+        label_column: .csv: the column with the label; by default the last one.
+        half: store float16.
+        force: replace a set that is there.
+    """
+    from anyk.lab.data import arrays
+
+    if not files:
+        raise LabError("give the file to import.")
+    folder = arrays.import_file(
+        *files,
+        out=out or files[0].with_suffix(""),
+        name=name,
+        classes_file=classes,
+        test=test,
+        label_column=label_column,
+        half=half,
+        force=force,
+        note=_warn,
+    )
+    _say(f"{folder} is ready: anyk compare {shlex.quote(str(folder))}")
+    return 0
+
+
+def draw(
+    what: Annotated[Literal["network", "matrix", "loss"], tyro.conf.Positional] = "network",
+    *,
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None,
+    kind: str = "splitter",
+    n: int = 16,
+    k: int = 5,
+    packed: Flag = False,
+    operators: tuple[str, ...] = (),
+    scores: tuple[float, ...] = (3.0, 2.5, 2.2, 1.5, 1.0, 0.5, 0.0, -1.0),
+    temperatures: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0),
+    p_k: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 1.0),
+    temperature: float = 0.5,
+) -> int:
+    """Pictures: a network; P of the operators as heat maps over temperatures; the loss over the target's score.
+
+    Args:
+        what: the picture.
+        out: the .png, .svg or .pdf file; by default WHAT.svg.
+        kind: network: odd_even, bitonic, splitter, or a selection network.
+        n: network: wires.
+        k: network and matrix: ranks.
+        packed: network: each comparator as early as it can go.
+        operators: matrix and loss: which; by default all.
+        scores: matrix: of the classes.
+        temperatures: matrix: the columns.
+        p_k: loss: P_K.
+        temperature: loss: of all operators.
+    """
+    from anyk.lab import draw as drawing
+
+    path = out or Path(f"{what}.svg")
+    chosen = operators or tuple(drawing.OPERATORS)
+    if what == "network":
+        drawing.network(kind, n, k, path, packed=packed)
+    elif what == "matrix":
+        drawing.matrix(chosen, scores, k, temperatures, path)
+    else:
+        drawing.loss_curves(path, operators=chosen, p_k=p_k, temperature=temperature)
+    _say(f"{path}")
+    return 0
+
+
+def info(*, json: Flag = False) -> int:
+    """Versions, devices, data sets found, and extras that are missing, with the command that adds them.
+
+    Args:
+        json: print JSON instead of words.
+    """
+    from anyk.lab import info as about
+
+    facts = about.gather()
+    _say(json_module.dumps(facts, indent=1) if json else about.describe(facts))
+    return 0
+
+
 COMMANDS: dict[str, Callable[..., int]] = {
     "compare": compare,
     "train": train,
     "sweep": sweep,
     "report": report,
+    "reproduce": reproduce,
+    "embed": embed,
+    "import": import_arrays,
+    "draw": draw,
+    "info": info,
 }
 
 
@@ -193,10 +395,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             args=arguments,
         )
     except LabError as error:
-        Console(stderr=True).print(f"anyk: {error}", markup=False, highlight=False, soft_wrap=True)
+        _warn(f"anyk: {error}")
         code = 2
     except (KeyboardInterrupt, _stopped()):
-        Console(stderr=True).print(f"Stopped. To go on: {_command()}", markup=False, highlight=False, soft_wrap=True)
+        _warn(f"Stopped. To go on: {_command()}")
         code = 130
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -254,6 +456,37 @@ def _tensorboard(folder: Path | None) -> Iterator[Callable[[Any], None]]:
         yield write
     finally:
         writer.close()
+
+
+def _tell_failures(outcomes: Mapping[str, Any]) -> int:
+    """Name the runs that failed; the exit code."""
+    failed = {name: outcome.error for name, outcome in outcomes.items() if outcome.error}
+    for name, error in failed.items():
+        _warn(f"{name} failed: {error}")
+    return 1 if failed else 0
+
+
+def _name_and_path(word: str) -> tuple[str, str]:
+    name, equals, path = word.partition("=")
+    if not equals:
+        raise LabError(f"--data should be NAME=PATH for each data set, but is {word!r}.")
+    return name, path
+
+
+def _render_plain(header: Sequence[str], rows: Sequence[Sequence[Any]], notes: Sequence[str], format: Format) -> str:
+    """A table of words and numbers, the numbers with two digits after the point."""
+    from anyk.lab import report as reports
+
+    def kind(place: int) -> Literal["field", "count"]:
+        return "field" if any(isinstance(row[place], str) for row in rows) else "count"
+
+    columns = tuple(reports.Column(title, title, kind(place)) for place, title in enumerate(header))
+    cells = tuple(tuple(f"{cell:.2f}" if isinstance(cell, float) else cell for cell in row) for row in rows)
+    return reports.render(reports.Table(columns, cells, tuple(notes)), format)
+
+
+def _warn(words: str) -> None:
+    sys.stderr.write(words.rstrip("\n") + "\n")
 
 
 def _say(words: str) -> None:

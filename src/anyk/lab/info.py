@@ -199,3 +199,29 @@ def _meminfo() -> Iterator[tuple[str, int]]:
         words = value.split()
         if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
             yield key, int(words[0]) * 1024
+
+
+def describe(facts: dict[str, Any]) -> str:
+    """What :func:`gather` found, in lines for people."""
+
+    def size(count: int | None) -> str:
+        return "unknown" if count is None else f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+    machine, memory = facts["machine"], facts["memory"]
+    lines = ["versions"]
+    lines += [f"  {name:12} {version or 'not installed'}" for name, version in facts["versions"].items()]
+    lines += ["machine", f"  {machine['system']}", f"  {machine['usable_cores']} cores, {size(memory['total'])} of memory"]
+    lines += ["devices"]
+    lines += [f"  {device['device']:12} {device['name']}, {size(device['memory'])}" for device in facts["devices"]]
+    lines += ["extras"]
+    for name, extra in facts["extras"].items():
+        missing = f"missing {', '.join(extra['missing'])}: {extra['command']}"
+        lines.append(f"  {name:12} {'installed' if extra['installed'] else missing}")
+    lines += [f"cache {facts['cache']['folder']}"]
+    lines += [f"  {entry['name']}, {size(entry['bytes'])}" for entry in facts["cache"]["contents"]] or ["  empty"]
+    lines += ["embedding sets here and in the cache"]
+    found = facts["embeddings"]
+    lines += [f"  {one['folder']}: {one['name']}, {one['classes']} classes, {size(one['bytes'])}" for one in found] or [
+        "  none"
+    ]
+    return "\n".join(lines)

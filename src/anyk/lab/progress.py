@@ -1,6 +1,8 @@
 """What a person sees while runs are at work."""
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +20,28 @@ from rich.progress import Progress as Bars
 from anyk.lab.training import Progress
 
 
+@contextmanager
+def count_up(what: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A bar for one long task, moved by calling what this yields with the numbers done and in all."""
+    with _bars(quiet) as bars:
+        task = bars.add_task(what, total=None, count="", left="left")
+        yield lambda done, total: bars.update(task, completed=done, total=total, count=f"{done}/{total}")
+
+
+def _bars(quiet: bool) -> Bars:
+    return Bars(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[count]}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=quiet,
+    )
+
+
 class Display:
     """A bar for all runs, with the time left, and a line for each run that is at work. Written to standard error.
 
@@ -27,17 +51,7 @@ class Display:
     """
 
     def __init__(self, runs: int, quiet: bool = False) -> None:
-        self._bars = Bars(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[count]}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=quiet,
-        )
+        self._bars = _bars(quiet)
         self._all = self._bars.add_task("all runs", total=float(runs), count=f"0/{runs}", left="left")
         self._runs = runs
         self._tasks: dict[Path, TaskID] = {}

@@ -126,7 +126,7 @@ class Setting:
                 raise LabError(f"{field.name} should be {_describe(TYPES[field.name])}, but is {value!r}.")
             object.__setattr__(self, field.name, value)
         for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
+            value = getattr(self, name, None)
             if isinstance(value, (int, float)) and not low <= value <= high:
                 raise LabError(f"{name} should be between {low:g} and {high:g}, but is {value:g}.")
         for name in ("p_k", "p_k_end"):
