@@ -82,13 +82,13 @@ def test_csv(runs):
 
 def test_names_are_escaped(tmp_path):
     name = r"a_b|c&d%e [red]$x$ \f,g"
-    for seed, data in enumerate((name, "plain")):
+    for seed, data in enumerate((name, r"$\nosuch$")):
         made.run_folder(tmp_path / str(seed), BASE.but(data=data), {"top1": 0.5})
     table = report.table(report.collect([tmp_path]))
     assert name in report.render(table)
     assert r"| a\_b\|c&d%e \[red]$x$ \\f,g |" in report.render(table, "markdown")
     assert r"a\_b|c\&d\%e [red]\$x\$ \textbackslash{}f,g &" in report.render(table, "latex")
-    assert {row["data"] for row in cells(report.render(table, "csv"))} == {name, "plain"}
+    assert {row["data"] for row in cells(report.render(table, "csv"))} == {name, r"$\nosuch$"}
     report.plot(table, tmp_path / "plot.svg")
 
 

@@ -338,7 +338,7 @@ def _terminal(heads: list[str], cells: list[list[str]], left: list[bool], notes:
     console.print(grid)
     for note in notes:
         console.print(Text(note), soft_wrap=True)
-    return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
 
 
 def _markdown(heads: list[str], cells: list[list[str]], left: list[bool], notes: Sequence[str], width: int | None) -> str:
@@ -465,10 +465,13 @@ def _lines(table: Table, fields: list[int], measures: list[tuple[int, Column]]) 
         )
     if min(along) > 0 and max(along) >= 20 * min(along):
         axes.set_xscale("log")
+    if len(along) <= 10:
+        axes.set_xticks(along, [f"{x:g}" for x in along])
+        axes.minorticks_off()
     axes.set_xlabel(table.columns[place].title)
     axes.set_ylabel("accuracy in %, mean ± std")
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(frameon=False)
+    figure.legend(loc="outside upper right", ncols=len(measures), frameon=False)
     return figure
 
 
@@ -496,7 +499,9 @@ def _bars(table: Table, fields: list[int], measures: list[tuple[int, Column]]) -
             axes.text(100 * (mean + std) + 0.7, height, f"{100 * mean:.2f}", va="center", fontsize=8)
     # A name is text: a dollar sign in it does not begin a formula.
     axes.set_yticks(range(len(names)), names, parse_math=False)
+    axes.set_ylabel(", ".join(table.columns[place].title for place in fields))
     axes.invert_yaxis()
+    axes.set_xlim(0, 1.12 * axes.get_xlim()[1])  # room for the numbers
     axes.set_xlabel("accuracy in %, mean ± std")
     figure.legend(loc="outside upper right", ncols=len(measures), frameon=False)
     return figure
