@@ -169,6 +169,9 @@ def report(
 
     table = reports.table(reports.collect(folders), fields=fields, metrics=metrics, sort=sort)
     _say(reports.render(table, format))
+    if format == "csv":  # which has no place for them
+        for note in table.notes:
+            _warn(note)
     if plot is not None:
         reports.plot(table, plot)
     return 0

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -154,20 +155,24 @@ def best_point(scores: Mapping[Point, float | None]) -> Point:
 def next_points(scores: Mapping[Point, float | None], dimensions: int) -> list[Point]:
     """The points to try next, in order: those nearest to the best so far that have not been tried.
 
-    >>> next_points({}, 2)[:1]
-    [(0, 0)]
+    >>> next_points({}, 2)[:2]
+    [(0, 0), (1, 0)]
     >>> next_points({(0, 0): 0.5, (1, 0): 0.7}, 2)[:3]
-    [(2, 0), (1, 1), (1, -1)]
+    [(1, 1), (1, -1), (2, 0)]
     """
     if not scores:
         first: Point = (0,) * dimensions
         return [first, (1, *first[1:])]
     centre, reach = best_point(scores), len(scores) + 2
-    offsets = range(-reach, reach + 1)
-    grid = [(a,) for a in offsets] if dimensions == 1 else [(a, b) for a in offsets for b in offsets]
-    # Nearest first; among equals along one axis before across, and upwards before downwards.
-    ordered = sorted(grid, key=lambda offset: (sum(map(abs, offset)), [-abs(a) for a in offset], [-a for a in offset]))
-    points = [tuple(c + a for c, a in zip(centre, offset, strict=True)) for offset in ordered]
+    explored = [len({point[axis] for point in scores}) for axis in range(dimensions)]
+
+    def order(offset: Point) -> tuple[int, int, list[int]]:
+        """Nearest first; then along the axis of which less is known; then upwards before downwards."""
+        longest = max(range(dimensions), key=lambda axis: (abs(offset[axis]), axis))
+        return sum(map(abs, offset)), explored[longest], [-step for step in offset]
+
+    offsets = sorted(itertools.product(range(-reach, reach + 1), repeat=dimensions), key=order)
+    points = [tuple(c + step for c, step in zip(centre, offset, strict=True)) for offset in offsets]
     return [point for point in points if point not in scores]
 
 
@@ -181,7 +186,7 @@ def _metric(setting: Setting) -> str:
 def _write(outcome: Comparison, out: Path) -> None:
     """The report, and the model of the best method's best seed."""
     comparison.write(outcome, out / "results.json")
-    files.write_atomically(out / "report.html", page.render(outcome).encode())
+    page.write(outcome, out / "report.html")
     best = comparison.best(outcome)
     if best.runs:
         run = max(best.runs, key=lambda run: run.validation.get(outcome.settings["metric"], 0.0))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from anyk.lab import statistics
+from anyk.lab import files, statistics
 from anyk.lab.errors import LabError
 from anyk.lab.recipes import Recipe
 from anyk.lab.report import METRICS, Column, Difference, Measured, Table, Value, p_text, title
@@ -450,7 +450,7 @@ def from_json(content: Mapping[str, Any], source: str = "results.json") -> Compa
 
 def write(comparison: Comparison, file: str | Path) -> None:
     """Write results.json."""
-    Path(file).write_text(json.dumps(to_json(comparison), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    files.write_atomically(Path(file), (json.dumps(to_json(comparison), indent=1, allow_nan=False) + "\n").encode())
 
 
 def read(file: str | Path) -> Comparison:

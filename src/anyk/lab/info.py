@@ -220,8 +220,6 @@ def describe(facts: dict[str, Any]) -> str:
     lines += [f"cache {facts['cache']['folder']}"]
     lines += [f"  {entry['name']}, {size(entry['bytes'])}" for entry in facts["cache"]["contents"]] or ["  empty"]
     lines += ["embedding sets here and in the cache"]
-    found = facts["embeddings"]
-    lines += [f"  {one['folder']}: {one['name']}, {one['classes']} classes, {size(one['bytes'])}" for one in found] or [
-        "  none"
-    ]
+    for found in facts["embeddings"]:
+        lines.append(f"  {found['folder']}: {found['name']}, {found['classes']} classes, {size(found['bytes'])}")
     return "\n".join(lines)

@@ -16,6 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from anyk.lab import comparison as outcome
+from anyk.lab import files
 from anyk.lab.comparison import Comparison, Method, Try
 from anyk.lab.report import Measured, duration, p_text, text, title
 from anyk.lab.statistics import CONFIDENCE, SIGNIFICANT, mean
@@ -28,7 +29,7 @@ _CURVE_POINTS = 150
 
 def write(comparison: Comparison, file: str | Path) -> None:
     """Write the page."""
-    Path(file).write_text(render(comparison), encoding="utf-8")
+    files.write_atomically(Path(file), render(comparison).encode())
 
 
 def render(comparison: Comparison) -> str:
