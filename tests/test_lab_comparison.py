@@ -171,7 +171,9 @@ def test_the_code_runs(recipe):
 
 
 def test_the_code_has_the_recipe_in_it():
-    lines = outcome.code(Recipe(loss="odd_even", temperature=0.125, swap="gaussian", m=16, label_smoothing=0.1), classes=100)
+    lines = outcome.code(
+        Recipe(loss="odd_even", temperature=0.125, swap="gaussian", m=16, label_smoothing=0.1, learning_rate=0.001), classes=100
+    )
     criterion = (
         "criterion = anyk.TopKCrossEntropyLoss([0.5, 0.0, 0.0, 0.0, 0.5], "
         'anyk.SortingNetwork("odd_even", temperature=0.125, swap="gaussian"), m=16, label_smoothing=0.1)'
