@@ -190,7 +190,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(images, tmp_path):
     shards = sorted(path.name for path in (tmp_path / "out.partial").glob("*.shard"))
     assert shards == ["train-000000.shard", "train-000001.shard"]
 
-    with pytest.raises(LabError, match=r"out.partial holds a run that was begun differently \(batch_size was 2 and is 3\)"):
+    with pytest.raises(LabError, match=r"out.partial holds a run that was begun differently \(batch_size was 2, not 3\)"):
         embed(images, "out", "tiny_backbone:pair", batch_size=3, shard_size=4)
     calls = []
     resumed = embed(images, "out", "tiny_backbone:pair", progress=lambda *c: calls.append(c), **settings)
