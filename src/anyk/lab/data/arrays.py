@@ -166,7 +166,7 @@ def _find_pairs(tree: Any, source: Path, note: _Note) -> tuple[dict[str, _Pair],
                 if (split, role) in found:
                     raise LabError(f"{source} has {found[split, role]} and {key}: keep one array of {role} for {split}.")
                 found[split, role] = key
-    keys = ", ".join(map(str, arrays)) or "nothing"
+    keys = ", ".join(map(_shown, arrays)) or "nothing"
     pairs = {}
     for split in ("train", *_TEST_WORDS):
         given = [role for role in ("embeddings", "labels") if (split, role) in found]
@@ -229,6 +229,11 @@ def _to_numpy(values: Any, source: Path) -> "np.ndarray[Any, Any]":
         return np.asarray(values)
     except (ValueError, TypeError) as error:
         raise LabError(f"{source} holds a list that is no array ({error}).") from None
+
+
+def _shown(text: str) -> str:
+    """A name from a file, fit for a message of one line."""
+    return text[:100] if text.isprintable() else repr(text[:100])
 
 
 # --- classes ----------------------------------------------------------------------------------------------------------
@@ -312,12 +317,11 @@ def _read_class_names(path: Path) -> list[str]:
 
 def _read_numpy(path: Path) -> Any:
     try:
-        # Copy on write: nothing is read before it is needed, and torch wants memory that could be written to.
-        loaded = np.load(path, mmap_mode="c" if path.suffix == ".npy" else None, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
-            return {key: loaded[key] for key in loaded.files}
+        if path.suffix == ".npy":
+            # Copy on write: nothing is read before it is needed, and torch wants memory that could be written to.
+            return np.load(path, mmap_mode="c", allow_pickle=False)
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
         hint = "save text as numpy strings, not objects" if "allow_pickle" in str(error) else "copy it or make it again"
         raise LabError(f"{path} cannot be read by numpy ({' '.join(str(error).split())[:150]}): {hint}.") from None
@@ -368,7 +372,7 @@ def _label_place(first: list[str], label_column: str | None, path: Path) -> int:
         return len(first) - 1
     titles = [title.strip() for title in first]
     if label_column not in titles:
-        raise LabError(f"{path} has no column {label_column!r}: its first line has {', '.join(titles[:10])}.")
+        raise LabError(f"{path} has no column {label_column!r}: its first line has {', '.join(map(_shown, titles[:10]))}.")
     return titles.index(label_column)
 
 
@@ -426,7 +430,7 @@ class _DataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         make = _MAKERS.get(f"{module.replace('numpy.core', 'numpy._core')}.{name}")
         if make is None:
-            raise _NotDataError(f"{module}.{name}")
+            raise _NotDataError(_shown(f"{module}.{name}"))
         return make
 
 
