@@ -530,7 +530,7 @@ class Experiment:
     def _other_names(self, results: Iterable[str]) -> set[str]:
         if self.more_cells is None:
             return set()
-        matches = (re.match(r"(.+)-softmax-seed\d+$", name) for name in results)
+        matches = (re.match(r"(.+?)-(?:softmax|diffsortnets-.+)-seed\d+$", name) for name in results)
         return {match[1] for match in matches if match} - set(self.needs)
 
 
@@ -665,7 +665,7 @@ def _write_small(folder: Path, name: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     if name == "cifar100":
         cifar: Any = importlib.import_module("anyk.lab.data.cifar")
-        cifar.write_small(folder, "python", 3)
+        cifar.write_small(folder, "python", 2)
         return f"cifar100:{folder}"
     from safetensors.torch import save_file
 
