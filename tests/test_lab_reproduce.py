@@ -205,6 +205,7 @@ def test_network_and_grid():
         (lambda: EXPERIMENTS["table2"].recipes({"imagenet": "/x"}), "knows no data set 'imagenet'"),
         (lambda: EXPERIMENTS["table1"].recipes(source="mine"), "source should be paper or official"),
         (lambda: EXPERIMENTS["table1"].recipes(grid=[0]), "grid should be positive"),
+        (lambda: EXPERIMENTS["table1"].recipes(seeds=0), "seeds should be at least 1"),
     ],
 )
 def test_bad_arguments(call, message):

@@ -468,6 +468,8 @@ class Experiment:
             raise LabError(f"source should be paper or official, but is {source!r}.")
         if not grid or not all(factor > 0 for factor in grid):
             raise LabError(f"grid should be positive factors of the temperature, but is {list(grid)}.")
+        if isinstance(seeds, int) and seeds < 1:
+            raise LabError(f"seeds should be at least 1, but is {seeds}.")
         places = self._places(data)
         runs = {}
         for cell in self._cells_for(places):
@@ -582,7 +584,7 @@ def _runs(cell: Cell, results: Mapping[str, Mapping[str, Any]]) -> list[Mapping[
 
 
 def _percents(runs: Sequence[Mapping[str, Any]], metric: str) -> list[float]:
-    values = (run["test"].get(metric) for run in runs)
+    values = ((run.get("test") or {}).get(metric) for run in runs)  # a run that has not been tested counts for nothing
     return [100 * value for value in values if value is not None]
 
 
