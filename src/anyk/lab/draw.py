@@ -25,7 +25,7 @@ from anyk.networks import Comparator, Network
 from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SinkhornSort, SoftSort, SortingNetwork
 
 SUFFIXES = (".png", ".svg", ".pdf")
-MOST_WIRES = 512
+MOST_WIRES = 128
 """more would not be legible on any page"""
 
 BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
@@ -139,10 +139,11 @@ def _splitter_facts(n: int, k: int, network: Network) -> _Facts:
     """From the construction: ranks rise at the end of a cascade, wires drop out at rank k."""
     facts = _Facts({})
     rank_of = dict.fromkeys(range(n), 0)
+    kept = [set(layer) for layer in network.layers]
     for number, cascade in enumerate(comparator_networks.splitter_cascades(n, k)):
         for layer, comparators in enumerate(cascade.layers, cascade.start):
             for pair in comparators:
-                if pair in network.layers[layer]:
+                if pair in kept[layer]:
                     facts.group[layer, pair] = number
                 else:
                     facts.pruned.append((layer, pair))
@@ -168,16 +169,18 @@ def _general_facts(kind: str, n: int, k: int, network: Network) -> _Facts:
     }
     facts = _Facts(group, group_name="parity of the layer" if kind == "odd_even" else "merge step")
     known = [0] * n
-    for layer, order in enumerate(_known_order(network), 1):
+    last_use = [0] * n
+    for layer, (pairs, order) in enumerate(zip(network.layers, _known_order(network), strict=True), 1):
+        for pair in pairs:
+            last_use[pair[0]] = last_use[pair[1]] = layer
+        no_less, no_more = order.sum(0).tolist(), order.sum(1).tolist()  # each wire itself among them
         for wire in range(n):
-            least, most = int(order[:, wire].sum()) - 1, n - int(order[wire].sum())
+            least, most = no_less[wire] - 1, n - no_more[wire]
             if least != known[wire]:
                 known[wire] = facts.ranks[layer, wire] = least
             if least == most and wire in network.outputs:
                 facts.settled.setdefault(wire, layer)
-    for wire in set(range(n)) - set(network.outputs):
-        layers = (layer for layer in range(network.depth) for pair in network.layers[layer] if wire in pair)
-        facts.dropped[wire] = max(layers, default=-1) + 1
+    facts.dropped = {wire: last_use[wire] for wire in range(n) if wire not in network.outputs}
     for wire in network.outputs:
         facts.settled.setdefault(wire, network.depth)
     return facts

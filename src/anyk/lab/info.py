@@ -1,5 +1,6 @@
 """What this machine has: versions, devices, data sets, extras. For `anyk info` and the `environment.json` of a run."""
 
+import importlib
 import importlib.metadata
 import json
 import os
@@ -35,7 +36,9 @@ def gather(*, cache: Path | None = None, folder: Path | None = None) -> dict[str
         "devices": devices(),
         "extras": extras(),
         "cache": {"folder": str(cache), "contents": _contents(cache)},
-        "embeddings": [about for place in (cache, folder or Path()) for about in embedding_sets(place)],
+        "embeddings": [
+            about for place in dict.fromkeys([cache.resolve(), (folder or Path()).resolve()]) for about in embedding_sets(place)
+        ],
     }
 
 
@@ -95,18 +98,20 @@ def devices() -> list[dict[str, Any]]:
 
 
 def extras() -> dict[str, dict[str, Any]]:
-    """For each extra: whether it is installed, what is missing, and the command that adds it."""
+    """For each extra: whether it is installed (None: unknown), what is missing, and the command that adds it."""
     wanted: dict[str, list[Requirement]] = {name: [] for name in USER_EXTRAS}
     for text in _requirements():
         requirement = Requirement(text)
-        for name, list_ in wanted.items():
+        for name, needed in wanted.items():
             # An extra of an extra ("anyk[lab]") says nothing by itself.
             if requirement.name != "anyk" and requirement.marker and requirement.marker.evaluate({"extra": name}):
-                list_.append(requirement)
+                needed.append(requirement)
     result = {}
     for name, requirements in wanted.items():
         missing = [str(requirement).split(";")[0].strip() for requirement in requirements if not _fulfilled(requirement)]
-        result[name] = {"installed": not missing, "missing": missing, "command": f'pip install "anyk[{name}]"'}
+        # A checkout that was never installed does not know its requirements.
+        installed = not missing if requirements else None
+        result[name] = {"installed": installed, "missing": missing, "command": f'pip install "anyk[{name}]"'}
     return result
 
 
@@ -132,8 +137,7 @@ def cache_folder() -> Path:
     chosen = os.environ.get("ANYK_CACHE")
     if chosen:
         return Path(chosen).expanduser()
-    import pooch
-
+    pooch: Any = importlib.import_module("pooch")
     return Path(pooch.os_cache("anyk"))
 
 
@@ -166,7 +170,7 @@ def _version(package: str) -> str | None:
 def _requirements() -> list[str]:
     try:
         return importlib.metadata.requires("anyk") or []
-    except importlib.metadata.PackageNotFoundError:  # a checkout that was never installed
+    except importlib.metadata.PackageNotFoundError:
         return []
 
 
