@@ -158,14 +158,11 @@ def test_what_is_not_cifar(tmp_path, cache, python):
         cifar.load(pack(python, tmp_path / "p.tar.gz"), cache=cache)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "text"])
+@pytest.mark.parametrize("damage", ["cut", "sum", "empty", "text"])
 def test_damaged_archives(python, cache, tmp_path, damage):
     whole = pack(python, tmp_path / "p.tar.gz").read_bytes()
-    middle = len(whole) // 2
-    flipped = whole[:middle] + bytes(byte ^ 0xFF for byte in whole[middle : middle + 50]) + whole[middle + 50 :]
-    (tmp_path / "p.tar.gz").write_bytes(
-        {"cut": whole[:-3000], "flip": flipped, "empty": b"", "text": b"<html>404</html>"}[damage]
-    )
+    wrong_sum = whole[:-8] + bytes(4) + whole[-4:]  # as if a bit of the pixels had changed on the way
+    (tmp_path / "p.tar.gz").write_bytes({"cut": whole[:-3000], "sum": wrong_sum, "empty": b"", "text": b"<html>"}[damage])
     with pytest.raises(LabError, match=r"p\.tar\.gz.*download it again"):
         cifar.load(tmp_path / "p.tar.gz", cache=cache)
 
