@@ -49,7 +49,7 @@ def remember(path: Path, build: Callable[[], Dataset]) -> Dataset:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.replacing(path) as temporary:
-            save_file(tensors, temporary, {"facts": json.dumps(facts), "fingerprint": fingerprint})
+            save_file(tensors, temporary, {"dataset": json.dumps([facts, fingerprint])})
     except (OSError, SafetensorError, LabError) as error:
         _log.warning("The prepared data could not be kept for the next run: %s", error)
     return dataclasses.replace(dataset, fingerprint=fingerprint)
@@ -66,8 +66,7 @@ def key_of(sources: Iterable[Path], *settings: object) -> str:
 
 def _read(path: Path) -> Dataset:
     with safe_open(path, "pt") as file:
-        facts: dict[str, Any] = json.loads(file.metadata()["facts"])
-        fingerprint = file.metadata()["fingerprint"]
+        facts, fingerprint = json.loads(file.metadata()["dataset"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
     if _digest(tensors, facts) != fingerprint:
         raise ValueError("its checksum is wrong")

@@ -118,9 +118,13 @@ def _contents(path: Path) -> dict[str, bytes]:
                     file = archive.extractfile(member)
                     assert file is not None  # it is a regular file
                     contents[name] = file.read()
+            assert archive.fileobj is not None
+            while archive.fileobj.read(1 << 20):
+                pass  # gzip compares its checksum only at the very end
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        reason = str(error).splitlines()[0].strip(":")
         raise LabError(
-            f"{path} cannot be read as a tar archive ({error}): it is damaged or incomplete; download it again."
+            f"{path} cannot be read as a tar archive ({reason}): it is damaged or incomplete; download it again."
         ) from error
     return contents
 
