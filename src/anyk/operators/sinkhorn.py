@@ -10,7 +10,6 @@ from torch import Tensor
 from anyk import candidates, checks
 from anyk.operators.base import Operator, by_class, in_order, log_cumulative
 
-
 REPEATS = 2  # further steps with the Laplacian of each Newton step
 
 
@@ -25,14 +24,14 @@ class SinkhornSort(Operator):
     ``max_iterations`` steps are counted in ``unconverged``, and like all others they satisfy ``sum_r P[r, c] = 1``. The
     gradient follows from the implicit function theorem.
 
-    Cost: O(n^3) for each of a few Newton steps, with ``anchors="topk"`` O(k^2 n).
+    Cost: O(n^3) for each of a few Newton steps, with ``anchors="topk"`` O(k^2 n). Cheap steps with the same matrix follow each.
 
     Args:
         temperature: t, a positive number, a one-element tensor, or ``"auto"`` (see :class:`Operator`).
         anchors: ``"all"`` n ranks; ``"topk"`` merges the ranks past k into one anchor of mass (n-k)/n at their mean. That
             is cheaper and a different operator: T_j then depends on k.
         tolerance: largest error of a row sum of P.
-        max_iterations: number of Newton steps; up to five are needed, whatever the temperature.
+        max_iterations: number of Newton steps; usual are two to four.
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])
