@@ -4,7 +4,10 @@ A linear model on a problem that it can separate, two wrong labels included: tho
 loss reaches zero while the scores keep growing, which is where losses go bad late in training. Adam at a high rate gets
 there early.
 
-    python benchmarks/long_run.py [--steps 20000] [--only splitter/logistic]
+    python benchmarks/long_run.py [--steps 20000] [--only splitter/logistic] [--out benchmarks/long_run.md]
+
+With --out the table is written there too. Lines that it has already for the same number of steps and the same torch stay
+unless their operator runs again, so operators may run one by one.
 
 Exit code 1 if a parameter or a loss is not finite, or memory grew by more than ALLOWED_GROWTH in the second half.
 """
@@ -16,8 +19,10 @@ import os
 import resource
 import sys
 import time
+from pathlib import Path
 
 import torch
+from measuring import machine
 from torch import nn
 from torture import SUBJECTS, Subject
 
@@ -44,8 +49,8 @@ def problem() -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, labels
 
 
-def train(subject: Subject, steps: int) -> bool:
-    """Prints one line and returns whether all went well."""
+def train(subject: Subject, steps: int) -> tuple[str, bool]:
+    """One line of the table, and whether all went well."""
     torch.manual_seed(1)
     inputs, labels = problem()
     model = nn.Linear(FEATURES, CLASSES)
@@ -68,24 +73,43 @@ def train(subject: Subject, steps: int) -> bool:
     verdict = "" if finite and flat else "   FAILED: " + ("memory grew" if finite else "not finite")
     sizes = " ".join(f"{size:8.1f}" for size in used)
     seconds = time.perf_counter() - started
-    print(f"{subject.name:<22}{loss.item():>10.4f}{largest:>12.3g}   {sizes}{seconds:>8.0f}{verdict}", flush=True)
-    return finite and flat
+    return f"{subject.name:<22}{loss.item():>10.4f}{largest:>12.3g}   {sizes}{seconds:>8.0f}{verdict}", finite and flat
+
+
+def record(path: Path, head: list[str], line: str) -> None:
+    """Puts the operator's line into the table, in the order of SUBJECTS."""
+    old = path.read_text().splitlines() if path.exists() else []
+    kept = old[old.index(head[-1]) + 1 :] if head[-1] in old and head[0] in old else []
+    lines = {entry.split()[0]: entry for entry in [*kept, line] if entry and not entry.startswith("`")}
+    ordered = [lines[subject.name] for subject in SUBJECTS if subject.name in lines]
+    command = f"Last command: `python benchmarks/long_run.py {' '.join(sys.argv[1:])}`; other operators may have run before."
+    intro = ["# Long run", "", command, "", f"{machine()}; one thread", ""]
+    path.write_text("\n".join([*intro, "```text", *head, *ordered, "```", ""]))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--only", choices=[subject.name for subject in SUBJECTS], help="one operator")
+    parser.add_argument("--out", type=Path, help="where the table goes")
     arguments = parser.parse_args()
     if arguments.steps < 4:
         parser.error("--steps: expected at least 4")
-    print(
-        f"{arguments.steps} steps of Adam, {EXAMPLES} examples, {CLASSES} classes, k = {K}, float32, torch {torch.__version__}"
-    )
-    print(f"{'operator':<22}{'last loss':>10}{'largest w':>12}   {'MB start':>8} {'middle':>8} {'end':>8}{'s':>8}")
-    subjects = [subject for subject in SUBJECTS if arguments.only in (None, subject.name)]
-    well = [train(subject, arguments.steps) for subject in subjects]
-    return int(not all(well))
+    head = [
+        f"{arguments.steps} steps of Adam, {EXAMPLES} examples, {CLASSES} classes, k = {K}, float32, torch {torch.__version__}",
+        f"{'operator':<22}{'last loss':>10}{'largest w':>12}   {'MB start':>8} {'middle':>8} {'end':>8}{'s':>8}",
+    ]
+    print("\n".join(head), flush=True)
+    all_well = True
+    for subject in SUBJECTS:
+        if arguments.only not in (None, subject.name):
+            continue
+        line, well = train(subject, arguments.steps)
+        print(line, flush=True)
+        all_well &= well
+        if arguments.out is not None:
+            record(arguments.out, head, line)
+    return int(not all_well)
 
 
 if __name__ == "__main__":

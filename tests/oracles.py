@@ -118,6 +118,37 @@ def smooth_topk(scores: list[float], y: int, k: int, t: float, margin: float = 1
     return t * (log_sum(everything) - log_sum(right))
 
 
+def leads_in_order(scores: Tensor, y: int) -> Tensor:
+    """How far the other classes are ahead of class y, all of them sorted, padding left out."""
+    others = torch.cat([scores[:y], scores[y + 1 :]])
+    return others[others != -torch.inf].sort(descending=True).values - scores[y]
+
+
+def topk_hinge(scores: Tensor, y: int, k: int, variant: str, margin: float = 1.0) -> Tensor:
+    margins = torch.cat([leads_in_order(scores, y) + margin, scores.new_zeros(1)]).sort(descending=True).values[:k]
+    return (margins.sum() / k).clamp(min=0) if variant == "alpha" else margins.clamp(min=0).sum() / k
+
+
+def truncated_topk_entropy(scores: Tensor, y: int, k: int) -> Tensor:
+    return torch.cat([scores.new_zeros(1), leads_in_order(scores, y)[k - 1 :]]).logsumexp(0)
+
+
+def smooth_topk_by_recursion(
+    scores: Tensor, y: int, k: int, t: float, margin: float = 1.0, hard_threshold: float | None = 1e3
+) -> Tensor:
+    """The smooth top-k SVM loss, class by class, in logarithms; for rows too long to enumerate."""
+    leads = leads_in_order(scores, y)
+    if len(leads) < k:
+        return 0 * scores[y]
+    logs = [scores.new_zeros(()), *[scores.new_tensor(-1e300)] * k]
+    for lead in leads:
+        logs = [logs[0], *(torch.logaddexp(logs[j], logs[j - 1] + lead / (k * t)) for j in range(1, k + 1))]
+    everyone = torch.cat([leads, scores.new_zeros(1)]).sort(descending=True).values
+    if hard_threshold is not None and everyone[k - 1] - everyone[k] >= k * t * math.log(hard_threshold):
+        return (margin + leads[k - 1] / k).clamp(min=0)
+    return t * torch.nn.functional.softplus(margin / t + logs[k] - logs[k - 1])
+
+
 def topk_loss(inclusion: list[float], softmax_y: float, p_k: list[float], top1: str) -> float:
     """The loss of one example from T_1..T_k, as the formulae have it."""
     k = len(p_k)

@@ -67,6 +67,67 @@ def test_truncated_entropy_for_one_is_cross_entropy():
     torch.testing.assert_close(TruncatedTopKEntropyLoss(1)(scores, target), cross_entropy(scores, target))
 
 
+def row_of(kind, n, k):
+    """A float32 row of n classes, at least k of them real, and a real class."""
+    scores = torch.randn(n) * (5 if kind == "random" else 1)
+    if kind == "tied":
+        scores = torch.randint(0, 3, (n,)).float()
+    if kind == "padded":
+        scores[torch.randperm(n)[: torch.randint(0, n - k + 1, ())]] = -torch.inf
+    if kind == "far":  # the first k stand apart
+        scores[torch.randperm(n)[:k]] += 1e3
+    return scores, int(torch.where(scores == -torch.inf, -torch.inf, torch.rand(n)).argmax())
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 60])
+@pytest.mark.parametrize("kind", ["random", "tied", "padded", "far"])
+def test_only_the_best_in_order_is_as_good_as_all(kind, n):
+    """float32 against formulae in float64 that sort all classes; the gradient too, where it is one."""
+    torch.manual_seed(n)
+    for k in {1, 2, 3, 5, 8, 9, 20, 45, n} & set(range(1, n + 1)):
+        pairs = [
+            (SmoothTopKLoss(k), lambda s, y, k=k: oracles.smooth_topk_by_recursion(s, y, k, 1.0)),
+            (SmoothTopKLoss(k, 0.1), lambda s, y, k=k: oracles.smooth_topk_by_recursion(s, y, k, 0.1)),
+            (TopKHingeLoss(k), lambda s, y, k=k: oracles.topk_hinge(s, y, k, "alpha")),
+            (TopKHingeLoss(k, "beta"), lambda s, y, k=k: oracles.topk_hinge(s, y, k, "beta")),
+            (TruncatedTopKEntropyLoss(k), lambda s, y, k=k: oracles.truncated_topk_entropy(s, y, k)),
+        ]
+        for criterion, oracle in pairs:
+            for _ in range(3):
+                row, y = row_of(kind, n, k)
+                single, double = row.clone().requires_grad_(), row.double().requires_grad_()
+                actual, expected = criterion(single, torch.tensor(y)), oracle(double, y)
+                torch.testing.assert_close(actual.double(), expected, rtol=2e-6, atol=1e-6)
+                (gradient,) = torch.autograd.grad(actual, single)
+                (exact,) = torch.autograd.grad(expected, double)
+                if kind != "tied" or isinstance(criterion, SmoothTopKLoss):
+                    torch.testing.assert_close(gradient.double(), exact, rtol=1e-5, atol=1e-6)
+                # the same through probabilities, each class once the target
+                q = torch.nn.functional.one_hot(torch.tensor(y), n).float()
+                torch.testing.assert_close(criterion(row, q), actual.detach())
+
+
+@pytest.mark.parametrize("k", [1, 5, 8])
+def test_smooth_topk_of_many_classes(k):
+    """The power sums of ten thousand classes, and both ways of the polynomials."""
+    scores = torch.randn(2, 10_000, generator=torch.Generator().manual_seed(k))
+    scores[1] = scores[1].round()
+    for row, y in zip(scores, (0, 5000), strict=True):
+        expected = oracles.smooth_topk_by_recursion(row.double(), y, k, 1.0)
+        actual = SmoothTopKLoss(k)(row, torch.tensor(y))
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_label_smoothing_is_the_mean_over_classes():
+    scores = torch.randn(3, 9, dtype=torch.float64)
+    target = torch.tensor([0, 4, 8])
+    for criterion in LOSSES:
+        each = torch.stack([criterion(scores, torch.full((3,), c)) for c in range(9)]).mean()
+        smoothed = copy.deepcopy(criterion)
+        smoothed.label_smoothing = 0.3
+        torch.testing.assert_close(smoothed(scores, target), 0.7 * criterion(scores, target) + 0.3 * each)
+
+
 @every_loss
 def test_manners(criterion):
     generator = torch.Generator().manual_seed(0)

@@ -12,6 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import anyk
 import oracles
 from anyk.networks import bitonic, odd_even, splitter
+from anyk.operators import sinkhorn
 from anyk.swaps import SWAPS
 from strategies import KINDS, is_doubly_stochastic, name, operators, rows
 
@@ -90,6 +91,29 @@ def test_sinkhorn_converges_at_every_temperature(t):
             operator = anyk.SinkhornSort(t, anchors=anchors)
             operator.inclusion(torch.randn(100, 16) * scale, torch.randint(16, (100,)), 5)
             assert operator.unconverged == 0, (scale, anchors)
+
+
+@pytest.mark.parametrize("anchors", ["all", "topk"])
+def test_sinkhorn_needs_few_newton_steps(anchors):
+    """The steps that use a Laplacian again do most of the way: without them it takes up to ten."""
+    torch.manual_seed(0)
+    for t in (1e-3, 0.1, 1.0, 30.0):
+        operator = anyk.SinkhornSort(t, anchors=anchors, max_iterations=4)
+        operator.inclusion(torch.randn(100, 50), torch.randint(50, (100,)), 5)
+        assert operator.unconverged == 0, t
+
+
+def test_sinkhorn_rounding_does_not_leak_through_weak_links(monkeypatch):
+    """A merged rank of large mass has large rounding errors; far tails must not take them for a need."""
+    torch.manual_seed(0)
+    scores = 0.1 * torch.randn(80, 50, dtype=torch.float64)
+    scores[:, ::3] *= 100
+    target = torch.randint(6, (80,))
+    operator = anyk.SinkhornSort(anchors="topk")
+    actual = operator.log_inclusion(scores, target, 5)
+    monkeypatch.setattr(sinkhorn, "REPEATS", 0)
+    torch.testing.assert_close(actual, operator.log_inclusion(scores, target, 5), rtol=5e-3, atol=1e-6)
+    assert actual.min() < -100
 
 
 def test_sinkhorn_counts_the_rows_that_did_not_converge():

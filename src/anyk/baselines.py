@@ -5,19 +5,23 @@ In the formulae, a_j = s_j - s_y is how far another class is ahead of the target
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from anyk import candidates, checks
 from anyk.losses import Rows, View, check_shared, over_targets, shared_repr, working_dtype
-from anyk.operators.base import real_mask
 from anyk.operators.ksubset import log_polynomial_ratios
 
 __all__ = ["SmoothTopKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss"]
+
+# Up to which k power sums keep all but a digit, in float32 and in float64.
+MOST_IN_SINGLE, MOST_IN_DOUBLE = 8, 20
 
 
 class _TopKLoss(nn.Module, ABC):
@@ -50,7 +54,7 @@ class _TopKLoss(nn.Module, ABC):
             scores,
             target,
             self._example_losses,
-            View(least=self.k),
+            View(least=self.k, sort=False),
             reduction=self.reduction,
             ignore_index=self.ignore_index,
             weight=self.weight,
@@ -59,12 +63,19 @@ class _TopKLoss(nn.Module, ABC):
 
     def _example_losses(self, rows: Rows) -> Tensor:
         scores = rows.scores.to(working_dtype(rows.scores))
-        target = candidates.at(scores, rows.position)
-        return self._loss(candidates.others(scores, rows.position) - target[..., None])
+        # Sorting all classes would cost more than all the rest: of those behind the first k others, the order is no matter.
+        classes, place = candidates.choose(scores, rows.position, min(self.k + 2, scores.shape[-1]))
+        return self._loss(scores, rows.position, candidates.others(classes, place))
 
     @abstractmethod
-    def _loss(self, leads: Tensor) -> Tensor:
-        """The loss from a_(1), a_(2), … of each row; padding is -inf."""
+    def _loss(self, scores: Tensor, position: Tensor, best: Tensor) -> Tensor:
+        """The loss of each row.
+
+        Args:
+            scores: (..., n), padding is -inf.
+            position: (...), where the target stands.
+            best: (..., k + 1), or n - 1 if there are no more, where the best of the others stand, in descending order.
+        """
 
     def extra_repr(self) -> str:
         return f"k={self.k}, {shared_repr(self)}"
@@ -118,21 +129,28 @@ class SmoothTopKLoss(_TopKLoss):
             raise ValueError(f"hard_threshold: expected a number of at least 1, or None, got {hard_threshold}")
         self.hard_threshold = hard_threshold
 
-    def _loss(self, leads: Tensor) -> Tensor:
-        real = real_mask(leads)
-        finite = leads if real is None else leads.masked_fill(~real, 0)
+    def _loss(self, scores: Tensor, position: Tensor, best: Tensor) -> Tensor:
         t, k = self.temperature, self.k
-        ratio = log_polynomial_ratios(finite / (k * t), real, k)[..., -1]
-        smooth = t * functional.softplus(self.margin / t + ratio)
-        if self.hard_threshold is None or k > leads.shape[-1]:
+        target = candidates.at(scores, position)
+        if best.shape[-1] < k:
+            return 0 * target  # the target is among the first k of k classes
+        ahead = scores.gather(-1, best)
+        # With fewer than k others, padding is among the first k: no subset leaves the target out.
+        exists = ahead[..., k - 1 : k].detach() != -torch.inf
+        first = torch.where(exists, ahead[..., :k], 0)
+        last = first[..., -1:].detach()  # where floats are to be dense; what is added here is taken off there
+        rest = scores.scatter(-1, torch.cat([best[..., :k], position[..., None]], -1), -torch.inf)
+        ratio = log_polynomial_ratio((first - last) / (k * t), (rest - last) / (k * t))
+        smooth = t * functional.softplus((self.margin + (last.squeeze(-1) - target) / k) / t + ratio)
+        exists = exists.squeeze(-1)
+        smooth = torch.where(exists, smooth, 0)
+        if self.hard_threshold is None:
             return smooth
-        hard = (self.margin + finite[..., k - 1] / k).clamp(min=0)
-        # The k-th and the (k+1)-th of all scores, the target (with lead 0) among them.
-        everyone = functional.pad(leads.detach(), (1, 0)).topk(k + 1, dim=-1).values
+        hard = (self.margin + (first[..., -1] - target) / k).clamp(min=0)
+        # The k-th and the (k+1)-th of all scores, the target among them.
+        everyone = torch.cat([ahead, target[..., None]], -1).detach().topk(k + 1, dim=-1).values
         far = everyone[..., k - 1] - everyone[..., k] >= k * t * math.log(self.hard_threshold)
-        if real is not None:
-            far = far & real[..., k - 1]
-        return torch.where(far, hard, smooth)
+        return torch.where(far & exists, hard, smooth)
 
     def extra_repr(self) -> str:
         own = f"temperature={self.temperature}, margin={self.margin}, hard_threshold={self.hard_threshold}"
@@ -176,7 +194,8 @@ class TopKHingeLoss(_TopKLoss):
         self.variant = variant
         self.margin = _margin(margin)
 
-    def _loss(self, leads: Tensor) -> Tensor:
+    def _loss(self, scores: Tensor, position: Tensor, best: Tensor) -> Tensor:
+        leads = scores.gather(-1, best[..., : self.k]) - candidates.at(scores, position)[..., None]
         largest = functional.pad(leads + self.margin, (1, 0)).topk(self.k, dim=-1).values
         if self.variant == "alpha":
             return largest.mean(-1).clamp(min=0)
@@ -202,8 +221,64 @@ class TruncatedTopKEntropyLoss(_TopKLoss):
     Reference: Lapin et al., "Loss Functions for Top-k Error: Analysis and Insights", CVPR 2016.
     """
 
-    def _loss(self, leads: Tensor) -> Tensor:
-        return functional.pad(leads[..., self.k - 1 :], (1, 0)).logsumexp(-1)
+    def _loss(self, scores: Tensor, position: Tensor, best: Tensor) -> Tensor:
+        kept = scores.scatter(-1, best[..., : self.k - 1], -torch.inf)
+        return -candidates.at(kept.log_softmax(-1), position)
+
+
+def log_polynomial_ratio(first: Float[Tensor, "*batch k"], rest: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+    """log E_k - log E_(k-1), E the elementary symmetric polynomials of e^score over the scores of both arguments.
+
+    With z = e^-first and x = e^rest, all at most 1, and with both E divided by the product of the first k factors,
+
+        E_k = sum_i E_i(z) E_i(x)     and     E_(k-1) = sum_i E_(i+1)(z) E_i(x),     each at least 1.
+
+    E_i(x) comes from the power sums of x, for which any order does. Newton's identities cancel where few x matter, but there
+    E_i(x) counts little beside that 1: they multiply rounding by about 2^k / k.
+
+    Args:
+        first: the k largest, descending to 0.
+        rest: the others, in any order; -inf is none.
+    """
+    k = first.shape[-1]
+    if k > MOST_IN_DOUBLE:
+        everyone = torch.cat([first, rest], -1)
+        real = everyone.detach() != -torch.inf
+        return log_polynomial_ratios(everyone.masked_fill(~real, 0), real, k)[..., -1]
+    x = (rest if k <= MOST_IN_SINGLE else rest.double()).exp()
+    # What is left is a few numbers for each row: double precision costs nothing.
+    of_rest = _polynomials_from_power_sums([power.double() for power in _power_sums(x, k)])
+    of_first = _polynomials((-first).exp().double())
+    numerator = torch.stack([z * x for z, x in zip(of_first, of_rest, strict=True)]).sum(0)
+    denominator = torch.stack([z * x for z, x in zip(of_first[1:], of_rest[:-1], strict=True)]).sum(0)
+    return (numerator / denominator).log().to(first.dtype)
+
+
+def _polynomials(factors: Tensor) -> list[Tensor]:
+    """E_0, …, E_k of k factors."""
+    polynomials = [torch.ones_like(factors[..., 0])]
+    for factor in factors.unbind(-1):
+        grown = [higher + factor * lower for lower, higher in itertools.pairwise(polynomials)]
+        polynomials = [polynomials[0], *grown, factor * polynomials[-1]]
+    return polynomials
+
+
+def _polynomials_from_power_sums(sums: list[Tensor]) -> list[Tensor]:
+    """E_0, …, E_k by Newton's identities: i E_i = p_1 E_(i-1) - p_2 E_(i-2) + …"""
+    polynomials = [torch.ones_like(sums[0])]
+    for i in range(1, len(sums) + 1):
+        terms = [(-1) ** j * power * polynomials[i - 1 - j] for j, power in enumerate(sums[:i])]
+        polynomials.append(sum(terms[1:], terms[0]) / i)
+    return polynomials
+
+
+def _power_sums(x: Tensor, k: int) -> list[Tensor]:
+    """The sums of x, x^2, …, x^k."""
+    power, sums = x, [x.sum(-1)]
+    for _ in range(k - 1):
+        power = power * x
+        sums.append(power.sum(-1))
+    return sums
 
 
 def _margin(margin: float) -> float:

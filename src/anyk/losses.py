@@ -371,7 +371,8 @@ def _index_losses(rows: Tensor, target: Tensor, valid: Tensor, example_losses: C
         gather = _ScoresAndCrossEntropy.apply if checks.eager(rows) else _scores_and_cross_entropy
         scores, cross_entropy = gather(rows, classes, target)
     else:
-        scores, cross_entropy = rows.gather(-1, classes), None
+        whole = view.m is None and not view.sort  # all classes as they come
+        scores, cross_entropy = rows if whole else rows.gather(-1, classes), None
     real = real_mask(scores)
     checks.real_classes(real, view.least, valid)
     if real is not None:

@@ -10,6 +10,8 @@ from torch import Tensor
 from anyk import candidates, checks
 from anyk.operators.base import Operator, by_class, in_order, log_cumulative
 
+REPEATS = 2  # further steps with the Laplacian of each Newton step
+
 
 class SinkhornSort(Operator):
     r"""Entropic optimal transport between n rank anchors -1, …, -n and the scores.
@@ -22,14 +24,14 @@ class SinkhornSort(Operator):
     ``max_iterations`` steps are counted in ``unconverged``, and like all others they satisfy ``sum_r P[r, c] = 1``. The
     gradient follows from the implicit function theorem.
 
-    Cost: O(n^3) for each of a few Newton steps, with ``anchors="topk"`` O(k^2 n).
+    Cost: O(n^3) for each of a few Newton steps, with ``anchors="topk"`` O(k^2 n). Cheap steps with the same matrix follow each.
 
     Args:
         temperature: t, a positive number, a one-element tensor, or ``"auto"`` (see :class:`Operator`).
         anchors: ``"all"`` n ranks; ``"topk"`` merges the ranks past k into one anchor of mass (n-k)/n at their mean. That
             is cheaper and a different operator: T_j then depends on k.
         tolerance: largest error of a row sum of P.
-        max_iterations: number of Newton steps.
+        max_iterations: number of Newton steps; usual are two to four.
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])
@@ -50,7 +52,7 @@ class SinkhornSort(Operator):
         *,
         anchors: str = "all",
         tolerance: float = 1e-9,
-        max_iterations: int = 30,
+        max_iterations: int = 15,
     ) -> None:
         checks.one_of("anchors", anchors, ("all", "topk"))
         tolerance = checks.number("tolerance", tolerance, "a number between 0 and 1")
@@ -72,64 +74,74 @@ class SinkhornSort(Operator):
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
         ordered, ordered_real, classes = in_order(scores, real)
         start = torch.zeros_like(classes[..., 0])
-        logits = self._log_kernel(ordered, start, ordered_real, k)
-        return by_class(logits.softmax(-2)[..., :k, :], classes)
+        potentials, sides = self._potentials(ordered, start, ordered_real, k)
+        return by_class(_plan(ordered, sides, potentials)[..., :k, :], classes)
 
     def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
-        logits = self._log_kernel(scores, position, real, k)
-        place = position[..., None, None].expand(*logits.shape[:-1], 1)
-        return log_cumulative(logits.gather(-1, place).squeeze(-1).log_softmax(-1)[..., :k])
+        potentials, sides = self._potentials(scores, position, real, k)
+        target = candidates.at(scores, position)[..., None]
+        return log_cumulative(_logits(target, sides, potentials).squeeze(-1).log_softmax(-1)[..., :k])
 
-    def _log_kernel(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
-        """Logits whose softmax over the ranks (dim -2) is the plan; the scores are in descending order."""
+    def _potentials(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> tuple[Tensor, _Sides]:
+        """The dual solution, one number for each rank; the scores are in descending order."""
         n = scores.shape[-1]
         number = torch.full_like(position, n) if real is None else real.sum(-1)
         anchors, masses, used = self._ranks(number[..., None], n, k)
-        rows = anchors.shape[-1]
         # Everything is measured from the target's place outwards, so that far outliers do not cost the digits near it.
-        home = position.clamp(max=rows - 1)
+        home = position.clamp(max=anchors.shape[-1] - 1)
         anchors = anchors - candidates.at(anchors, home)[..., None]
-        kernel = 2 * anchors[..., :, None] * scores[..., None, :]
-        present = torch.ones_like(scores)
-        if real is not None:
-            # Ranks that a shorter row does not have take no mass; padding gives none.
-            kernel = kernel.masked_fill(~used[..., :, None], -torch.inf)
-            present = real.to(scores.dtype)
+        present = None if real is None else real.to(scores.dtype)
+        sides = _Sides(anchors, masses, used, present)
         start = _start(scores, anchors, home, used)
         with torch.no_grad():
-            solved, missed = self._solve(kernel.detach(), _Sides(masses, used, present), start.detach())
+            solved, missed = self._solve(scores.detach(), sides, start.detach())
             if checks.eager(missed):
                 self.unconverged = missed
-        attach = _Potentials.apply if checks.eager(kernel) else _attached_potentials
-        potentials = attach(kernel, start, solved, _Sides(masses, used, present))
-        return potentials[..., :, None] + kernel
+        attach = _Potentials.apply if checks.eager(scores) else _attached_potentials
+        return attach(scores, start, solved, sides), sides
 
     def _ranks(self, number: Tensor, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Anchors, masses, and which ranks are used, each (..., rows), for rows of ``number`` (..., 1) classes."""
         if self.anchors == "all" or k == n:
             rank = torch.arange(1, n + 1, device=number.device)
             used = rank <= number
-            return -rank.double().expand(used.shape), torch.ones_like(used, dtype=torch.double), used
+            return -rank.double().expand(used.shape), used.double(), used
         rank = torch.arange(1, k + 1, device=number.device).double().expand(*number.shape[:-1], k)
         rest = (number - k).double()
         anchors = -torch.cat([rank, (k + 1 + number.double()) / 2], -1)
         masses = torch.cat([torch.ones_like(rank), rest], -1)
         return anchors, masses, masses > 0
 
-    def _solve(self, kernel: Tensor, sides: _Sides, potentials: Tensor) -> tuple[Tensor, Tensor]:
+    def _solve(self, scores: Tensor, sides: _Sides, potentials: Tensor) -> tuple[Tensor, Tensor]:
         for _ in range(self.max_iterations):
-            plan = _plan(kernel, sides, potentials)
-            missing = _missing(plan, sides)
-            open_rows = missing.abs().amax(-1) > self.tolerance
+            plan = _plan(scores, sides, potentials)
+            missing = sides.masses - plan.sum(-1)
+            error = _largest(missing)
+            open_rows = error > self.tolerance
             if checks.readable(open_rows) and not bool(open_rows.any()):
-                return potentials, open_rows.sum()
-            step = _solve_laplacian(plan, sides, missing)
+                break
+            factor = _factored(_laplacian(plan, sides))
+            step = _solved(factor, missing)
             # Far from the solution a full step overshoots; this length is safe for log-sum-exp functions and tends to 1.
             reach = (step.amax(-1, keepdim=True) - step.amin(-1, keepdim=True)).clamp(min=1e-12)
-            step = step * (torch.log1p(reach) / reach)
-            potentials = torch.where(open_rows[..., None], potentials + step, potentials)
-        missing = _missing(_plan(kernel, sides, potentials), sides)
-        return potentials, (missing.abs().amax(-1) > self.tolerance).sum()
+            moved = torch.where(open_rows, step * (torch.log1p(reach) / reach), 0)
+            missing = _missing(plan, sides, moved)
+            error = _largest(missing)
+            # Making and factoring the Laplacian is most of the work, so it serves for some more steps. Each comes nearer by
+            # about the same factor, once near enough; those that do not come nearer are not taken.
+            for _ in range(REPEATS):
+                there = moved + _solved(factor, missing)
+                missing_there = _missing(plan, sides, there)
+                error_there = _largest(missing_there)
+                taken = open_rows & (error_there < error)
+                moved = torch.where(taken, there, moved)
+                missing = torch.where(taken, missing_there, missing)
+                error = torch.where(taken, error_there, error)
+            potentials = potentials + moved
+            # Now, not by the next plan, which would be made for nothing else.
+            if checks.readable(error) and bool((error <= self.tolerance).all()):
+                break
+        return potentials, (error > self.tolerance).sum()
 
 
 def _start(scores: Tensor, anchors: Tensor, home: Tensor, used: Tensor) -> Tensor:
@@ -148,44 +160,86 @@ def _start(scores: Tensor, anchors: Tensor, home: Tensor, used: Tensor) -> Tenso
 
 
 class _Sides(NamedTuple):
-    """The two sides of the transport: what each rank takes, which ranks there are, which classes there are."""
+    """The two sides of the transport."""
 
+    anchors: Tensor
+    """where the ranks stand"""
     masses: Tensor
+    """what each rank takes: nothing if it is not used"""
     used: Tensor
-    present: Tensor
+    """which ranks there are; a row with padding has fewer"""
+    present: Tensor | None
+    """1 for the classes that there are, 0 for padding; None means that all are"""
 
 
-def _plan(kernel: Tensor, sides: _Sides, potentials: Tensor) -> Tensor:
+def _logits(scores: Tensor, sides: _Sides, potentials: Tensor) -> Tensor:
+    """Logits (..., ranks, classes) whose softmax over the ranks is the plan. Ranks that are not used take no mass."""
+    ranks = potentials.masked_fill(~sides.used, -torch.inf)
+    return torch.addcmul(ranks[..., :, None], sides.anchors[..., :, None], scores[..., None, :], value=2)
+
+
+def _plan(scores: Tensor, sides: _Sides, potentials: Tensor) -> Tensor:
     """P (..., ranks, classes): columns are normalised exactly, rows as far as the potentials do it."""
-    return (potentials[..., :, None] + kernel).softmax(-2) * sides.present[..., None, :]
+    plan = _logits(scores, sides, potentials).softmax(-2)
+    return plan if sides.present is None else plan * sides.present[..., None, :]
 
 
-def _missing(plan: Tensor, sides: _Sides) -> Tensor:
-    return (sides.masses - plan.sum(-1)).masked_fill(~sides.used, 0)
+def _missing(plan: Tensor, sides: _Sides, moved: Tensor) -> Tensor:
+    """What the ranks lack when their potentials have moved since the plan was made: two products, no new plan."""
+    factors = moved.exp()
+    columns = _times(plan.mT, factors)
+    if sides.present is not None:
+        columns = columns + (1 - sides.present)
+    missing = sides.masses - factors * _times(plan, 1 / columns)
+    # In total nothing is missing but by rounding, most of it in a merged rank. Weak links would take it for a need.
+    return missing - missing.sum(-1, keepdim=True) * (sides.masses / sides.masses.sum(-1, keepdim=True))
 
 
-def _solve_laplacian(plan: Tensor, sides: _Sides, right: Tensor) -> Tensor:
-    """Solves D x = right, D the derivative of the row sums by the potentials: the graph Laplacian diag(row sums) - P P'.
+def _largest(missing: Tensor) -> Tensor:
+    return missing.abs().amax(-1, keepdim=True)
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    # as a product from the left: several times as fast as from the right
+    return (vector[..., None, :] @ matrix.mT).squeeze(-2)
+
+
+def _laplacian(plan: Tensor, sides: _Sides) -> Tensor:
+    """The derivative of the row sums by the potentials: the graph Laplacian diag(row sums) - P P'.
 
     Its null vector, a common shift of all potentials, is fixed by adding ones. The diagonal is made from the off-diagonal
-    entries, so that nearly separate groups of ranks keep their weak links exactly.
+    entries, so that nearly separate groups of ranks keep their weak links exactly; it gets as much more as rounding may take
+    off, so that the matrix stays positive definite where there are no links at all.
     """
-    links = torch.einsum("...rc,...qc->...rq", plan, plan)
-    links = links - torch.diag_embed(links.diagonal(dim1=-2, dim2=-1))
-    laplacian = torch.diag_embed(links.sum(-1) + ~sides.used + 1e-14) - links + 1 / links.shape[-1]
-    return torch.linalg.solve_ex(laplacian, right[..., None])[0].squeeze(-1)
+    rows = plan.shape[-2]
+    links = plan @ plan.mT
+    links.diagonal(dim1=-2, dim2=-1).zero_()
+    degrees = links.sum(-1)
+    rounding = 1e-14 * torch.maximum(degrees.detach(), sides.masses).amax(-1, keepdim=True)
+    laplacian = 1 / rows - links
+    laplacian.diagonal(dim1=-2, dim2=-1).add_(degrees + rounding + ~sides.used)
+    return laplacian
 
 
-def _attached_potentials(kernel: Tensor, start: Tensor, solved: Tensor, sides: _Sides) -> Tensor:
-    """The solution as a function of kernel and start: its value, and exact first and second derivatives.
+def _factored(laplacian: Tensor) -> Tensor:
+    return torch.linalg.cholesky_ex(laplacian, upper=True)[0]
+
+
+def _solved(factor: Tensor, right: Tensor) -> Tensor:
+    return torch.cholesky_solve(right[..., None], factor, upper=True).squeeze(-1)
+
+
+def _attached_potentials(scores: Tensor, start: Tensor, solved: Tensor, sides: _Sides) -> Tensor:
+    """The solution as a function of scores and start: its value, and exact first and second derivatives.
 
     Newton doubles the order of contact with the solution: one step carries the first derivative, two the second. Where the
     links between ranks underflow, Newton steps carry no derivative: the start's is the limit for t -> 0.
     """
     potentials = solved + (start - start.detach())
     for _ in range(2):
-        plan = _plan(kernel, sides, potentials)
-        potentials = potentials + _solve_laplacian(plan, sides, _missing(plan, sides))
+        plan = _plan(scores, sides, potentials)
+        missing = (sides.masses - plan.sum(-1))[..., None]
+        potentials = potentials + torch.linalg.solve_ex(_laplacian(plan, sides), missing)[0].squeeze(-1)
     return solved + (potentials - potentials.detach())
 
 
@@ -193,23 +247,23 @@ class _Potentials(torch.autograd.Function):
     """:func:`_attached_potentials` with the first derivative by the implicit function theorem: one linear system."""
 
     @staticmethod
-    def forward(ctx: Any, kernel: Tensor, start: Tensor, solved: Tensor, sides: _Sides) -> Tensor:
-        ctx.save_for_backward(kernel, start, solved, *sides)
+    def forward(ctx: Any, scores: Tensor, start: Tensor, solved: Tensor, sides: _Sides) -> Tensor:
+        ctx.save_for_backward(scores, start, solved, *sides)
         return solved.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        kernel, start, solved, *rest = ctx.saved_tensors
+        scores, start, solved, *rest = ctx.saved_tensors
         sides = _Sides(*rest)
         if torch.is_grad_enabled() or not checks.eager(gradient):
             # A second derivative, or many gradients at once: differentiate the plain form.
             with torch.enable_grad():
-                result = _attached_potentials(kernel, start, solved, sides)
-                wanted = (kernel, start)
-                of_kernel, of_start = torch.autograd.grad(result, wanted, gradient, create_graph=True)
-            return of_kernel, of_start, None, None
-        plan = _plan(kernel, sides, solved)
-        weights = _solve_laplacian(plan, sides, gradient)
+                result = _attached_potentials(scores, start, solved, sides)
+                wanted = (scores, start)
+                of_scores, of_start = torch.autograd.grad(result, wanted, gradient, create_graph=True)
+            return of_scores, of_start, None, None
+        plan = _plan(scores, sides, solved)
+        weights = _solved(_factored(_laplacian(plan, sides)), gradient)
         # the transposed derivative of the row sums by the logits, applied to the weights
-        pull = plan * (weights[..., :, None] - (plan * weights[..., :, None]).sum(-2, keepdim=True))
-        return -pull, gradient - pull.sum(-1), None, None
+        pull = plan * (weights[..., :, None] - _times(plan.mT, weights)[..., None, :])
+        return -2 * _times(pull.mT, sides.anchors), gradient - pull.sum(-1), None, None
