@@ -183,7 +183,7 @@ class SortingNetwork(Operator):
         if checks.eager(scores):
             return _cached_schedule(self.kind, n, k, scores.device)
         n = len(list(range(n)))  # a network needs a definite number of wires, also in a trace with symbolic sizes
-        return _schedule(_plan(self.kind, n, k), scores.device)  # what a trace makes must not outlive it
+        return _schedule(_plan(self.kind, n, k), n, scores.device)  # what a trace makes must not outlive it
 
     def _frozen(self, real: Tensor | None, n: int) -> Callable[[int, Tensor], Tensor] | None:
         """Which comparators (layer, lower wire) -> (comparators, rows) leave padded rows as they are; None: none does."""
@@ -208,27 +208,28 @@ class Step(NamedTuple):
     """
 
     layer: int
-    gather: Tensor
-    back: Tensor
-    """the inverse of gather, where nothing has gone"""
-    width_before: int
     comparators: int
     lower_wires: Tensor
+    gather: Tensor
+    gather_with_partners: Tensor
+    """the same from a state with partners to a state with partners, see :class:`_SoftColumn`"""
+    back_with_partners: Tensor
+    """and for the gradients, from the state after the next step (or the outputs); a row of zeros ends each of these states,
+    for the wires that the next step does not need"""
 
 
 class Schedule(NamedTuple):
     steps: tuple[Step, ...]
     outputs: Tensor
     """where the network's outputs stand after the last step, best first"""
-    first: Tensor
-    """the wires that are needed at all, in the order in which the state starts"""
-    last_width: int
+    outputs_with_partners: Tensor
+    back: Tensor
+    """where the gradients of all wires stand in the end"""
 
 
 class _Plan(NamedTuple):
     """A schedule in plain numbers."""
 
-    first: tuple[int, ...]
     steps: tuple[tuple[int, tuple[int, ...], int, tuple[int, ...]], ...]
     """for each step: its layer, gather, number of comparators, lower wires"""
     outputs: tuple[int, ...]
@@ -248,12 +249,11 @@ def _plan(kind: str, n: int, k: int) -> _Plan:
         idle = sorted(needed.difference(upper, lower))
         orders.append((layer, upper + lower + idle, len(pairs)))
         needed.update(upper, lower)
-    first = state = sorted(needed)
-    steps = []
+    steps, state = [], list(range(n))
     for layer, order, comparators in reversed(orders):
         steps.append((layer, _places(order, state), comparators, tuple(order[comparators : 2 * comparators])))
         state = order
-    return _Plan(tuple(first), tuple(steps), _places(network.outputs, state))
+    return _Plan(tuple(steps), _places(network.outputs, state))
 
 
 # Building a network is nothing to trace. This is what torch.compiler.assume_constant_result does, which would import all of
@@ -261,30 +261,42 @@ def _plan(kind: str, n: int, k: int) -> _Plan:
 _plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _schedule(plan: _Plan, device: torch.device) -> Schedule:
-    width = len(plan.first)
-    steps = []
-    for layer, gather, comparators, lower_wires in plan.steps:
-        back = sorted(range(len(gather)), key=gather.__getitem__)
-        steps.append(
-            Step(
-                layer=layer,
-                gather=torch.tensor(gather, device=device),
-                back=torch.tensor(back, device=device),
-                width_before=width,
-                comparators=comparators,
-                lower_wires=torch.tensor(lower_wires, device=device),
-            )
-        )
+def _schedule(plan: _Plan, n: int, device: torch.device) -> Schedule:
+    def tensor(numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.long, device=device)
+
+    def with_partners(places: Sequence[int], pairs: int) -> list[int]:
+        return [*places[: 2 * pairs], *places[pairs : 2 * pairs], *places[:pairs], *places[2 * pairs :]]
+
+    numbers = range(n)
+    gathers = []
+    for _, gather, pairs, _ in plan.steps:
+        gathers.append(with_partners([numbers[place] for place in gather], pairs))
+        numbers = [*range(2 * pairs), *range(4 * pairs, len(gather) + 2 * pairs)]
+    last_outputs = [numbers[place] for place in plan.outputs]
+
+    backs, after, zeros = [], dict(zip(plan.outputs, range(n), strict=False)), len(plan.outputs)
+    for _, gather, pairs, _ in reversed(plan.steps):
         width = len(gather)
-    outputs, first = torch.tensor(plan.outputs, device=device), torch.tensor(plan.first, device=device)
-    return Schedule(tuple(steps), outputs, first, width)
+        backs.append(with_partners([after.get(place, zeros) for place in [*range(width), -1]], pairs))
+        after = dict(zip(gather, [*range(2 * pairs), *range(4 * pairs, width + 2 * pairs)], strict=True))
+        zeros = width + 2 * pairs
+    steps = [
+        Step(layer, pairs, tensor(lower_wires), tensor(gather), tensor(forth), tensor(back))
+        for (layer, gather, pairs, lower_wires), forth, back in zip(plan.steps, gathers, reversed(backs), strict=True)
+    ]
+    return Schedule(
+        steps=tuple(steps),
+        outputs=tensor(plan.outputs),
+        outputs_with_partners=tensor(last_outputs),
+        back=tensor([after.get(wire, zeros) for wire in range(n)]),
+    )
 
 
 @lru_cache(maxsize=128)
 def _cached_schedule(kind: str, n: int, k: int, device: torch.device) -> Schedule:
     with torch.inference_mode(False):  # a first call without gradients must not spoil the later ones
-        return _schedule(_plan(kind, n, k), device)
+        return _schedule(_plan(kind, n, k), n, device)
 
 
 def _places(wires: Sequence[int], state: list[int]) -> tuple[int, ...]:
@@ -316,7 +328,7 @@ def _parts(state: Tensor, step: Step, dim: int) -> tuple[Tensor, Tensor, Tensor]
 
 def _soft_column(arranged: Tensor, column: Tensor, schedule: Schedule, swap: Swap, frozen: Frozen) -> Tensor:
     """Pushes scores and the target's share, both (rows, wires), forward through the network: T (rows, k)."""
-    state = torch.stack([arranged, column]).permute(2, 0, 1).index_select(0, schedule.first)
+    state = torch.stack([arranged.t(), column.t()], 1)
     for step in schedule.steps:
         state = state.index_select(0, step.gather)
         upper, lower, idle = _parts(state, step, dim=0)
@@ -330,28 +342,31 @@ def _soft_column(arranged: Tensor, column: Tensor, schedule: Schedule, swap: Swa
 class _SoftColumn(torch.autograd.Function):
     """:func:`_soft_column` with the backward pass written out: the same values, a third of the time.
 
-    With d = upper - lower and the incoming gradients g of the two outputs, a layer's backward pass is the transposed mixture
-    of g, plus, on the scores, +-w with w = swap'(d_scores) times the sum over scores and share of (g_larger - g_smaller) d.
+    A layer is a handful of operations on few numbers, so that it is their count that costs. The state is (2, wires, rows):
+    scores and share, each with whole layers in one piece. After the comparators' upper and lower wires come copies of their
+    partners, lower and upper: then d = wire - partner has both signs, swap(d) is the share that stays and the share that
+    crosses, and both wires of a comparator are mixed at once. With the incoming gradients g, the backward pass is the same
+    mixture of g, plus, on the scores, swap'(d_scores) times the sum over scores and share of (g_wire - g_partner) d_upper.
     """
 
     @staticmethod
     def forward(ctx: Any, arranged: Tensor, column: Tensor, schedule: Schedule, swap: Swap, frozen: Frozen) -> Tensor:
         saved = []
-        # (wires, 2, rows): a layer then reads and writes whole contiguous rows
-        state = torch.stack([arranged, column]).permute(2, 0, 1).index_select(0, schedule.first)
+        state = torch.stack([arranged.t(), column.t()])
         for step in schedule.steps:
-            state = state.index_select(0, step.gather)
-            upper, lower, _ = _parts(state, step, dim=0)
-            difference = upper - lower
-            keep, cross = _weights(swap, difference[:, 0], step, frozen)
-            saved += [difference, keep, cross]
-            keep, cross = keep[:, None], cross[:, None]
-            crossing = upper * cross
-            upper.mul_(keep).addcmul_(lower, cross)
-            lower.mul_(keep).add_(crossing)
+            state = state.index_select(1, step.gather_with_partners)
+            wires, partners = _wires_and_partners(state, step.comparators)
+            difference = wires - partners
+            weights = swap.value(difference[0])
+            if frozen is not None:
+                still = frozen(step.layer, step.lower_wires)
+                weights = torch.stack([weights[0].masked_fill(still, 1), weights[1].masked_fill(still, 0)])
+            keep, cross = weights.unbind()
+            wires.mul_(keep).addcmul_(partners, cross)
+            saved += [difference, weights]
         ctx.save_for_backward(arranged, column, *saved)
         ctx.schedule, ctx.swap, ctx.frozen = schedule, swap, frozen
-        return state[:, 1].index_select(0, schedule.outputs).cumsum(0).t()
+        return state[1].index_select(0, schedule.outputs_with_partners).cumsum(0).t()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
@@ -363,54 +378,52 @@ class _SoftColumn(torch.autograd.Function):
                 inclusion = _soft_column(arranged, column, schedule, ctx.swap, ctx.frozen)
                 (result,) = torch.autograd.grad(inclusion, arranged, gradient, create_graph=True)
             return result, None, None, None, None
-        gradient = gradient.t()
-        running = gradient.flip(0).cumsum(0).flip(0)
-        state = gradient.new_zeros(schedule.last_width, 2, gradient.shape[-1])
-        state[:, 1].index_copy_(0, schedule.outputs, running)
+        rows, k = gradient.shape
+        state = gradient.new_zeros(2, k + 1, rows)
+        state[1, :k] = gradient.t().flip(0).cumsum(0).flip(0)
         for number in range(len(schedule.steps) - 1, -1, -1):
             step = schedule.steps[number]
-            difference, keep, cross = saved[3 * number : 3 * number + 3]
-            larger, smaller, _ = _parts(state, step, dim=0)
-            slope = ctx.swap.derivative(difference[:, 0])
+            difference, weights = saved[2 * number : 2 * number + 2]
+            state = state.index_select(1, step.back_with_partners)
+            wires, partners = _wires_and_partners(state, step.comparators)
+            apart = wires - partners
+            keep, cross = weights.unbind()
+            wires.mul_(keep).addcmul_(partners, cross)
+            upper = difference[:, :1]
+            slope = ctx.swap.slope(upper[0, 0], keep, cross)
             if ctx.frozen is not None:
                 slope = slope.masked_fill(ctx.frozen(step.layer, step.lower_wires), 0)
-            push = ((larger - smaller) * difference).sum(1).mul_(slope)
-            keep, cross = keep[:, None], cross[:, None]
-            crossing = larger * cross
-            larger.mul_(keep).addcmul_(smaller, cross)
-            smaller.mul_(keep).add_(crossing)
-            larger[:, 0] += push
-            smaller[:, 0] -= push
-            if step.width_before == len(step.gather):
-                state = state.index_select(0, step.back)
-            else:
-                state = gradient.new_zeros(step.width_before, 2, gradient.shape[-1]).index_copy_(0, step.gather, state)
-        result = state[:, 0]
-        if len(schedule.first) < arranged.shape[1]:
-            result = result.new_zeros(arranged.shape[::-1]).index_copy_(0, schedule.first, result)
-        return result.t(), None, None, None, None
+            by_score, by_share = apart.mul_(upper * slope).unbind()
+            wires[0].add_(by_score).add_(by_share)
+        return state[0].index_select(0, schedule.back).t(), None, None, None, None
+
+
+def _wires_and_partners(state: Tensor, pairs: int) -> tuple[Tensor, ...]:
+    """The comparators' wires, and their partners: (scores and share, upper and lower, comparators, rows)."""
+    return state.narrow(1, 0, 4 * pairs).view(2, 2, 2, pairs, state.shape[-1]).unbind(1)
 
 
 def _soft_rows(schedule: Schedule, swap: Swap, scores: Tensor, frozen: Frozen) -> Tensor:
     """P from back to front: scores (wires, rows) -> shares (k, wires, rows)."""
-    wires, rows = scores.shape
-    state = scores.index_select(0, schedule.first)
+    rows = scores.shape[1]
+    state = scores
     weights = []
     for step in schedule.steps:
+        width = len(state)
         state = state.index_select(0, step.gather)
         upper, lower, idle = _parts(state, step, dim=0)
         keep, cross = _weights(swap, upper - lower, step, frozen)
-        weights.append((keep, cross))
+        weights.append((width, keep, cross))
         state = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle])
     k = len(schedule.outputs)
     shares = scores.new_zeros(k, len(state), 1)
     shares = shares.index_put((torch.arange(k, device=scores.device), schedule.outputs), scores.new_ones(()))
     shares = shares.expand(-1, -1, rows)
-    for step, (keep, cross) in reversed(list(zip(schedule.steps, weights, strict=True))):
+    for step, (width, keep, cross) in reversed(list(zip(schedule.steps, weights, strict=True))):
         larger, smaller, idle = _parts(shares, step, dim=1)
         mixed = torch.cat([keep * larger + cross * smaller, cross * larger + keep * smaller, idle], dim=1)
-        shares = mixed.new_zeros(k, step.width_before, rows).index_copy(1, step.gather, mixed)
-    return shares.new_zeros(k, wires, rows).index_copy(1, schedule.first, shares)
+        shares = mixed.new_zeros(k, width, rows).index_copy(1, step.gather, mixed)
+    return shares
 
 
 def _log_sum(inclusion: Tensor, tail: Tensor) -> Tensor:
