@@ -128,21 +128,18 @@ class SortingNetwork(Operator):
 
     def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
         m = scores.shape[-1]
-        wire = torch.arange(m, device=scores.device)
         if self.wires == "given":
             classes = _as_given(scores, real)
-            start = (classes == position[..., None]).int().argmax(-1)
+            starts = classes == position[..., None]
         elif self.wires == "sorted":
-            classes = wire.expand_as(scores)
-            start = position
+            classes = torch.arange(m, device=scores.device).expand_as(scores)
+            starts = classes == position[..., None]
         else:
-            number = wire.new_full((), m) if real is None else real.sum(-1)
-            start = KINDS[self.kind].target_wire(number)
-            # Wire w holds the w-th of the others, counted without the start wire and without the target's place.
-            other = wire - (wire > start[..., None]).long()
-            classes = other + (other >= position[..., None])
-            classes = torch.where(wire == start[..., None], position[..., None], classes)
-        column = (wire == start[..., None]).to(scores.dtype).expand_as(scores)
+            build = _cached_order if checks.eager(scores) and real is None else _order
+            number = m if real is None else real.sum(-1)
+            starts, other = build(self.kind, m, number, scores.device)
+            classes = torch.where(starts, position[..., None], other + (other >= position[..., None]))
+        column = starts.to(scores.dtype).expand_as(scores)
         arranged = scores.gather(-1, classes).reshape(-1, m)
         # Traced or transformed, the plain form is the better one: it has every derivative, and it fuses.
         run = _SoftColumn.apply if checks.eager(arranged) else _soft_column
@@ -198,6 +195,21 @@ class SortingNetwork(Operator):
             return padded if end is None else padded | (layer < first) | (layer >= end)
 
         return frozen
+
+
+def _order(kind: str, m: int, number: int | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``wires="target"`` for rows of ``number`` classes: where the target starts, and which of the others, counted without
+    the target, starts on each of the other wires."""
+    wire = torch.arange(m, device=device)
+    number = number if isinstance(number, Tensor) else wire.new_full((), number)
+    start = KINDS[kind].target_wire(number)[..., None]
+    return wire == start, wire - (wire > start).long()
+
+
+@lru_cache(maxsize=128)
+def _cached_order(kind: str, m: int, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):
+        return _order(kind, m, number, device)
 
 
 class Step(NamedTuple):
