@@ -405,17 +405,23 @@ def _scores_and_cross_entropy(rows: Tensor, classes: Tensor, target: Tensor) -> 
 
 
 class _ScoresAndCrossEntropy(torch.autograd.Function):
-    """:func:`_scores_and_cross_entropy` with one (rows, n) gradient for both results instead of two that are added up."""
+    """:func:`_scores_and_cross_entropy` with one (rows, n) gradient for both results instead of two that are added up.
+
+    The gradient takes one pass over the softmax. The logarithm comes from the best class, which is among the candidates and
+    has a softmax of at least 1/n: log softmax_y = s_y - s_best + log softmax_best.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, classes: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        log_softmax = rows.to(working_dtype(rows)).log_softmax(-1)
-        ctx.save_for_backward(rows, classes, target, log_softmax)
-        return rows.gather(-1, classes), -candidates.at(log_softmax, target)
+        scores = rows.gather(-1, classes)
+        softmax = rows.to(working_dtype(rows)).softmax(-1)
+        behind = scores.amax(-1).to(softmax.dtype) - candidates.at(rows, target)
+        ctx.save_for_backward(rows, classes, target, softmax)
+        return scores, behind - softmax.gather(-1, classes).amax(-1).log()
 
     @staticmethod
     def backward(ctx: Any, of_scores: Tensor, of_cross_entropy: Tensor) -> tuple[Tensor, None, None]:
-        rows, classes, target, log_softmax = ctx.saved_tensors
+        rows, classes, target, softmax = ctx.saved_tensors
         if torch.is_grad_enabled() or not (checks.eager(of_scores) and checks.eager(of_cross_entropy)):
             # A second derivative, or many gradients at once: differentiate the plain form.
             with torch.enable_grad():
@@ -423,7 +429,7 @@ class _ScoresAndCrossEntropy(torch.autograd.Function):
                 gradients = (of_scores, of_cross_entropy)
                 (gradient,) = torch.autograd.grad(results, rows, gradients, create_graph=True)
             return gradient, None, None
-        gradient = log_softmax.exp().mul_(of_cross_entropy[:, None])
+        gradient = softmax * of_cross_entropy[:, None]
         gradient.scatter_add_(-1, target[:, None], -of_cross_entropy[:, None])
         gradient.scatter_add_(-1, classes, of_scores.to(gradient.dtype))
         return gradient.to(rows.dtype), None, None
