@@ -351,14 +351,13 @@ def over_targets(
         weights = None
     else:
         target = target.reshape(-1)
-        valid: Tensor | None = target != ignore_index
-        safe = target
-        if checks.readable(valid) and bool(valid.all()):
-            valid = None
+        counts = target != ignore_index
+        valid, safe = None, target
+        if checks.readable(counts) and bool(counts.all()):
             weights = None if weight is None else weight[safe]
         else:
-            safe = torch.where(valid, target, 0)
-            weights = valid.to(working_dtype(scores)) if weight is None else torch.where(valid, weight[safe], 0)
+            valid, safe = counts, torch.where(counts, target, 0)
+            weights = counts.to(working_dtype(scores)) if weight is None else torch.where(counts, weight[safe], 0)
         if label_smoothing:
             one_hot = (safe[:, None] == torch.arange(shape.classes, device=safe.device)).to(working_dtype(scores))
             probabilities = one_hot * (1 - label_smoothing) + label_smoothing * _uniform(rows)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyk import candidates, checks, networks
+from anyk import checks, networks
 from anyk.operators.base import Operator, by_class, in_order
 from anyk.swaps import SWAPS, Swap
 
@@ -140,38 +140,43 @@ class SortingNetwork(Operator):
             starts, other = build(self.kind, m, number, scores.device)
             classes = torch.where(starts, position[..., None], other + (other >= position[..., None]))
         column = starts.to(scores.dtype).expand_as(scores)
-        arranged = scores.gather(-1, classes).reshape(-1, m)
+        # One gather for all that is needed of the scores: each would have a gradient of all of them.
+        rivals = self._rivals(scores, position, real, k)
+        taken = scores.gather(-1, torch.cat([classes, position[..., None], rivals], -1))
+        arranged, target, ahead = taken.split_with_sizes((m, 1, rivals.shape[-1]), -1)
+        lead = target - ahead
+        if real is not None:
+            lead = lead.masked_fill(~real.gather(-1, rivals), 0)  # behind padding nobody can fall
+        arranged = arranged.reshape(-1, m)
         # Traced or transformed, the plain form is the better one: it has every derivative, and it fuses.
         run = _SoftColumn.apply if checks.eager(arranged) else _soft_column
         inclusion = run(
             arranged, column.reshape(-1, m), self._schedule(scores, k), SWAPS[self.swap], self._frozen(real, m)
         ).reshape(*scores.shape[:-1], k)
-        return self._log_with_tail(inclusion, scores, position, real)
+        return self._log_with_tail(inclusion, lead)
 
-    def _log_with_tail(self, inclusion: Tensor, scores: Tensor, position: Tensor, real: Tensor | None) -> Tensor:
+    def _rivals(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
+        """Where the k best of the others stand (all of them, if there are fewer), padding last."""
+        m = scores.shape[-1]
+        in_order = self.sorts and real is None
+        place = torch.arange(min(k, m - 1) if in_order else m - 1, device=scores.device)
+        others = place + (place >= position[..., None])
+        if in_order:
+            return others
+        keys = scores.detach() if real is None else scores.detach().masked_fill(~real, -torch.inf)
+        return others.gather(-1, keys.gather(-1, others).topk(min(k, m - 1), dim=-1).indices)
+
+    def _log_with_tail(self, inclusion: Tensor, lead: Tensor) -> Tensor:
         """log T, continued where T underflows.
 
         Far behind, T is a product of many small shares and vanishes in floating point, and its gradient with it. To T is
         added e^-30 times a tail that decays more slowly than T, in the distance to the j-th of the others: too little to be
         seen above T = 1e-6, and below T = 1e-13 or so a slope that keeps the target moving.
         """
-        k, m = inclusion.shape[-1], scores.shape[-1]
-        if m == 1:
-            return inclusion.log()
-        if self.sorts and real is None:
-            place = torch.arange(min(k, m - 1), device=scores.device)
-            rivals = scores.gather(-1, place + (place >= position[..., None]))
-        else:
-            rivals = candidates.others(scores, position)
-            if real is not None:
-                rivals = rivals.masked_fill(~candidates.others(real, position), -torch.inf)
-            rivals = rivals.topk(min(k, m - 1), dim=-1).values
-        lead = candidates.at(scores, position)[..., None] - rivals
-        if real is not None:
-            lead = torch.where(lead == torch.inf, 0.0, lead)  # behind padding nobody can fall
+        missing = inclusion.shape[-1] - lead.shape[-1]  # with k = m, the last T is 1
         tail = SWAPS[self.swap].log_tail(lead) + LOG_TAIL_WEIGHT
-        if k == m:
-            tail = torch.nn.functional.pad(tail, (0, 1), value=LOG_TAIL_WEIGHT)
+        if missing:
+            tail = torch.nn.functional.pad(tail, (0, missing), value=LOG_TAIL_WEIGHT)
         add = _LogSum.apply if checks.eager(inclusion) else _log_sum
         return add(inclusion, tail)
 
@@ -280,7 +285,7 @@ def _schedule(plan: _Plan, n: int, device: torch.device) -> Schedule:
     def with_partners(places: Sequence[int], pairs: int) -> list[int]:
         return [*places[: 2 * pairs], *places[pairs : 2 * pairs], *places[:pairs], *places[2 * pairs :]]
 
-    numbers = range(n)
+    numbers = list(range(n))
     gathers = []
     for _, gather, pairs, _ in plan.steps:
         gathers.append(with_partners([numbers[place] for place in gather], pairs))
@@ -319,13 +324,19 @@ def _places(wires: Sequence[int], state: list[int]) -> tuple[int, ...]:
 Frozen = Callable[[int, Tensor], Tensor] | None
 
 
-def _weights(swap: Swap, difference: Tensor, step: Step, frozen: Frozen) -> tuple[Tensor, Tensor]:
-    """The shares of the larger output that come from the upper and from the lower wire."""
+def _mix_scores(scores: Tensor, step: Step, swap: Swap, frozen: Frozen) -> tuple[Tensor, Tensor, Tensor]:
+    """One layer for the scores (wires, rows); and the shares of the larger output that come from the upper and from the lower
+    wire, as all that starts on these wires is mixed."""
+    upper, lower, idle = _parts(scores.index_select(0, step.gather), step, dim=0)
+    difference = upper - lower
     keep, cross = swap.value(difference), swap.value(-difference)
     if frozen is not None:
         still = frozen(step.layer, step.lower_wires)
         keep, cross = keep.masked_fill(still, 1), cross.masked_fill(still, 0)
-    return keep, cross
+    # keep + cross = 1 only up to rounding: in keep * upper + cross * lower all scores would drift by that, and what counts is
+    # their differences, which may be much smaller.
+    moved = cross * difference
+    return torch.cat([upper - moved, lower + moved, idle]), keep, cross
 
 
 def _parts(state: Tensor, step: Step, dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -340,15 +351,13 @@ def _parts(state: Tensor, step: Step, dim: int) -> tuple[Tensor, Tensor, Tensor]
 
 def _soft_column(arranged: Tensor, column: Tensor, schedule: Schedule, swap: Swap, frozen: Frozen) -> Tensor:
     """Pushes scores and the target's share, both (rows, wires), forward through the network: T (rows, k)."""
-    state = torch.stack([arranged.t(), column.t()], 1)
+    scores, share = arranged.t(), column.t()
     for step in schedule.steps:
-        state = state.index_select(0, step.gather)
-        upper, lower, idle = _parts(state, step, dim=0)
-        keep, cross = _weights(swap, upper[:, 0] - lower[:, 0], step, frozen)
-        keep, cross = keep[:, None], cross[:, None]
-        # A sum of non-negative terms: lower + keep (upper - lower) would lose the digits of small shares.
-        state = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle])
-    return state[:, 1].index_select(0, schedule.outputs).cumsum(0).t()
+        scores, keep, cross = _mix_scores(scores, step, swap, frozen)
+        upper, lower, idle = _parts(share.index_select(0, step.gather), step, dim=0)
+        # A sum of non-negative terms: upper - cross (upper - lower) would lose the digits of small shares.
+        share = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle])
+    return share.index_select(0, schedule.outputs).cumsum(0).t()
 
 
 class _SoftColumn(torch.autograd.Function):
@@ -369,12 +378,15 @@ class _SoftColumn(torch.autograd.Function):
             state = state.index_select(1, step.gather_with_partners)
             wires, partners = _wires_and_partners(state, step.comparators)
             difference = wires - partners
-            weights = swap.value(difference[0])
+            score_difference = difference[0]
+            weights = swap.value(score_difference)
             if frozen is not None:
                 still = frozen(step.layer, step.lower_wires)
                 weights = torch.stack([weights[0].masked_fill(still, 1), weights[1].masked_fill(still, 0)])
             keep, cross = weights.unbind()
-            wires.mul_(keep).addcmul_(partners, cross)
+            scores, share = wires.unbind()
+            scores.addcmul_(score_difference, cross, value=-1)
+            share.mul_(keep).addcmul_(partners[1], cross)
             saved += [difference, weights]
         ctx.save_for_backward(arranged, column, *saved)
         ctx.schedule, ctx.swap, ctx.frozen = schedule, swap, frozen
@@ -422,11 +434,8 @@ def _soft_rows(schedule: Schedule, swap: Swap, scores: Tensor, frozen: Frozen) -
     weights = []
     for step in schedule.steps:
         width = len(state)
-        state = state.index_select(0, step.gather)
-        upper, lower, idle = _parts(state, step, dim=0)
-        keep, cross = _weights(swap, upper - lower, step, frozen)
+        state, keep, cross = _mix_scores(state, step, swap, frozen)
         weights.append((width, keep, cross))
-        state = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle])
     k = len(schedule.outputs)
     shares = scores.new_zeros(k, len(state), 1)
     shares = shares.index_put((torch.arange(k, device=scores.device), schedule.outputs), scores.new_ones(()))
