@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import breakdown
 import torch
 from measuring import (
     Loss,
@@ -196,6 +197,12 @@ def table(plan: Plan) -> str:
     met = judged.count(verdict(True))
     summary = f"{met} of {len(judged)} targets met. odd_even, and Sinkhorn without truncation, have none."
     return f"{markdown_table(header, rows)}\n\n{summary}"
+
+
+def parts(plan: Plan) -> str:
+    """The parts of a step, and the floor."""
+    progress("the parts of a step")
+    return breakdown.breakdown([breakdown.Shape(case.batch, case.n, case.m) for case in plan.cases], plan.table_budget)
 
 
 def difftopk_losses(case: Case) -> dict[str, Loss]:
@@ -400,6 +407,7 @@ def main() -> None:
     sections: list[tuple[str, Callable[[], str]]] = [
         (f"{TABLE}, allocator as it comes", lambda: table(plan)),
         (f"{TABLE}, freed memory kept", lambda: table_with_memory_kept(plan)),
+        ("Where the time goes (one thread, multiples of cross-entropy)", lambda: parts(plan)),
         ("Beside difftopk (pure loss, one thread)", lambda: beside_difftopk(plan)),
         ("Two threads against one (default loss, splitter)", lambda: threads(plan)),
         ("Peak memory of a step (B batch, n classes, m candidates, 4 bytes each)", lambda: memory(plan)),

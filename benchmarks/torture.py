@@ -610,7 +610,7 @@ def main() -> int:
     print_tally(tally, peer)
     failures = (
         len(tally.groups)
-        + dead_gradients(subjects)
+        + sum(dead_gradients(subjects, temperature) for temperature in (0.01, 1.0, 100.0))
         + small_inclusion(subjects, arguments.seed, 200 if arguments.quick else 2000)
     )
     print(f"\nseed {arguments.seed}, torch {torch.__version__}, {time.perf_counter() - started:.0f} s")

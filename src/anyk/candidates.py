@@ -53,14 +53,13 @@ def choose(
     if m == n and not sort:
         return torch.arange(n, device=scores.device).expand(scores.shape), target
     if m == n:
-        classes = scores.sort(dim=-1, descending=True, stable=True).indices
-        return classes, (classes == target[..., None]).int().argmax(-1)
+        classes = _integers(scores).sort(dim=-1, descending=True, stable=True).indices
+        return classes, (classes == target[..., None]).max(-1).indices
     classes = _best(scores, m)
-    here = classes == target[..., None]
+    found, position = (classes == target[..., None]).max(-1)
     # Where the target is missing, the last place is its.
-    here[..., -1] |= ~here.any(-1)
-    classes = torch.where(here, target[..., None], classes)
-    return classes, here.int().argmax(-1)
+    position = torch.where(found, position, m - 1)
+    return classes.scatter(-1, position[..., None], target[..., None]), position
 
 
 def _best(scores: Tensor, m: int, in_order: bool = True) -> Tensor:
@@ -72,8 +71,10 @@ def _best(scores: Tensor, m: int, in_order: bool = True) -> Tensor:
     """
     n, group = scores.shape[-1], 5
     groups = n // group
-    if scores.device.type != "cpu" or n < 10 * m or groups < 2 * m:
+    if scores.device.type != "cpu":
         return scores.topk(m, dim=-1, sorted=in_order).indices
+    if n < 10 * m or groups < 2 * m:
+        return _integers(scores).topk(m, dim=-1, sorted=in_order).indices
     grouped = groups * group
     maxima = scores[..., :grouped].reshape(*scores.shape[:-1], group, groups).amax(-2)
     chosen = _best(maxima, m, in_order=False)
@@ -82,8 +83,21 @@ def _best(scores: Tensor, m: int, in_order: bool = True) -> Tensor:
     if grouped < n:
         rest = torch.arange(grouped, n, device=scores.device).expand(*scores.shape[:-1], n - grouped)
         classes = torch.cat([classes, rest], -1)
-    best = scores.gather(-1, classes).topk(m, dim=-1, sorted=in_order).indices
+    best = _integers(scores.gather(-1, classes)).topk(m, dim=-1, sorted=in_order).indices
     return classes.gather(-1, best)
+
+
+def _integers(scores: Tensor) -> Tensor:
+    """Integers in the order of the scores, NaN with +inf: ``topk`` and ``sort`` take two thirds of the time for them.
+
+    The bits of a float are its sign and, read as an integer, a number that grows with its size: here with that sign.
+    """
+    if not scores.dtype.is_floating_point:
+        return scores
+    dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[scores.dtype.itemsize]
+    bits = scores.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).view(dtype)
+    negative = bits >> (8 * dtype.itemsize - 1)  # -1 or 0
+    return ((bits & torch.iinfo(dtype).max) ^ negative) - negative
 
 
 def select_for_probabilities(

@@ -98,13 +98,13 @@ def class_indices(target: object, batch_shape: torch.Size, n: int, ignore_index:
         raise TypeError(f"target: expected class indices of an integer dtype, got dtype {target.dtype}")
     if target.shape != batch_shape:
         raise ValueError(f"target: expected shape {tuple(batch_shape)} to fit scores, got {tuple(target.shape)}")
-    if readable(target):
-        wrong = (target < 0) | (target >= n)
+    target = target.long()
+    if readable(target) and (wrong := target != target.clamp(0, n - 1)).any():
         if ignore_index is not None:
             wrong &= target != ignore_index
         if wrong.any():
             raise ValueError(f"target: expected class indices from 0 to {n - 1}, got {target[wrong][0].item()}")
-    return target.long()
+    return target
 
 
 def real_classes(real: Tensor | None, k: int, rows: Tensor | None = None) -> None:

@@ -6,6 +6,7 @@ measures, is :func:`over_targets`; the baselines use it too.
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -143,7 +144,8 @@ def _example_losses(log_inclusion: Tensor, p: Tensor, cross_entropy: Tensor | No
 
 def _log_mean(p: Tensor, log_inclusion: Tensor) -> Tensor:
     """log sum_j p_j T_j, at most 0: the T of operators that are only row-stochastic can pass 1."""
-    log_p = torch.where(p > 0, torch.where(p > 0, p, 1).log(), -torch.inf)
+    # The slope of log(0), if anyone asks for it, is taken as 0.
+    log_p = torch.where(p > 0, torch.where(p > 0, p, 1).log(), -torch.inf) if p.requires_grad else p.log()
     return (log_p + log_inclusion).logsumexp(-1).clamp(max=0)
 
 
@@ -340,30 +342,36 @@ def over_targets(
             label_smoothing=label_smoothing,
         )
     rows = shape.rows(scores)
+    weights: Tensor | None
     if target.dtype.is_floating_point:
         probabilities = shape.rows(target).to(working_dtype(scores))
         if label_smoothing:
             probabilities = probabilities * (1 - label_smoothing) + label_smoothing * _uniform(rows)
         losses = _expected_losses(rows, probabilities, example_losses, view, weight, None)
-        counted = torch.ones_like(losses).sum()
+        weights = None
     else:
         target = target.reshape(-1)
-        valid = target != ignore_index
-        safe = torch.where(valid, target, 0)
-        weights = valid.to(working_dtype(scores)) if weight is None else torch.where(valid, weight[safe], 0)
+        counts = target != ignore_index
+        valid, safe = None, target
+        if checks.readable(counts) and bool(counts.all()):
+            weights = None if weight is None else weight[safe]
+        else:
+            valid, safe = counts, torch.where(counts, target, 0)
+            weights = counts.to(working_dtype(scores)) if weight is None else torch.where(counts, weight[safe], 0)
         if label_smoothing:
             one_hot = (safe[:, None] == torch.arange(shape.classes, device=safe.device)).to(working_dtype(scores))
             probabilities = one_hot * (1 - label_smoothing) + label_smoothing * _uniform(rows)
             losses = _expected_losses(rows, probabilities, example_losses, view, weight, valid)
         else:
-            losses = weights * _index_losses(rows, safe, valid, example_losses, view)
-        counted = weights.sum()
-    return _reduced(losses, counted, reduction, shape.batch)
+            losses = _index_losses(rows, safe, valid, example_losses, view)
+            losses = losses if weights is None else weights * losses
+    return _reduced(losses, weights, reduction, shape.batch)
 
 
-def _index_losses(rows: Tensor, target: Tensor, valid: Tensor, example_losses: Callable[[Rows], Tensor], view: View) -> Tensor:
-    all_valid = checks.readable(valid) and bool(valid.all())
-    if not all_valid:
+def _index_losses(
+    rows: Tensor, target: Tensor, valid: Tensor | None, example_losses: Callable[[Rows], Tensor], view: View
+) -> Tensor:
+    if valid is not None:
         # Whatever an ignored row holds, NaN included, must not reach a gradient.
         rows = torch.where(valid[:, None], rows, 0)
     classes, position = candidates.choose(rows, target, view.m, sort=view.sort)
@@ -377,12 +385,12 @@ def _index_losses(rows: Tensor, target: Tensor, valid: Tensor, example_losses: C
     checks.real_classes(real, view.least, valid)
     if real is not None:
         padded = ~candidates.at(real, position)
-        _check_targets_are_real(padded & valid)
+        _check_targets_are_real(padded if valid is None else padded & valid)
         position = torch.where(padded, 0, position)
     losses = example_losses(Rows(scores, position, real, target, cross_entropy))
     if real is not None:
         losses = torch.where(padded, torch.inf, losses)  # as cross-entropy has it
-    return losses if all_valid else torch.where(valid, losses, 0)
+    return losses if valid is None else torch.where(valid, losses, 0)
 
 
 def _check_targets_are_real(padded: Tensor) -> None:
@@ -397,17 +405,23 @@ def _scores_and_cross_entropy(rows: Tensor, classes: Tensor, target: Tensor) -> 
 
 
 class _ScoresAndCrossEntropy(torch.autograd.Function):
-    """:func:`_scores_and_cross_entropy` with one (rows, n) gradient for both results instead of two that are added up."""
+    """:func:`_scores_and_cross_entropy` with one (rows, n) gradient for both results instead of two that are added up.
+
+    The gradient takes one pass over the softmax. The logarithm comes from the best class, which is among the candidates and
+    has a softmax of at least 1/n: log softmax_y = s_y - s_best + log softmax_best.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, classes: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        log_softmax = rows.to(working_dtype(rows)).log_softmax(-1)
-        ctx.save_for_backward(rows, classes, target, log_softmax)
-        return rows.gather(-1, classes), -candidates.at(log_softmax, target)
+        scores = rows.gather(-1, classes)
+        softmax = rows.to(working_dtype(rows)).softmax(-1)
+        behind = scores.amax(-1).to(softmax.dtype) - candidates.at(rows, target)
+        ctx.save_for_backward(rows, classes, target, softmax)
+        return scores, behind - softmax.gather(-1, classes).amax(-1).log()
 
     @staticmethod
     def backward(ctx: Any, of_scores: Tensor, of_cross_entropy: Tensor) -> tuple[Tensor, None, None]:
-        rows, classes, target, log_softmax = ctx.saved_tensors
+        rows, classes, target, softmax = ctx.saved_tensors
         if torch.is_grad_enabled() or not (checks.eager(of_scores) and checks.eager(of_cross_entropy)):
             # A second derivative, or many gradients at once: differentiate the plain form.
             with torch.enable_grad():
@@ -415,7 +429,7 @@ class _ScoresAndCrossEntropy(torch.autograd.Function):
                 gradients = (of_scores, of_cross_entropy)
                 (gradient,) = torch.autograd.grad(results, rows, gradients, create_graph=True)
             return gradient, None, None
-        gradient = log_softmax.exp().mul_(of_cross_entropy[:, None])
+        gradient = softmax * of_cross_entropy[:, None]
         gradient.scatter_add_(-1, target[:, None], -of_cross_entropy[:, None])
         gradient.scatter_add_(-1, classes, of_scores.to(gradient.dtype))
         return gradient.to(rows.dtype), None, None
@@ -460,12 +474,16 @@ def _uniform(rows: Tensor) -> Tensor:
     return real.to(working_dtype(rows)) / real.sum(-1, keepdim=True)
 
 
-def _reduced(losses: Tensor, counted: Tensor, reduction: str, batch: torch.Size) -> Tensor:
+def _reduced(losses: Tensor, weights: Tensor | None, reduction: str, batch: torch.Size) -> Tensor:
+    """The weights are in the losses already; None means 1 for all."""
     if reduction == "none":
         return losses.reshape(batch)
     if reduction == "sum":
         return losses.sum()
+    if weights is None:
+        return losses.mean()
     # Nothing counted: NaN, as torch has it, but with a gradient of zero.
+    counted = weights.sum()
     something = counted != 0
     return torch.where(something, losses.sum() / torch.where(something, counted, 1), torch.nan)
 
@@ -481,10 +499,16 @@ def distribution(p_k: Distribution, name: str = "p_k") -> Tensor:
     if name == "p_k" and p_k.ndim > 2:
         raise ValueError(f"{name}: expected shape (k,) or (n, k), got {tuple(p_k.shape)}")
     if checks.readable(p_k) and p_k.numel():
-        if not bool((p_k >= 0).all()):
-            raise ValueError(f"{name}: expected probabilities of at least 0, got {p_k.min().item():.6g}")
-        sums = p_k.double().sum(-1)
-        worst = sums.flatten()[(sums - 1).abs().argmax()].item()
+        if p_k.ndim == 1:  # every call comes by here: a few numbers are quicker looked at one by one
+            values = p_k.tolist()
+            least, worst = min(values), sum(values)
+            if any(value != value for value in values):
+                least = math.nan
+        else:
+            sums = p_k.double().sum(-1)
+            least, worst = p_k.min().item(), sums.flatten()[(sums - 1).abs().argmax()].item()
+        if not least >= 0:
+            raise ValueError(f"{name}: expected probabilities of at least 0, got {least:.6g}")
         if not abs(worst - 1) <= (1e-4 if p_k.dtype.itemsize > 2 else 1e-2):
             raise ValueError(f"{name}: expected probabilities that sum to 1, got the sum {worst:.6g}")
     return p_k

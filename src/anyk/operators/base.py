@@ -164,8 +164,11 @@ class Operator(nn.Module, ABC):
 
 def real_mask(scores: Tensor) -> Tensor | None:
     """Which classes are not padding (-inf); None where it can be seen that none is padded."""
-    real = scores.detach() != -torch.inf
-    return None if checks.readable(real) and bool(real.all()) else real
+    scores = scores.detach()
+    if checks.readable(scores) and (scores.numel() == 0 or scores.amin().item() > -torch.inf):
+        return None
+    real = scores != -torch.inf
+    return None if checks.readable(real) and bool(real.all()) else real  # NaN has no minimum
 
 
 def spread(scores: Tensor, position: Tensor | None, real: Tensor | None) -> Tensor:

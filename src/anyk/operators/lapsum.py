@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from anyk import candidates
+from anyk import candidates, checks
 from anyk.operators.base import LOG_ZERO, Operator, in_order, rows_from_inclusion
 
 
@@ -59,15 +60,40 @@ def _log_laplace(x: Tensor) -> Tensor:
 
 def _thresholds(scores: Tensor, real: Tensor | None, k: int) -> Tensor:
     """b_1 … b_k for scores in descending order, shape (..., k)."""
-    detached = scores.detach()
     with torch.no_grad():
-        solved = _solve_thresholds(detached, real, k)
+        solved = _solve_thresholds(scores.detach(), real, k)
+    return (_Thresholds.apply if checks.eager(scores) else _attached)(scores, real, solved)
+
+
+def _attached(scores: Tensor, real: Tensor | None, solved: Tensor) -> Tensor:
+    """The thresholds as a function of the scores, with all its derivatives up to the second."""
+    detached = scores.detach()
     # By the implicit function theorem db_j = sum_c w_c ds_c with w = softmax(-|s - b_j|). Half of the weights is attached
     # to the graph: with both halves the first derivative is w, and the second is that of b (the matrix dw/ds is symmetric).
     step = (scores - detached)[..., None, :]
-    first = solved + (_weights(detached, real, solved) * step).sum(-1)
-    weights = (_weights(scores, real, first) + _weights(detached, real, solved)) / 2
-    return solved + (weights * step).sum(-1)
+    weights = _weights(detached, real, solved)
+    first = solved + (weights * step).sum(-1)
+    return solved + ((_weights(scores, real, first) + weights) / 2 * step).sum(-1)
+
+
+class _Thresholds(torch.autograd.Function):
+    """:func:`_attached`, for nothing unless there is a backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, real: Tensor | None, solved: Tensor) -> Tensor:
+        ctx.save_for_backward(scores, real, solved)
+        return solved.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        scores, real, solved = ctx.saved_tensors
+        if torch.is_grad_enabled() or not checks.eager(gradient):
+            # A second derivative, or many gradients at once: differentiate the plain form.
+            with torch.enable_grad():
+                thresholds = _attached(scores, real, solved)
+                (result,) = torch.autograd.grad(thresholds, scores, gradient, create_graph=True)
+            return result, None, None
+        return (_weights(scores, real, solved) * gradient[..., None]).sum(-2), None, None
 
 
 def _weights(scores: Tensor, real: Tensor | None, thresholds: Tensor) -> Tensor:
@@ -81,18 +107,23 @@ def _solve_thresholds(scores: Tensor, real: Tensor | None, k: int) -> Tensor:
     """With i scores above b, A = sum of e^(-s) over them and B = sum of e^s over the rest, sum_c T(c) = j reads
     i - A e^b / 2 + B e^(-b) / 2 = j: a quadratic equation in e^b."""
     n = scores.shape[-1]
-    upper, lower = -scores, scores
+    # At the (2k)-th score half of 2k classes have passed at least: the thresholds lie above it. Up to there the sums are
+    # taken one by one. (logcumsumexp, the other way to keep them within range, is a hundred times slower than a sum.)
+    first = min(2 * k + 1, n)
+    top = scores[..., :first]
+    closeness = (top[..., :, None] - scores[..., None, :]).abs_().neg_().exp_()
     if real is not None:
-        upper, lower = upper.masked_fill(~real, LOG_ZERO), lower.masked_fill(~real, LOG_ZERO)
-    nothing = torch.full_like(scores[..., :1], LOG_ZERO)
-    log_a = torch.cat([nothing, upper.logcumsumexp(-1)], -1)  # of the first 0 … n scores
-    log_b = torch.cat([lower.flip(-1).logcumsumexp(-1).flip(-1), nothing], -1)  # of all but these
+        closeness = closeness.masked_fill(~real[..., None, :], 0)
+    better = closeness[..., :first].tril().sum(-1)  # e^s A, with i scores up to s
+    worse = closeness.triu().sum(-1)  # e^(-s) B, with i scores before s
+    nothing = torch.full_like(top[..., :1], LOG_ZERO)
+    log_a = torch.cat([nothing, better.log() - top], -1)  # by i
+    log_b = torch.cat([(worse.log() + top).clamp(min=LOG_ZERO), nothing], -1)
 
     # sum_c T(c) with the threshold at each score in turn: it grows along the row, and tells how many scores lie above b_j
-    place = torch.arange(1, n + 1, device=scores.device)
-    passed = place - (log_a[..., 1:] + scores).exp() / 2 + (log_b[..., 1:] - scores).exp() / 2
+    passed = torch.arange(1, first + 1, device=scores.device) + (worse - 1 - better) / 2
     if real is not None:
-        passed = passed.masked_fill(~real, torch.inf)
+        passed = passed.masked_fill(~real[..., :first], torch.inf)
     # j = n has no threshold (T_n = 1): that of n - 1 stands in for it
     ranks = torch.arange(1, k + 1, device=scores.device).expand(*scores.shape[:-1], k)
     ranks = ranks.clamp(max=n - 1) if real is None else ranks.minimum(real.sum(-1, keepdim=True) - 1)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyk import candidates, checks, networks
+from anyk import checks, networks
 from anyk.operators.base import Operator, by_class, in_order
 from anyk.swaps import SWAPS, Swap
 
@@ -128,53 +128,55 @@ class SortingNetwork(Operator):
 
     def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
         m = scores.shape[-1]
-        wire = torch.arange(m, device=scores.device)
         if self.wires == "given":
             classes = _as_given(scores, real)
-            start = (classes == position[..., None]).int().argmax(-1)
+            starts = classes == position[..., None]
         elif self.wires == "sorted":
-            classes = wire.expand_as(scores)
-            start = position
+            classes = torch.arange(m, device=scores.device).expand_as(scores)
+            starts = classes == position[..., None]
         else:
-            number = wire.new_full((), m) if real is None else real.sum(-1)
-            start = KINDS[self.kind].target_wire(number)
-            # Wire w holds the w-th of the others, counted without the start wire and without the target's place.
-            other = wire - (wire > start[..., None]).long()
-            classes = other + (other >= position[..., None])
-            classes = torch.where(wire == start[..., None], position[..., None], classes)
-        column = (wire == start[..., None]).to(scores.dtype).expand_as(scores)
-        arranged = scores.gather(-1, classes).reshape(-1, m)
+            build = _cached_order if checks.eager(scores) and real is None else _order
+            number = m if real is None else real.sum(-1)
+            starts, other = build(self.kind, m, number, scores.device)
+            classes = torch.where(starts, position[..., None], other + (other >= position[..., None]))
+        column = starts.to(scores.dtype).expand_as(scores)
+        # One gather for all that is needed of the scores: each would have a gradient of all of them.
+        rivals = self._rivals(scores, position, real, k)
+        taken = scores.gather(-1, torch.cat([classes, position[..., None], rivals], -1))
+        arranged, target, ahead = taken.split_with_sizes((m, 1, rivals.shape[-1]), -1)
+        lead = target - ahead
+        if real is not None:
+            lead = lead.masked_fill(~real.gather(-1, rivals), 0)  # behind padding nobody can fall
+        arranged = arranged.reshape(-1, m)
         # Traced or transformed, the plain form is the better one: it has every derivative, and it fuses.
         run = _SoftColumn.apply if checks.eager(arranged) else _soft_column
         inclusion = run(
             arranged, column.reshape(-1, m), self._schedule(scores, k), SWAPS[self.swap], self._frozen(real, m)
         ).reshape(*scores.shape[:-1], k)
-        return self._log_with_tail(inclusion, scores, position, real)
+        return self._log_with_tail(inclusion, lead)
 
-    def _log_with_tail(self, inclusion: Tensor, scores: Tensor, position: Tensor, real: Tensor | None) -> Tensor:
+    def _rivals(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
+        """Where the k best of the others stand (all of them, if there are fewer), padding last."""
+        m = scores.shape[-1]
+        in_order = self.sorts and real is None
+        place = torch.arange(min(k, m - 1) if in_order else m - 1, device=scores.device)
+        others = place + (place >= position[..., None])
+        if in_order:
+            return others
+        keys = scores.detach() if real is None else scores.detach().masked_fill(~real, -torch.inf)
+        return others.gather(-1, keys.gather(-1, others).topk(min(k, m - 1), dim=-1).indices)
+
+    def _log_with_tail(self, inclusion: Tensor, lead: Tensor) -> Tensor:
         """log T, continued where T underflows.
 
         Far behind, T is a product of many small shares and vanishes in floating point, and its gradient with it. To T is
         added e^-30 times a tail that decays more slowly than T, in the distance to the j-th of the others: too little to be
         seen above T = 1e-6, and below T = 1e-13 or so a slope that keeps the target moving.
         """
-        k, m = inclusion.shape[-1], scores.shape[-1]
-        if m == 1:
-            return inclusion.log()
-        if self.sorts and real is None:
-            place = torch.arange(min(k, m - 1), device=scores.device)
-            rivals = scores.gather(-1, place + (place >= position[..., None]))
-        else:
-            rivals = candidates.others(scores, position)
-            if real is not None:
-                rivals = rivals.masked_fill(~candidates.others(real, position), -torch.inf)
-            rivals = rivals.topk(min(k, m - 1), dim=-1).values
-        lead = candidates.at(scores, position)[..., None] - rivals
-        if real is not None:
-            lead = torch.where(lead == torch.inf, 0.0, lead)  # behind padding nobody can fall
+        missing = inclusion.shape[-1] - lead.shape[-1]  # with k = m, the last T is 1
         tail = SWAPS[self.swap].log_tail(lead) + LOG_TAIL_WEIGHT
-        if k == m:
-            tail = torch.nn.functional.pad(tail, (0, 1), value=LOG_TAIL_WEIGHT)
+        if missing:
+            tail = torch.nn.functional.pad(tail, (0, missing), value=LOG_TAIL_WEIGHT)
         add = _LogSum.apply if checks.eager(inclusion) else _log_sum
         return add(inclusion, tail)
 
@@ -183,7 +185,7 @@ class SortingNetwork(Operator):
         if checks.eager(scores):
             return _cached_schedule(self.kind, n, k, scores.device)
         n = len(list(range(n)))  # a network needs a definite number of wires, also in a trace with symbolic sizes
-        return _schedule(_plan(self.kind, n, k), scores.device)  # what a trace makes must not outlive it
+        return _schedule(_plan(self.kind, n, k), n, scores.device)  # what a trace makes must not outlive it
 
     def _frozen(self, real: Tensor | None, n: int) -> Callable[[int, Tensor], Tensor] | None:
         """Which comparators (layer, lower wire) -> (comparators, rows) leave padded rows as they are; None: none does."""
@@ -200,6 +202,21 @@ class SortingNetwork(Operator):
         return frozen
 
 
+def _order(kind: str, m: int, number: int | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``wires="target"`` for rows of ``number`` classes: where the target starts, and which of the others, counted without
+    the target, starts on each of the other wires."""
+    wire = torch.arange(m, device=device)
+    number = number if isinstance(number, Tensor) else wire.new_full((), number)
+    start = KINDS[kind].target_wire(number)[..., None]
+    return wire == start, wire - (wire > start).long()
+
+
+@lru_cache(maxsize=128)
+def _cached_order(kind: str, m: int, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):
+        return _order(kind, m, number, device)
+
+
 class Step(NamedTuple):
     """One layer of the schedule.
 
@@ -208,27 +225,28 @@ class Step(NamedTuple):
     """
 
     layer: int
-    gather: Tensor
-    back: Tensor
-    """the inverse of gather, where nothing has gone"""
-    width_before: int
     comparators: int
     lower_wires: Tensor
+    gather: Tensor
+    gather_with_partners: Tensor
+    """the same from a state with partners to a state with partners, see :class:`_SoftColumn`"""
+    back_with_partners: Tensor
+    """and for the gradients, from the state after the next step (or the outputs); a row of zeros ends each of these states,
+    for the wires that the next step does not need"""
 
 
 class Schedule(NamedTuple):
     steps: tuple[Step, ...]
     outputs: Tensor
     """where the network's outputs stand after the last step, best first"""
-    first: Tensor
-    """the wires that are needed at all, in the order in which the state starts"""
-    last_width: int
+    outputs_with_partners: Tensor
+    back: Tensor
+    """where the gradients of all wires stand in the end"""
 
 
 class _Plan(NamedTuple):
     """A schedule in plain numbers."""
 
-    first: tuple[int, ...]
     steps: tuple[tuple[int, tuple[int, ...], int, tuple[int, ...]], ...]
     """for each step: its layer, gather, number of comparators, lower wires"""
     outputs: tuple[int, ...]
@@ -248,12 +266,11 @@ def _plan(kind: str, n: int, k: int) -> _Plan:
         idle = sorted(needed.difference(upper, lower))
         orders.append((layer, upper + lower + idle, len(pairs)))
         needed.update(upper, lower)
-    first = state = sorted(needed)
-    steps = []
+    steps, state = [], list(range(n))
     for layer, order, comparators in reversed(orders):
         steps.append((layer, _places(order, state), comparators, tuple(order[comparators : 2 * comparators])))
         state = order
-    return _Plan(tuple(first), tuple(steps), _places(network.outputs, state))
+    return _Plan(tuple(steps), _places(network.outputs, state))
 
 
 # Building a network is nothing to trace. This is what torch.compiler.assume_constant_result does, which would import all of
@@ -261,30 +278,42 @@ def _plan(kind: str, n: int, k: int) -> _Plan:
 _plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _schedule(plan: _Plan, device: torch.device) -> Schedule:
-    width = len(plan.first)
-    steps = []
-    for layer, gather, comparators, lower_wires in plan.steps:
-        back = sorted(range(len(gather)), key=gather.__getitem__)
-        steps.append(
-            Step(
-                layer=layer,
-                gather=torch.tensor(gather, device=device),
-                back=torch.tensor(back, device=device),
-                width_before=width,
-                comparators=comparators,
-                lower_wires=torch.tensor(lower_wires, device=device),
-            )
-        )
+def _schedule(plan: _Plan, n: int, device: torch.device) -> Schedule:
+    def tensor(numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.long, device=device)
+
+    def with_partners(places: Sequence[int], pairs: int) -> list[int]:
+        return [*places[: 2 * pairs], *places[pairs : 2 * pairs], *places[:pairs], *places[2 * pairs :]]
+
+    numbers = list(range(n))
+    gathers = []
+    for _, gather, pairs, _ in plan.steps:
+        gathers.append(with_partners([numbers[place] for place in gather], pairs))
+        numbers = [*range(2 * pairs), *range(4 * pairs, len(gather) + 2 * pairs)]
+    last_outputs = [numbers[place] for place in plan.outputs]
+
+    backs, after, zeros = [], dict(zip(plan.outputs, range(n), strict=False)), len(plan.outputs)
+    for _, gather, pairs, _ in reversed(plan.steps):
         width = len(gather)
-    outputs, first = torch.tensor(plan.outputs, device=device), torch.tensor(plan.first, device=device)
-    return Schedule(tuple(steps), outputs, first, width)
+        backs.append(with_partners([after.get(place, zeros) for place in [*range(width), -1]], pairs))
+        after = dict(zip(gather, [*range(2 * pairs), *range(4 * pairs, width + 2 * pairs)], strict=True))
+        zeros = width + 2 * pairs
+    steps = [
+        Step(layer, pairs, tensor(lower_wires), tensor(gather), tensor(forth), tensor(back))
+        for (layer, gather, pairs, lower_wires), forth, back in zip(plan.steps, gathers, reversed(backs), strict=True)
+    ]
+    return Schedule(
+        steps=tuple(steps),
+        outputs=tensor(plan.outputs),
+        outputs_with_partners=tensor(last_outputs),
+        back=tensor([after.get(wire, zeros) for wire in range(n)]),
+    )
 
 
 @lru_cache(maxsize=128)
 def _cached_schedule(kind: str, n: int, k: int, device: torch.device) -> Schedule:
     with torch.inference_mode(False):  # a first call without gradients must not spoil the later ones
-        return _schedule(_plan(kind, n, k), device)
+        return _schedule(_plan(kind, n, k), n, device)
 
 
 def _places(wires: Sequence[int], state: list[int]) -> tuple[int, ...]:
@@ -295,13 +324,19 @@ def _places(wires: Sequence[int], state: list[int]) -> tuple[int, ...]:
 Frozen = Callable[[int, Tensor], Tensor] | None
 
 
-def _weights(swap: Swap, difference: Tensor, step: Step, frozen: Frozen) -> tuple[Tensor, Tensor]:
-    """The shares of the larger output that come from the upper and from the lower wire."""
+def _mix_scores(scores: Tensor, step: Step, swap: Swap, frozen: Frozen) -> tuple[Tensor, Tensor, Tensor]:
+    """One layer for the scores (wires, rows); and the shares of the larger output that come from the upper and from the lower
+    wire, as all that starts on these wires is mixed."""
+    upper, lower, idle = _parts(scores.index_select(0, step.gather), step, dim=0)
+    difference = upper - lower
     keep, cross = swap.value(difference), swap.value(-difference)
     if frozen is not None:
         still = frozen(step.layer, step.lower_wires)
         keep, cross = keep.masked_fill(still, 1), cross.masked_fill(still, 0)
-    return keep, cross
+    # keep + cross = 1 only up to rounding: in keep * upper + cross * lower all scores would drift by that, and what counts is
+    # their differences, which may be much smaller.
+    moved = cross * difference
+    return torch.cat([upper - moved, lower + moved, idle]), keep, cross
 
 
 def _parts(state: Tensor, step: Step, dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -316,42 +351,46 @@ def _parts(state: Tensor, step: Step, dim: int) -> tuple[Tensor, Tensor, Tensor]
 
 def _soft_column(arranged: Tensor, column: Tensor, schedule: Schedule, swap: Swap, frozen: Frozen) -> Tensor:
     """Pushes scores and the target's share, both (rows, wires), forward through the network: T (rows, k)."""
-    state = torch.stack([arranged, column]).permute(2, 0, 1).index_select(0, schedule.first)
+    scores, share = arranged.t(), column.t()
     for step in schedule.steps:
-        state = state.index_select(0, step.gather)
-        upper, lower, idle = _parts(state, step, dim=0)
-        keep, cross = _weights(swap, upper[:, 0] - lower[:, 0], step, frozen)
-        keep, cross = keep[:, None], cross[:, None]
-        # A sum of non-negative terms: lower + keep (upper - lower) would lose the digits of small shares.
-        state = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle])
-    return state[:, 1].index_select(0, schedule.outputs).cumsum(0).t()
+        scores, keep, cross = _mix_scores(scores, step, swap, frozen)
+        upper, lower, idle = _parts(share.index_select(0, step.gather), step, dim=0)
+        # A sum of non-negative terms: upper - cross (upper - lower) would lose the digits of small shares.
+        share = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle])
+    return share.index_select(0, schedule.outputs).cumsum(0).t()
 
 
 class _SoftColumn(torch.autograd.Function):
     """:func:`_soft_column` with the backward pass written out: the same values, a third of the time.
 
-    With d = upper - lower and the incoming gradients g of the two outputs, a layer's backward pass is the transposed mixture
-    of g, plus, on the scores, +-w with w = swap'(d_scores) times the sum over scores and share of (g_larger - g_smaller) d.
+    A layer is a handful of operations on few numbers, so that it is their count that costs. The state is (2, wires, rows):
+    scores and share, each with whole layers in one piece. After the comparators' upper and lower wires come copies of their
+    partners, lower and upper: then d = wire - partner has both signs, swap(d) is the share that stays and the share that
+    crosses, and both wires of a comparator are mixed at once. With the incoming gradients g, the backward pass is the same
+    mixture of g, plus, on the scores, swap'(d_scores) times the sum over scores and share of (g_wire - g_partner) d_upper.
     """
 
     @staticmethod
     def forward(ctx: Any, arranged: Tensor, column: Tensor, schedule: Schedule, swap: Swap, frozen: Frozen) -> Tensor:
         saved = []
-        # (wires, 2, rows): a layer then reads and writes whole contiguous rows
-        state = torch.stack([arranged, column]).permute(2, 0, 1).index_select(0, schedule.first)
+        state = torch.stack([arranged.t(), column.t()])
         for step in schedule.steps:
-            state = state.index_select(0, step.gather)
-            upper, lower, _ = _parts(state, step, dim=0)
-            difference = upper - lower
-            keep, cross = _weights(swap, difference[:, 0], step, frozen)
-            saved += [difference, keep, cross]
-            keep, cross = keep[:, None], cross[:, None]
-            crossing = upper * cross
-            upper.mul_(keep).addcmul_(lower, cross)
-            lower.mul_(keep).add_(crossing)
+            state = state.index_select(1, step.gather_with_partners)
+            wires, partners = _wires_and_partners(state, step.comparators)
+            difference = wires - partners
+            score_difference = difference[0]
+            weights = swap.value(score_difference)
+            if frozen is not None:
+                still = frozen(step.layer, step.lower_wires)
+                weights = torch.stack([weights[0].masked_fill(still, 1), weights[1].masked_fill(still, 0)])
+            keep, cross = weights.unbind()
+            scores, share = wires.unbind()
+            scores.addcmul_(score_difference, cross, value=-1)
+            share.mul_(keep).addcmul_(partners[1], cross)
+            saved += [difference, weights]
         ctx.save_for_backward(arranged, column, *saved)
         ctx.schedule, ctx.swap, ctx.frozen = schedule, swap, frozen
-        return state[:, 1].index_select(0, schedule.outputs).cumsum(0).t()
+        return state[1].index_select(0, schedule.outputs_with_partners).cumsum(0).t()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
@@ -363,54 +402,49 @@ class _SoftColumn(torch.autograd.Function):
                 inclusion = _soft_column(arranged, column, schedule, ctx.swap, ctx.frozen)
                 (result,) = torch.autograd.grad(inclusion, arranged, gradient, create_graph=True)
             return result, None, None, None, None
-        gradient = gradient.t()
-        running = gradient.flip(0).cumsum(0).flip(0)
-        state = gradient.new_zeros(schedule.last_width, 2, gradient.shape[-1])
-        state[:, 1].index_copy_(0, schedule.outputs, running)
+        rows, k = gradient.shape
+        state = gradient.new_zeros(2, k + 1, rows)
+        state[1, :k] = gradient.t().flip(0).cumsum(0).flip(0)
         for number in range(len(schedule.steps) - 1, -1, -1):
             step = schedule.steps[number]
-            difference, keep, cross = saved[3 * number : 3 * number + 3]
-            larger, smaller, _ = _parts(state, step, dim=0)
-            slope = ctx.swap.derivative(difference[:, 0])
+            difference, weights = saved[2 * number : 2 * number + 2]
+            state = state.index_select(1, step.back_with_partners)
+            wires, partners = _wires_and_partners(state, step.comparators)
+            apart = wires - partners
+            keep, cross = weights.unbind()
+            wires.mul_(keep).addcmul_(partners, cross)
+            upper = difference[:, :1]
+            slope = ctx.swap.slope(upper[0, 0], keep, cross)
             if ctx.frozen is not None:
                 slope = slope.masked_fill(ctx.frozen(step.layer, step.lower_wires), 0)
-            push = ((larger - smaller) * difference).sum(1).mul_(slope)
-            keep, cross = keep[:, None], cross[:, None]
-            crossing = larger * cross
-            larger.mul_(keep).addcmul_(smaller, cross)
-            smaller.mul_(keep).add_(crossing)
-            larger[:, 0] += push
-            smaller[:, 0] -= push
-            if step.width_before == len(step.gather):
-                state = state.index_select(0, step.back)
-            else:
-                state = gradient.new_zeros(step.width_before, 2, gradient.shape[-1]).index_copy_(0, step.gather, state)
-        result = state[:, 0]
-        if len(schedule.first) < arranged.shape[1]:
-            result = result.new_zeros(arranged.shape[::-1]).index_copy_(0, schedule.first, result)
-        return result.t(), None, None, None, None
+            by_score, by_share = apart.mul_(upper * slope).unbind()
+            wires[0].add_(by_score).add_(by_share)
+        return state[0].index_select(0, schedule.back).t(), None, None, None, None
+
+
+def _wires_and_partners(state: Tensor, pairs: int) -> tuple[Tensor, ...]:
+    """The comparators' wires, and their partners: (scores and share, upper and lower, comparators, rows)."""
+    return state.narrow(1, 0, 4 * pairs).view(2, 2, 2, pairs, state.shape[-1]).unbind(1)
 
 
 def _soft_rows(schedule: Schedule, swap: Swap, scores: Tensor, frozen: Frozen) -> Tensor:
     """P from back to front: scores (wires, rows) -> shares (k, wires, rows)."""
-    wires, rows = scores.shape
-    state = scores.index_select(0, schedule.first)
+    rows = scores.shape[1]
+    state = scores
     weights = []
     for step in schedule.steps:
-        state = state.index_select(0, step.gather)
-        upper, lower, idle = _parts(state, step, dim=0)
-        keep, cross = _weights(swap, upper - lower, step, frozen)
-        weights.append((keep, cross))
-        state = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle])
+        width = len(state)
+        state, keep, cross = _mix_scores(state, step, swap, frozen)
+        weights.append((width, keep, cross))
     k = len(schedule.outputs)
     shares = scores.new_zeros(k, len(state), 1)
     shares = shares.index_put((torch.arange(k, device=scores.device), schedule.outputs), scores.new_ones(()))
     shares = shares.expand(-1, -1, rows)
-    for step, (keep, cross) in reversed(list(zip(schedule.steps, weights, strict=True))):
+    for step, (width, keep, cross) in reversed(list(zip(schedule.steps, weights, strict=True))):
         larger, smaller, idle = _parts(shares, step, dim=1)
         mixed = torch.cat([keep * larger + cross * smaller, cross * larger + keep * smaller, idle], dim=1)
-        shares = mixed.new_zeros(k, step.width_before, rows).index_copy(1, step.gather, mixed)
-    return shares.new_zeros(k, wires, rows).index_copy(1, schedule.first, shares)
+        shares = mixed.new_zeros(k, width, rows).index_copy(1, step.gather, mixed)
+    return shares
 
 
 def _log_sum(inclusion: Tensor, tail: Tensor) -> Tensor:
