@@ -83,7 +83,8 @@ def main() -> None:
                 in_model[loss].append(inside / seconds)
         bare = min(times["bare loop"])
         lines += [
-            f"{EXAMPLES:,} x {WIDTH} embeddings, {CLASSES} classes, batch {BATCH}, {EPOCHS} epochs, one thread, best of {rounds}.",
+            f"{EXAMPLES:,} x {WIDTH} embeddings, {CLASSES} classes, batch {BATCH}, {EPOCHS} epochs, one thread.",
+            f"The best of {rounds}.",
             "",
             "| | seconds | against the bare loop | in the model and the loss |",
             "|---|--:|--:|--:|",

@@ -1,6 +1,5 @@
 """What this machine has: versions, devices, data sets, extras. For `anyk info` and the `environment.json` of a run."""
 
-import importlib
 import importlib.metadata
 import json
 import os
@@ -14,6 +13,7 @@ import torch
 from packaging.requirements import Requirement
 
 import anyk
+from anyk.lab.data.cache import cache_folder
 
 KEY_PACKAGES = ("torch", "numpy", "matplotlib", "safetensors", "scipy")
 """their versions can change what a run computes or shows"""
@@ -130,15 +130,6 @@ def embedding_sets(folder: Path) -> Iterator[dict[str, Any]]:
             continue
         count = len(classes) if isinstance(classes, list) else None
         yield {"folder": str(place), "name": str(about.get("name", place.name)), "classes": count, "bytes": size}
-
-
-def cache_folder() -> Path:
-    """Where downloads and prepared data are kept: $ANYK_CACHE, or anyk's folder among the user's caches."""
-    chosen = os.environ.get("ANYK_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    pooch: Any = importlib.import_module("pooch")
-    return Path(pooch.os_cache("anyk"))
 
 
 def _contents(folder: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ epochs on ImageNet-1K (100, 20). What neither says is marked as ours in ``Experi
 Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022; https://github.com/Felix-Petersen/difftopk.
 """
 
-import importlib
 import json
 import re
 import statistics
@@ -611,7 +610,7 @@ def _list(p_k: Sequence[float]) -> str:
 
 def _significance(experiment: Experiment, results: Mapping[str, Mapping[str, Any]]) -> tuple[Table, ...]:
     """Table 5's t-tests: DiffSortNets and SinkhornSort against the baseline's runs (Welch) and its reported accuracy."""
-    stats: Any = importlib.import_module("scipy.stats")  # half a second, and only here
+    from scipy import stats  # half a second, and only here
 
     rows: list[tuple[Value, ...]] = []
     for cell in experiment.cells:
@@ -669,7 +668,8 @@ _SMOKE_CLASSES, _SMOKE_DIM = 60, 32  # more classes than the largest m
 def _write_small(folder: Path, name: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     if name == "cifar100":
-        cifar: Any = importlib.import_module("anyk.lab.data.cifar")
+        from anyk.lab.data import cifar
+
         cifar.write_small(folder, "python", 2)
         return f"cifar100:{folder}"
     from safetensors.torch import save_file

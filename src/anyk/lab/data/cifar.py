@@ -1,15 +1,11 @@
-"""CIFAR-100 from the official archives, read without running anything that is in them.
-
-A pickle is a program. The unpickler here knows four names and builds plain records for them; numpy itself is only called
-on the bytes afterwards.
-"""
+"""CIFAR-100 from the official archives, read without running anything that is in them."""
 
 import hashlib
 import io
 import pickle
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -21,6 +17,7 @@ from filelock import FileLock
 from torch.nn import functional
 
 from anyk.lab.data import cache as caches
+from anyk.lab.data import pickles
 from anyk.lab.data.sets import Dataset, Split, channel_statistics
 from anyk.lab.errors import LabError
 
@@ -62,8 +59,7 @@ def read(path: Path) -> Dataset:
     contents = _contents(path)
     if all(name in contents for name in _PYTHON_FILES):
         with _blaming(path, "meta"):
-            names = _unpickle(contents["meta"])[b"fine_label_names"]
-            classes = tuple(name.decode() for name in names)
+            classes = tuple(map(_text, _unpickle(contents["meta"])["fine_label_names"]))
         train, test = (_read_python(path, name, contents[name], len(classes)) for name in ("train", "test"))
     elif all(name in contents for name in _BINARY_FILES):
         with _blaming(path, "fine_label_names.txt"):
@@ -95,12 +91,12 @@ def write_small(folder: Path, format: Literal["python", "binary"], examples_per_
             coarse, fine = (labels // 5).to(torch.uint8).numpy()[:, None], labels.to(torch.uint8).numpy()[:, None]
             (folder / f"{part}.bin").write_bytes(np.concatenate([coarse, fine, pixels], 1).tobytes())
         else:
-            batch = {b"fine_labels": labels.tolist(), b"coarse_labels": (labels // 5).tolist(), b"data": pixels}
+            batch = {"fine_labels": labels.tolist(), "coarse_labels": (labels // 5).tolist(), "data": pixels}
             (folder / part).write_bytes(pickle.dumps(batch, protocol=4))
     if format == "binary":
         (folder / "fine_label_names.txt").write_text("\n".join(names) + "\n")
     else:
-        (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": [name.encode() for name in names]}, protocol=4))
+        (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": names}, protocol=4))
     return folder
 
 
@@ -134,6 +130,8 @@ def _blaming(path: Path, name: str) -> Iterator[None]:
     """Any error in the body is the fault of this file."""
     try:
         yield
+    except pickles.NotDataError as error:
+        raise LabError(f"{name} in {path} asks for {error}, which does not belong there and was not run.") from error
     # A damaged pickle can raise nearly anything.
     except Exception as error:
         reason = str(error) or type(error).__name__
@@ -143,14 +141,20 @@ def _blaming(path: Path, name: str) -> Iterator[None]:
 def _read_python(path: Path, name: str, data: bytes, classes: int) -> Split:
     with _blaming(path, name):
         batch = _unpickle(data)
-        array, labels = batch[b"data"], batch[b"fine_labels"]
-        if not isinstance(array, _Array):
-            raise ValueError("its data are not an array")
-        _, shape, kind, by_columns, pixels = array.state
-        if kind.code not in ("u1", b"u1"):
-            raise ValueError(f"its pixels are {kind.code!r}, not bytes")
-        table = np.frombuffer(pixels, np.uint8).reshape(shape, order="F" if by_columns else "C")
-        return _split(np.array(table), np.array(labels, dtype=np.int64), classes)
+        pixels, labels = batch["data"], batch["fine_labels"]
+        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
+            kind = getattr(pixels, "dtype", type(pixels).__name__)
+            raise ValueError(f"its data are not an array of bytes but {kind}")
+        return _split(np.array(pixels), np.array(labels, dtype=np.int64), classes)
+
+
+def _unpickle(data: bytes) -> dict[str, Any]:
+    return {_text(key): value for key, value in pickles.load(io.BytesIO(data)).items()}
+
+
+def _text(word: str | bytes) -> str:
+    """The official files are of Python 2, whose text can be read as either."""
+    return word.decode() if isinstance(word, bytes) else word
 
 
 def _read_binary(path: Path, name: str, data: bytes, classes: int) -> Split:
@@ -168,45 +172,6 @@ def _split(pixels: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]", class
     if labels.min() < 0 or labels.max() >= classes:
         raise ValueError(f"its labels run from {labels.min()} to {labels.max()}, but there are {classes} classes")
     return Split((torch.from_numpy(pixels).view(-1, *_SHAPE),), torch.from_numpy(labels))
-
-
-class _Array:
-    """What a pickle says about an array: (version, shape, type, by columns, bytes)."""
-
-    def __init__(self, *_: Any) -> None:
-        self.state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _Type:
-    """What a pickle says about an array's type."""
-
-    def __init__(self, code: Any = None, *_: Any) -> None:
-        self.code = code
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-_ALLOWED: Mapping[tuple[str, str], type] = {
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Type,
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which does not belong there and was not run")
-        return _ALLOWED[module, name]
-
-
-def _unpickle(data: bytes) -> Any:
-    return _Unpickler(io.BytesIO(data), encoding="bytes").load()
 
 
 def _download(url: str, checksum: str, folder: Path) -> Path:

@@ -24,6 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from anyk.lab.data.cache import cache_folder
 from anyk.lab.data.sets import Dataset, Split
 from anyk.lab.errors import LabError
 
@@ -212,12 +213,6 @@ def digest(part: Tensor, source: str) -> str:
             _raise_not_finite(block, first, source)
         hashed.update(_bytes(block))
     return hashed.hexdigest()
-
-
-def cache_folder() -> Path:
-    """Where facts about files are remembered: $ANYK_CACHE, or anyk in the user's cache folder."""
-    given = os.environ.get("ANYK_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anyk"
 
 
 def _read_description(path: Path) -> dict[str, Any]:
