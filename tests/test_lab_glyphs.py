@@ -98,7 +98,7 @@ def test_nothing_is_cut_off(name, characters):
         left, top, right, bottom = font.getbbox(character)
         shrunk = max(1.0, (right - left) / 40, (bottom - top) / 40)
         ink = sum(font.getmask(character)) / shrunk**2
-        assert glyphs._draw(character, font).sum().item() == pytest.approx(ink, rel=0.05)
+        assert glyphs._draw(character, font).sum().item() == pytest.approx(ink, rel=0.05 if shrunk > 1 else 0)
 
 
 def test_pictures_of_a_class_resemble_one_another(dataset):
