@@ -1,4 +1,4 @@
-# make demo    sets everything up and trains a small many-class problem with softmax and with a top-k loss
+# make demo    sets everything up and compares softmax with a top-k loss on characters in many fonts
 # make test    sets everything up, checks lint, format and types, and runs the tests
 # make check   lint, format and types alone
 # make bench   measures speed and memory beside cross-entropy, and writes benchmarks/results.md
@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .PHONY: demo test check bench torture format clean
 
 demo: $(VENV)/demo
-	$(BIN)/python examples/quickstart.py
+	$(BIN)/anyk compare glyphs --losses softmax splitter --m 16 --epochs 5 --budget 3 --seeds 3 --out demo
 
 test: $(VENV)/test check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
@@ -23,6 +23,7 @@ check: $(VENV)/test
 
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/lab.py
 
 torture: $(VENV)/bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torture.py
@@ -38,7 +39,7 @@ $(VENV)/torch: constraints.txt
 	touch $@
 
 $(VENV)/demo: $(VENV)/torch pyproject.toml
-	$(INSTALL) --editable .[examples]
+	$(INSTALL) --editable .[lab]
 	touch $@
 
 $(VENV)/test: $(VENV)/torch pyproject.toml
@@ -46,8 +47,8 @@ $(VENV)/test: $(VENV)/torch pyproject.toml
 	touch $@ $(VENV)/demo
 
 $(VENV)/bench: $(VENV)/torch pyproject.toml
-	$(INSTALL) --editable .[bench]
+	$(INSTALL) --editable .[lab,bench]
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo anyk-runs

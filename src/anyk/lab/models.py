@@ -1,5 +1,8 @@
 """The classifiers of the lab."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,7 +25,8 @@ def build(recipe: Recipe, dataset: Dataset) -> nn.Module:
         return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(recipe.hidden, classes))
     if min(shape[1:]) < 8:
         raise LabError(f"model {name} needs images of at least 8 x 8 pixels, but {dataset.name} has {shape[1]} x {shape[2]}.")
-    return SmallCNN(shape[0], classes, recipe.dropout) if name == "cnn" else ResNet18(shape[0], classes)
+    model: Any = SmallCNN(shape, classes, recipe.dropout) if name == "cnn" else ResNet18(shape[0], classes)
+    return model.to(memory_format=torch.channels_last)  # faster convolutions, on the CPU too
 
 
 def _conv(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> nn.Sequential:
@@ -33,17 +37,25 @@ def _conv(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> nn.Seque
 class SmallCNN(nn.Module):
     """Three convolutions and two linear layers, for small images: trains in seconds on a CPU."""
 
-    def __init__(self, channels: int, classes: int, dropout: float = 0.0) -> None:
+    def __init__(self, shape: Sequence[int], classes: int, dropout: float = 0.0) -> None:
         super().__init__()
+        channels, height, width = shape
         blocks: list[nn.Module] = []
         for outputs in (32, 64, 128):
-            blocks += [_conv(channels, outputs), nn.ReLU(), nn.MaxPool2d(2)]
-            channels = outputs
-        self.features = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(2), nn.Flatten())
-        self.head = nn.Sequential(nn.Linear(4 * channels, 256), nn.ReLU(), nn.Dropout(dropout), nn.Linear(256, classes))
+            # Pooling first: normalising a quarter of the pixels is cheaper and, before a ReLU, as good.
+            blocks += [
+                nn.Conv2d(channels, outputs, 3, padding=1, bias=False),
+                nn.MaxPool2d(2),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(),
+            ]
+            channels, height, width = outputs, height // 2, width // 2
+        self.features = nn.Sequential(*blocks, nn.Flatten())
+        hidden = nn.Linear(channels * height * width, 256)
+        self.head = nn.Sequential(hidden, nn.ReLU(), nn.Dropout(dropout), nn.Linear(256, classes))
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.features(images))
+        return self.head(self.features(images.contiguous(memory_format=torch.channels_last)))
 
 
 class ResNet18(nn.Module):
@@ -63,6 +75,7 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
+        images = images.contiguous(memory_format=torch.channels_last)
         return self.head(self.stages(self.stem(images)).mean((2, 3)))
 
 

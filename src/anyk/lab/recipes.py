@@ -193,9 +193,9 @@ BY_KIND: dict[str, dict[str, Any]] = {
     "images": {
         "learning_rate": 2e-3,
         "schedule": "onecycle",
-        "batch_size": 128,
+        "batch_size": 50,
         "epochs": 20,
-        "augment": ("affine",),
+        "augment": (),
         "model": "cnn",
     },
 }
