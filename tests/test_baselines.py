@@ -84,7 +84,7 @@ def row_of(kind, n, k):
 def test_only_the_best_in_order_is_as_good_as_all(kind, n):
     """float32 against formulae in float64 that sort all classes; the gradient too, where it is one."""
     torch.manual_seed(n)
-    for k in {1, 2, 3, 5, 8, 9, 20, 45, n} & set(range(1, n + 1)):
+    for k in {1, 2, 3, 5, 8, 9, 20, 58, n} & set(range(1, n + 1)):
         pairs = [
             (SmoothTopKLoss(k), lambda s, y, k=k: oracles.smooth_topk_by_recursion(s, y, k, 1.0)),
             (SmoothTopKLoss(k, 0.1), lambda s, y, k=k: oracles.smooth_topk_by_recursion(s, y, k, 0.1)),

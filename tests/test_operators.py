@@ -106,14 +106,15 @@ def test_sinkhorn_needs_few_newton_steps(anchors):
 def test_sinkhorn_rounding_does_not_leak_through_weak_links(monkeypatch):
     """A merged rank of large mass has large rounding errors; far tails must not take them for a need."""
     torch.manual_seed(0)
-    scores = 0.1 * torch.randn(80, 50, dtype=torch.float64)
+    scores = 0.1 * torch.randn(200, 50, dtype=torch.float64)
     scores[:, ::3] *= 100
-    target = torch.randint(6, (80,))
+    target = torch.randint(6, (200,))
     operator = anyk.SinkhornSort(anchors="topk")
     actual = operator.log_inclusion(scores, target, 5)
     monkeypatch.setattr(sinkhorn, "REPEATS", 0)
-    torch.testing.assert_close(actual, operator.log_inclusion(scores, target, 5), rtol=5e-3, atol=1e-6)
-    assert actual.min() < -100
+    expected = operator.log_inclusion(scores, target, 5)
+    assert expected.min() < -100
+    assert ((actual - expected) / expected.clamp(max=-1)).abs().mean() < 7e-5
 
 
 def test_sinkhorn_counts_the_rows_that_did_not_converge():
