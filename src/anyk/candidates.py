@@ -54,11 +54,12 @@ def choose(
         return torch.arange(n, device=scores.device).expand(scores.shape), target
     if m == n:
         classes = _integers(scores).sort(dim=-1, descending=True, stable=True).indices
-        return classes, (classes == target[..., None]).max(-1).indices
+        return classes, (classes == target[..., None]).int().argmax(-1)
     classes = _best(scores, m)
-    found, position = (classes == target[..., None]).max(-1)
+    # Not the maximum of booleans: inductor writes C++ for it that does not compile.
+    found, position = (classes == target[..., None]).int().max(-1)
     # Where the target is missing, the last place is its.
-    position = torch.where(found, position, m - 1)
+    position = torch.where(found > 0, position, m - 1)
     return classes.scatter(-1, position[..., None], target[..., None]), position
 
 
