@@ -224,7 +224,8 @@ def reproduce(
     if recipes:
         with Display(len(recipes), quiet) as display:
             outcomes = sweeps.run_all(recipes, out / "runs", jobs=jobs or os.cpu_count() or 1, on_progress=display.show)
-    table = chosen.compare({name: outcome.result for name, outcome in outcomes.items() if outcome.result is not None})
+    results = {name: outcome.result for name, outcome in outcomes.items() if outcome.result is not None}
+    table = chosen.compare(results, smoke=smoke)
     for part in (table, *table.also):
         _say(f"{part.title}\n")
         _say(_render_plain(part.header, part.rows, part.notes, format) + "\n")
