@@ -199,7 +199,7 @@ def table(plan: Plan) -> str:
     return f"{markdown_table(header, rows)}\n\n{summary}"
 
 
-def parts(plan: Plan) -> str:
+def where_the_time_goes(plan: Plan) -> str:
     """The parts of a step, and the floor."""
     progress("the parts of a step")
     return breakdown.breakdown([breakdown.Shape(case.batch, case.n, case.m) for case in plan.cases], plan.table_budget)
@@ -407,7 +407,7 @@ def main() -> None:
     sections: list[tuple[str, Callable[[], str]]] = [
         (f"{TABLE}, allocator as it comes", lambda: table(plan)),
         (f"{TABLE}, freed memory kept", lambda: table_with_memory_kept(plan)),
-        ("Where the time goes (one thread, multiples of cross-entropy)", lambda: parts(plan)),
+        ("Where the time goes (one thread, multiples of cross-entropy)", lambda: where_the_time_goes(plan)),
         ("Beside difftopk (pure loss, one thread)", lambda: beside_difftopk(plan)),
         ("Two threads against one (default loss, splitter)", lambda: threads(plan)),
         ("Peak memory of a step (B batch, n classes, m candidates, 4 bytes each)", lambda: memory(plan)),
