@@ -162,6 +162,19 @@ def test_functional_transforms(operator, top1):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("top1", ["separate", "mixed", "operator"])
+def test_forward_mode_through_p_k_with_a_zero(top1):
+    scores, target = torch.randn(3, 5, dtype=torch.float64), torch.tensor([0, 4, 2])
+    p_k, direction = torch.tensor([0.2, 0.0, 0.8], dtype=torch.float64), torch.tensor([0.1, 0.0, -0.1], dtype=torch.float64)
+
+    def loss(p):
+        return anyk.topk_cross_entropy(scores, target, p, anyk.LapSum(), top1=top1)
+
+    slope = torch.func.jvp(loss, (p_k,), (direction,))[1]
+    apart = loss(p_k + 1e-6 * direction) - loss(p_k - 1e-6 * direction)
+    torch.testing.assert_close(slope, apart / 2e-6, rtol=1e-6, atol=1e-9)
+
+
 def test_forward_mode_and_batched_gradients():
     scores, target = batch()
     for operator in (anyk.LapSum(), anyk.SortingNetwork()):

@@ -164,6 +164,27 @@ def test_networks_comparator_by_comparator(kind, swap):
             torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("wires", ["given", "target", "sorted"])
+@pytest.mark.parametrize("swap", ["logistic", "gaussian", "logistic_art"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_networks_keep_their_digits_beside_far_outliers(kind, swap, wires):
+    """A step from the farther input of a comparator would round by as much as the outlier is away."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(256, 16, generator=generator)
+    far = torch.rand(256, 16, generator=generator).argsort(-1)[:, :3]
+    scores.scatter_(-1, far, 1e6 * (torch.randint(2, (256, 3), generator=generator) * 2.0 - 1))
+    target = torch.randint(16, (256,), generator=generator)
+    operator = anyk.SortingNetwork(kind, 0.7, swap, wires)
+    torch.testing.assert_close(operator(scores, 5), operator(scores.double(), 5).float(), rtol=1e-5, atol=1e-5)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        own = scores.detach().clone().to(dtype).requires_grad_()
+        inclusion = operator.inclusion(own, target, 5)
+        inclusion.sum().backward()
+        results.append((inclusion.float(), own.grad.float()))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
 # ---- properties ---------------------------------------------------------------------------------------------------------
 
 

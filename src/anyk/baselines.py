@@ -20,7 +20,7 @@ from anyk.operators.ksubset import log_polynomial_ratios
 
 __all__ = ["SmoothTopKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss"]
 
-# Up to which k power sums keep all but a digit, in float32 and in float64.
+# Up to which k power sums are exact enough for float32 results, when taken in float32 and in float64.
 MOST_IN_SINGLE, MOST_IN_DOUBLE = 8, 20
 
 
@@ -233,8 +233,9 @@ def log_polynomial_ratio(first: Float[Tensor, "*batch k"], rest: Float[Tensor, "
 
         E_k = sum_i E_i(z) E_i(x)     and     E_(k-1) = sum_i E_(i+1)(z) E_i(x),     each at least 1.
 
-    E_i(x) comes from the power sums of x, for which any order does. Newton's identities cancel where few x matter, but there
-    E_i(x) counts little beside that 1: they multiply rounding by about 2^k / k.
+    E_i(x) comes from the power sums p_j of x, for which any order does. Newton's identities cancel where few x matter, but
+    there E_i(x) counts little beside that 1. From sum_i E_i u^i = exp(sum_j ±p_j u^j / j), an error d_j of p_j changes E_i by
+    sum_j ±(d_j / j) E_(i-j), and so the ratio by at most about rounding times sum_j binomial(k, j) / j. Needs float64.
 
     Args:
         first: the k largest, descending to 0.

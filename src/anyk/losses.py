@@ -145,7 +145,8 @@ def _example_losses(log_inclusion: Tensor, p: Tensor, cross_entropy: Tensor | No
 def _log_mean(p: Tensor, log_inclusion: Tensor) -> Tensor:
     """log sum_j p_j T_j, at most 0: the T of operators that are only row-stochastic can pass 1."""
     # The slope of log(0), if anyone asks for it, is taken as 0.
-    log_p = torch.where(p > 0, torch.where(p > 0, p, 1).log(), -torch.inf) if p.requires_grad else p.log()
+    constant = checks.eager(p) and not p.requires_grad
+    log_p = p.log() if constant else torch.where(p > 0, torch.where(p > 0, p, 1).log(), -torch.inf)
     return (log_p + log_inclusion).logsumexp(-1).clamp(max=0)
 
 

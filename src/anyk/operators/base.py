@@ -133,7 +133,10 @@ class Operator(nn.Module, ABC):
         """Scores over temperature, shifted so that what matters is near zero, where floats are dense."""
         scores = scores.to(torch.promote_types(scores.dtype, self.dtype))
         reference = scores.detach()
-        reference = reference.amax(-1) if position is None else candidates.at(reference, position)
+        if position is not None:
+            reference = candidates.at(reference, position)
+        else:  # not the maximum: one class far ahead would cost the others their digits
+            reference = (reference if real is None else reference.masked_fill(~real, torch.nan)).nanmedian(-1).values
         shifted = scores - reference[..., None]
         if real is not None:
             shifted = shifted.masked_fill(~real, 0)

@@ -141,7 +141,7 @@ class SinkhornSort(Operator):
             # Now, not by the next plan, which would be made for nothing else.
             if checks.readable(error) and bool((error <= self.tolerance).all()):
                 break
-        return potentials, (error > self.tolerance).sum()
+        return potentials, (~(error <= self.tolerance)).sum()  # NaN has not converged
 
 
 def _start(scores: Tensor, anchors: Tensor, home: Tensor, used: Tensor) -> Tensor:
@@ -222,7 +222,9 @@ def _laplacian(plan: Tensor, sides: _Sides) -> Tensor:
 
 
 def _factored(laplacian: Tensor) -> Tensor:
-    return torch.linalg.cholesky_ex(laplacian, upper=True)[0]
+    factor, failed = torch.linalg.cholesky_ex(laplacian, upper=True)
+    # A matrix that rounding has made indefinite would give finite nonsense. A step that is NaN is not taken.
+    return torch.where(failed[..., None, None] > 0, torch.nan, factor)
 
 
 def _solved(factor: Tensor, right: Tensor) -> Tensor:
@@ -236,7 +238,7 @@ def _attached_potentials(scores: Tensor, start: Tensor, solved: Tensor, sides: _
     links between ranks underflow, Newton steps carry no derivative: the start's is the limit for t -> 0.
     """
     potentials = solved + (start - start.detach())
-    for _ in range(2):
+    for _ in range(2):  # solve_ex: its derivative is one more solve
         plan = _plan(scores, sides, potentials)
         missing = (sides.masses - plan.sum(-1))[..., None]
         potentials = potentials + torch.linalg.solve_ex(_laplacian(plan, sides), missing)[0].squeeze(-1)

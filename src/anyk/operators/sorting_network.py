@@ -334,9 +334,12 @@ def _mix_scores(scores: Tensor, step: Step, swap: Swap, frozen: Frozen) -> tuple
         still = frozen(step.layer, step.lower_wires)
         keep, cross = keep.masked_fill(still, 1), cross.masked_fill(still, 0)
     # keep + cross = 1 only up to rounding: in keep * upper + cross * lower all scores would drift by that, and what counts is
-    # their differences, which may be much smaller.
-    moved = cross * difference
-    return torch.cat([upper - moved, lower + moved, idle]), keep, cross
+    # their differences, which may be much smaller. Each output is a step away from the input that it is nearer to: a step
+    # from the other one would round by as much as the two are apart.
+    turned = cross > keep
+    moved = torch.where(turned, keep, cross) * difference
+    outputs = torch.where(turned, lower + moved, upper - moved), torch.where(turned, upper - moved, lower + moved)
+    return torch.cat([*outputs, idle]), keep, cross
 
 
 def _parts(state: Tensor, step: Step, dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -385,9 +388,12 @@ class _SoftColumn(torch.autograd.Function):
                 weights = torch.stack([weights[0].masked_fill(still, 1), weights[1].masked_fill(still, 0)])
             keep, cross = weights.unbind()
             scores, share = wires.unbind()
-            scores.addcmul_(score_difference, cross, value=-1)
+            turned = cross > keep  # see _mix_scores
+            torch.where(turned, partners[0], scores, out=scores)
+            scores.addcmul_(score_difference, torch.where(turned, -keep, cross), value=-1)
             share.mul_(keep).addcmul_(partners[1], cross)
-            saved += [difference, weights]
+            if ctx.needs_input_grad[0]:
+                saved += [difference, weights]
         ctx.save_for_backward(arranged, column, *saved)
         ctx.schedule, ctx.swap, ctx.frozen = schedule, swap, frozen
         return state[1].index_select(0, schedule.outputs_with_partners).cumsum(0).t()
