@@ -98,6 +98,7 @@ def train(
     from anyk.lab.progress import Display
 
     out = out or Path("anyk-runs") / f"{_slug(recipe.data)}-{recipe.loss}-seed{recipe.seed}"
+    training.check(recipe)
     with Display(1, quiet) as display, _tensorboard(out if tensorboard else None) as write, _stop_signal() as stopped:
 
         def show(progress: training.Progress) -> None:
@@ -390,7 +391,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    former = signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
@@ -407,6 +408,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    finally:
+        signal.signal(signal.SIGTERM, former)
     sys.exit(code)
 
 

@@ -52,6 +52,7 @@ def render(comparison: Comparison) -> str:
         notes=outcome.notes(comparison),
         metrics=outcome.metrics(comparison),
         rows=_rows(comparison),
+        bars=_bar_charts(comparison),
         accuracies=_accuracy_charts(comparison),
         curves=_curve_charts(comparison),
         keys=[(method.name, _swatch(number)) for number, method in enumerate(_ordered(comparison))],
@@ -219,6 +220,39 @@ def _swatch(number: int) -> Markup:
     return Markup('<svg viewBox="0 0 28 16" class="swatch" aria-hidden="true">{}{}</svg>').format(
         line.format(_color(number), _dash(number)), _marker(number, 14, 8, 4, "", "dot")
     )
+
+
+def _bar_charts(comparison: Comparison) -> list[Markup]:
+    """One drawing a metric, from 0 to 100 percent: a bar a method, with the standard deviation at its end."""
+    methods = _ordered(comparison)
+    axis = _Axis(0, 100, 88, _WIDTH - 12)
+    charts = []
+    for metric in outcome.metrics(comparison):
+        rows = [(number, method, value) for number, method in enumerate(methods) if (value := outcome.measured(method, metric))]
+        bottom = 26 + 24 * len(rows)
+        parts = [_heading(title(metric), "%")]
+        for tick in axis.ticks:
+            parts += [
+                Markup('<line x1="{0}" y1="26" x2="{0}" y2="{1}" class="grid"/>').format(axis(tick), bottom),
+                Markup('<text x="{}" y="{}" class="tick middle">{:.10g}</text>').format(axis(tick), bottom + 14, tick),
+            ]
+        for line, (number, method, value) in enumerate(rows):
+            y, end, spread = 38 + 24 * line, 100 * value.mean, 100 * (value.std or 0.0)
+            said = f"{method.name}: {text(value, 'accuracy')} %"
+            parts += [
+                Markup('<text x="80" y="{}" class="name"><title>{}</title>{}</text>').format(
+                    y + 4, method.name, _short(method.name, 13)
+                ),
+                Markup('<rect x="{}" y="{}" width="{}" height="14" class="bar" style="--c:{}"><title>{}</title></rect>').format(
+                    axis(0), y - 7, round(axis(end) - axis(0), 1), _color(number), said
+                ),
+                Markup('<path d="M{0} {2}v8m0 -4H{1}m0 -4v8" class="whisker" style="--c:{3}"/>').format(
+                    axis(max(end - spread, 0)), axis(min(end + spread, 100)), y - 4, _color(number)
+                ),
+            ]
+        described = "; ".join(f"{method.name} {text(value, 'accuracy')}" for _, method, value in rows)
+        charts.append(_svg(bottom + 20, f"{title(metric)} accuracy in percent, from 0: {described}", parts))
+    return charts
 
 
 def _accuracy_charts(comparison: Comparison) -> list[Markup]:

@@ -75,6 +75,12 @@ def train(
             raise
 
 
+def check(recipe: Recipe) -> None:
+    """Raise what :func:`train` would raise about the recipe and its data, before a folder is made for it."""
+    with _alone(recipe):
+        _Training(recipe, Run(""))
+
+
 @contextmanager
 def _alone(recipe: Recipe) -> Iterator[None]:
     """The recipe's number of threads, and a random generator that the caller does not notice."""

@@ -1,0 +1,181 @@
+"""The command line: every command from words to files, and what it says when something is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import lab_data
+from anyk.lab import cli
+
+
+@pytest.fixture
+def anyk(capsys, monkeypatch, tmp_path):
+    """Run the command in an empty folder: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["anyk", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def data(tmp_path):
+    return str(lab_data.write_embedding_set(tmp_path / "points"))
+
+
+QUICK = ("--epochs", "2", "--batch-size", "32", "--m", "8", "--quiet")
+
+
+def test_help_names_every_command(anyk):
+    code, out, _ = anyk("--help")
+    assert code == 0
+    for command in ("compare", "train", "sweep", "report", "reproduce", "embed", "import", "draw", "info"):
+        assert command in out
+
+
+def test_compare_prints_a_verdict_and_code_that_runs(anyk, data, tmp_path):
+    code, out, err = anyk("compare", data, "--losses", "softmax", "ksubset", "--seeds", "2", "--budget", "2", *QUICK)
+    assert (code, err) == (0, "")
+    assert "2 seeds are too few to judge significance" in out
+    pasted = out[out.index("import") : out.index("Report:")]
+    names: dict[str, object] = {}
+    exec(pasted, names)
+    assert "criterion" in names
+    folder = tmp_path / "anyk-runs" / "compare-points"
+    assert {path.name for path in folder.iterdir()} == {".lock", "results.json", "report.html", "model.safetensors", "runs"}
+    assert "anyk compare" in (folder / "report.html").read_text()
+    code, out, _ = anyk("compare", data, "--losses", "ksubset", "--seeds", "2", "--budget", "2", *QUICK, "--json")
+    assert code == 0
+    assert [method["name"] for method in json.loads(out)["methods"]] == ["softmax", "ksubset"]
+
+
+def test_train_then_report_in_every_format(anyk, data, tmp_path):
+    for seed in ("0", "1"):
+        code, out, err = anyk("train", data, "--loss", "lapsum", "--seed", seed, *QUICK)
+        assert (code, err) == (0, "")
+        assert "test" in out
+    code, out, _ = anyk("train", data, "--loss", "lapsum", *QUICK, "--json")
+    assert json.loads(out) == json.loads((tmp_path / "anyk-runs" / "points-lapsum-seed0" / "result.json").read_text())
+    for form, sign in (("terminal", "─"), ("markdown", "|"), ("latex", r"\toprule"), ("csv", ",")):
+        code, out, _ = anyk("report", "anyk-runs", "--format", form, "--plot", "plot.svg")
+        assert code == 0
+        assert sign in out
+    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
+
+
+def test_sweep_runs_a_grid_and_names_what_failed(anyk, data):
+    words = ("sweep", data, "--grid", "loss=softmax,splitter", "m=8,3", "--out", "sweep", "--epochs", "1", "--quiet")
+    code, out, err = anyk(*words)
+    assert code == 1
+    assert err.startswith("loss=splitter,m=3 failed: P_K reaches to k = 5, but only m = 3 are ranked")
+    assert "1 run failed" in out or "failed" in out
+    assert anyk("sweep", data, "--out", "other", "--quiet")[0] == 0  # no grid: one run
+    code, _, err = anyk("sweep", data, "--grid", "loss=softmax", "--file", "x.json")
+    assert (code, err) == (2, "anyk: give --grid or --file, not both.\n")
+
+
+def test_import_embed_draw_info(anyk, tmp_path):
+    np.savez(tmp_path / "arrays.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 6)
+    code, out, _ = anyk("import", "arrays.npz")
+    assert (code, out) == (0, "arrays is ready: anyk compare arrays\n")
+    assert anyk("train", "arrays", "--epochs", "1", "--quiet")[0] == 0
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (40, 30), (80 * number, 100, 20)).save(tmp_path / "photos" / name / f"{number}.png")
+    (tmp_path / "photos" / "cat" / "broken.png").write_bytes(b"nonsense")
+    (tmp_path / "mine.py").write_text(
+        "import torch, numpy\n"
+        "def make():\n"
+        "    flat = torch.nn.Flatten()\n"
+        "    return flat, lambda image: torch.tensor(numpy.array(image.resize((4, 4))) / 255.0).permute(2, 0, 1).float()\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        code, out, err = anyk("embed", "photos", "--backbone", "mine:make", "--quiet")
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert code == 0
+    assert out.endswith("photos-embeddings: 6 examples, 2 classes, 48 dimensions\n")
+    assert "skipped cat/broken.png" in err
+    for words, file in (
+        (("network", "--n", "8", "--k", "3"), "network.svg"),
+        (("matrix", "--k", "2", "-o", "m.png"), "m.png"),
+        (("loss", "--out", "l.pdf"), "l.pdf"),
+    ):
+        assert anyk("draw", *words) == (0, file + "\n", "")
+        assert (tmp_path / file).stat().st_size > 1000
+    code, out, _ = anyk("info")
+    assert code == 0
+    assert "versions" in out
+    assert "tensorboard" in out
+    assert set(json.loads(anyk("info", "--json")[1])) >= {"versions", "devices", "extras"}
+
+
+@pytest.mark.parametrize("experiment", ["table5", "backbones"])
+def test_reproduce_smoke(anyk, experiment):
+    code, out, err = anyk("reproduce", experiment, "--smoke", "--quiet", "--format", "markdown")
+    assert (code, err) == (0, "")
+    assert "| paper |" in out.replace("  ", " ") or "paper" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("compare", "nowhere"), "nowhere does not exist; DATA may be glyphs"),
+        (("train", "nowhere", "--quiet"), "nowhere does not exist"),
+        (("train", "points", "--p-k", "0.5", "0.6"), "p_k should be weights"),
+        (("train", "points", "--device", "nonsense", "--quiet"), "device 'nonsense' cannot be used here"),
+        (("report", "nowhere"), "nowhere"),
+        (("reproduce", "table9"), "table9"),
+        (("reproduce", "table2"), "table2 needs data that only you can give"),
+        (("reproduce", "table2", "--data", "a", "b"), "--data should be NAME=PATH"),
+        (("draw", "network", "--kind", "nonsense"), "nonsense"),
+        (("draw", "network", "-o", "x.docx"), "x.docx"),
+        (("import", "nowhere.npz"), "nowhere.npz"),
+        (("embed", "nowhere"), "nowhere"),
+        (("compare", "points", "--seeds", "0", "--quiet"), "seeds should be at least 1"),
+        (("sweep", "points", "--grid", "nonsense=1"), "a grid axis should be"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_a_user_can_mend_is_one_line_and_exit_code_2(anyk, data, tmp_path, words, message):
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    code, out, err = anyk(*words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("anyk: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before  # nothing half-written stays
+
+
+def test_the_real_process_shows_no_traceback(tmp_path):
+    folder = lab_data.write_embedding_set(tmp_path / "points")
+    file = folder / "train.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    command = [sys.executable, "-m", "anyk", "compare", str(folder), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "train.safetensors" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path):
+    (tmp_path / "tyro.py").write_text("raise ModuleNotFoundError(\"No module named 'tyro'\", name='tyro')\n")
+    command = [sys.executable, "-c", "from anyk.__main__ import main; main()"]
+    environment = {"PYTHONPATH": f"{tmp_path}:{Path(cli.__file__).parents[2]}", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == 'The lab needs the package tyro: pip install "anyk[lab]"\n'
