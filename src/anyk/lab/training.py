@@ -141,7 +141,9 @@ class _Training:
                 order, order_epoch = self._order(epoch), epoch
             if random_steps:
                 torch.manual_seed(_seed(self.recipe.seed, "step", self.step))
-            self._take_step(order[place * self.recipe.batch_size : (place + 1) * self.recipe.batch_size])
+            # Batches of nearly one size: a last one of a single example would be too small for batch normalisation.
+            start, end = (number * len(order) // self.steps_per_epoch for number in (place, place + 1))
+            self._take_step(order[start:end])
             line = None
             if self.step % every == 0 or self.step == self.steps:
                 self.seconds = time.perf_counter() - started
