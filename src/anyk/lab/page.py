@@ -230,12 +230,7 @@ def _bar_charts(comparison: Comparison) -> list[Markup]:
     for metric in outcome.metrics(comparison):
         rows = [(number, method, value) for number, method in enumerate(methods) if (value := outcome.measured(method, metric))]
         bottom = 26 + 24 * len(rows)
-        parts = [_heading(title(metric), "%")]
-        for tick in axis.ticks:
-            parts += [
-                Markup('<line x1="{0}" y1="26" x2="{0}" y2="{1}" class="grid"/>').format(axis(tick), bottom),
-                Markup('<text x="{}" y="{}" class="tick middle">{:.10g}</text>').format(axis(tick), bottom + 14, tick),
-            ]
+        parts = _accuracy_frame(metric, axis, bottom)
         for line, (number, method, value) in enumerate(rows):
             y, end, spread = 38 + 24 * line, 100 * value.mean, 100 * (value.std or 0.0)
             said = f"{method.name}: {text(value, 'accuracy')} %"
@@ -264,17 +259,23 @@ def _accuracy_charts(comparison: Comparison) -> list[Markup]:
         spans = [100 * value.mean + sign * 100 * (value.std or 0.0) for _, _, value in rows for sign in (-1, 1)]
         axis = _axis([*spans, *(100 * seed for _, _, value in rows for seed in value.values)], 88, _WIDTH - 12)
         bottom = 26 + 30 * len(rows)
-        parts = [_heading(title(metric), "%")]
-        for tick in axis.ticks:
-            parts += [
-                Markup('<line x1="{0}" y1="26" x2="{0}" y2="{1}" class="grid"/>').format(axis(tick), bottom),
-                Markup('<text x="{}" y="{}" class="tick middle">{:.10g}</text>').format(axis(tick), bottom + 14, tick),
-            ]
+        parts = _accuracy_frame(metric, axis, bottom)
         for line, (number, method, _) in enumerate(rows):
             parts += _accuracy_line(number, method, metric, axis, 41 + 30 * line)
         described = "; ".join(f"{method.name} {text(value, 'accuracy')}" for _, method, value in rows)
         charts.append(_svg(bottom + 20, f"{title(metric)} accuracy in percent: {described}", parts))
     return charts
+
+
+def _accuracy_frame(metric: str, axis: _Axis, bottom: float) -> list[Markup]:
+    """The heading of a drawing, and its grid."""
+    parts = [_heading(title(metric), "%")]
+    for tick in axis.ticks:
+        parts += [
+            Markup('<line x1="{0}" y1="26" x2="{0}" y2="{1}" class="grid"/>').format(axis(tick), bottom),
+            Markup('<text x="{}" y="{}" class="tick middle">{:.10g}</text>').format(axis(tick), bottom + 14, tick),
+        ]
+    return parts
 
 
 def _accuracy_line(number: int, method: Method, metric: str, axis: _Axis, y: float) -> list[Markup]:
