@@ -76,7 +76,7 @@ class LinearTopKCrossEntropy(nn.Module):
         weight: Tensor | None = None,
         label_smoothing: float = 0.0,
         bias: bool = True,
-        chunk_size: int = 8192,
+        chunk_size: int = 16384,
         sparse: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -116,6 +116,7 @@ class LinearTopKCrossEntropy(nn.Module):
         softmax = loss.top1 != "operator" and loss.softmax_over == "all"
         return softmax or loss.label_smoothing > 0 or loss.m in (None, self.linear.out_features)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
         self, x: Float[Tensor, "*batch d"], target: Int[Tensor, "*batch"], *, example_p_k: Tensor | None = None
     ) -> Tensor:
@@ -128,12 +129,12 @@ class LinearTopKCrossEntropy(nn.Module):
             )
         target = checks.class_indices(target, x.shape[:-1], n, loss.ignore_index)
         only_top1 = loss.p_k.shape[-1] == 1 and example_p_k is None and loss.top1 != "operator" and loss.softmax_over == "all"
-        if loss.m in (None, n) and not only_top1:
+        m = 1 if only_top1 else loss.m
+        if m is None or m == n:
             scores = self.linear(x)
             return loss(scores.movedim(-1, 1) if x.ndim > 1 else scores, target, example_p_k=example_p_k)
-        return self._chunked(x, target, 1 if only_top1 else loss.m, example_p_k)
+        return self._chunked(x, target, m, example_p_k)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _chunked(self, x: Tensor, target: Tensor, m: int, example_p_k: Tensor | None) -> Tensor:
         loss, n = self.criterion, self.linear.out_features
         rows, flat = x.reshape(-1, x.shape[-1]), target.reshape(-1)
