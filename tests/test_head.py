@@ -162,6 +162,10 @@ def test_half_precision(dtype, top1, softmax_over):
     assert [g.dtype for g in actual[1:]] == [dtype] * 3
     assert_same(actual[:1], expected[:1], rtol=1e-5, atol=1e-5)
     assert_same(actual[1:], expected[1:], rtol=0, atol=0.02)
+    head.criterion.label_smoothing = criterion.label_smoothing = 0.1
+    actual, expected = results(head(x, target), x, head), two_steps(head, criterion, x, target)
+    assert_same(actual[:1], expected[:1], rtol=1e-3, atol=1e-3)
+    assert_same(actual[1:], expected[1:], rtol=0, atol=0.02)
 
 
 @ways
@@ -202,7 +206,10 @@ def test_only_the_gradients_that_are_wanted(top1, softmax_over):
             continue
         tensors = [x.detach().requires_grad_(wanted[0])]
         tensors += [p.requires_grad_(on) for p, on in zip(head.linear.parameters(), wanted[1:], strict=True)]
-        head(tensors[0], target).backward()
+        loss = head(tensors[0], target)
+        with Largest(()) as largest:
+            loss.backward()
+        assert ((N, D) in largest.shapes) == wanted[1]  # a frozen layer does not pay for its gradient
         for tensor, on, gradient in zip(tensors, wanted, expected[1:], strict=True):
             assert (tensor.grad is not None) == on
             if on:
@@ -362,12 +369,15 @@ class Largest(TorchDispatchMode):
         super().__init__()
         self.allowed = allowed
         self.seen = 0
+        self.shapes = set()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, torch.Tensor) and not tensor.is_sparse and tensor.shape not in self.allowed:
-                self.seen = max(self.seen, tensor.numel())
+            if isinstance(tensor, torch.Tensor) and not tensor.is_sparse:
+                self.shapes.add(tuple(tensor.shape))
+                if tensor.shape not in self.allowed:
+                    self.seen = max(self.seen, tensor.numel())
         return result
 
 

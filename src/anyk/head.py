@@ -139,7 +139,7 @@ class LinearTopKCrossEntropy(nn.Module):
         loss, n = self.criterion, self.linear.out_features
         rows, flat = x.reshape(-1, x.shape[-1]), target.reshape(-1)
         counts = flat != loss.ignore_index
-        if not bool(counts.all()):
+        if not (checks.readable(counts) and bool(counts.all())):
             # Whatever an ignored row holds, NaN included, must not reach a gradient.
             rows, flat = torch.where(counts[:, None], rows, 0), torch.where(counts, flat, 0)
         smoothing = self._smoothing() if loss.label_smoothing else None
@@ -323,8 +323,10 @@ class _Candidates(torch.autograd.Function):
         if best is not None:
             scores = scores - best[:, None]
         if best is not None and smoothing is not None:
-            # The sum over classes comes first: no chunks are needed.
-            mean = x.to(smoothing.dtype) @ (smoothing.to(weight.dtype) @ weight).to(smoothing.dtype) - smoothing.sum() * best
+            # The sum over classes comes first: no scores are needed. In chunks, for the copies of half-precision weights.
+            chunks = zip(smoothing.split(layer.chunk_size), weight.split(layer.chunk_size), strict=True)
+            row = torch.stack([share @ some.to(share.dtype) for share, some in chunks]).sum(0)
+            mean = x.to(row.dtype) @ row - smoothing.sum() * best
             if bias is not None:
                 mean += (smoothing * torch.where(smoothing > 0, bias, 0)).sum()
         ctx.layer = layer
@@ -386,7 +388,9 @@ def _of_all(
         gradient = gradient.to(layer.dtype)
         if of_x is not None:
             of_x += gradient @ weight[first:last].to(layer.dtype)
-        if of_weight is not None:
+        if of_weight is not None and of_weight.dtype == layer.dtype:
+            torch.mm(gradient.t(), inputs, out=of_weight[first:last])
+        elif of_weight is not None:
             of_weight[first:last] = gradient.t() @ inputs
     return None if of_x is None else of_x.to(x.dtype), of_weight, of_bias
 
