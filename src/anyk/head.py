@@ -116,10 +116,15 @@ class LinearTopKCrossEntropy(nn.Module):
         softmax = loss.top1 != "operator" and loss.softmax_over == "all"
         return softmax or loss.label_smoothing > 0 or loss.m in (None, self.linear.out_features)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
         self, x: Float[Tensor, "*batch d"], target: Int[Tensor, "*batch"], *, example_p_k: Tensor | None = None
     ) -> Tensor:
+        loss = self._loss
+        if torch.compiler.is_compiling():  # not a decorator: that would import the compiler for everyone
+            loss = torch.compiler.disable(loss)  # type: ignore[no-untyped-call]
+        return loss(x, target, example_p_k)
+
+    def _loss(self, x: Tensor, target: Tensor, example_p_k: Tensor | None) -> Tensor:
         x = self._checked(x)
         n, loss = self.linear.out_features, self.criterion
         if checks.tensor("target", target).dtype.is_floating_point:
@@ -324,7 +329,7 @@ class _Candidates(torch.autograd.Function):
             scores = scores - best[:, None]
         if best is not None and smoothing is not None:
             # The sum over classes comes first: no scores are needed. In chunks, for the copies of half-precision weights.
-            chunks = zip(smoothing.split(layer.chunk_size), weight.split(layer.chunk_size), strict=True)
+            chunks = zip(torch.split(smoothing, layer.chunk_size), torch.split(weight, layer.chunk_size), strict=True)
             row = torch.stack([share @ some.to(share.dtype) for share, some in chunks]).sum(0)
             mean = x.to(row.dtype) @ row - smoothing.sum() * best
             if bias is not None:
