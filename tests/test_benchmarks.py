@@ -25,6 +25,12 @@ def test_speed_measures(tmp_path):
     assert "cross-entropy" in (tmp_path / "results.md").read_text()
 
 
+def test_head_measures(tmp_path):
+    result = run("head.py", "--quick", "--out", tmp_path / "head.md")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "SparseAdam" in (tmp_path / "head.md").read_text()
+
+
 @pytest.mark.parametrize("operator", ["splitter/logistic", "LapSum"])
 def test_long_run_ends_finite(operator):
     result = run("long_run.py", "--steps", "50", "--only", operator)

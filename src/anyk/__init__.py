@@ -2,6 +2,7 @@
 
 from anyk import networks
 from anyk.baselines import SmoothTopKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
+from anyk.head import LinearTopKCrossEntropy
 from anyk.losses import TopKCrossEntropyLoss, topk_cross_entropy
 from anyk.metrics import target_ranks, topk_accuracy, topk_hits
 from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SinkhornSort, SoftSort, SortingNetwork
@@ -11,6 +12,7 @@ __version__ = "0.1.0"
 __all__ = [
     "KSubset",
     "LapSum",
+    "LinearTopKCrossEntropy",
     "NeuralSort",
     "Operator",
     "SinkhornSort",

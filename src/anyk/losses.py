@@ -83,6 +83,82 @@ def topk_cross_entropy(
     n = shape.classes
     if m is not None:
         m = checks.count("m", m, 1, n, "the number of classes")
+    p_k = _p_k_of_rows(p_k, example_p_k, m, shape, scores)
+    k = p_k.shape[-1]
+    softmax_over_all = top1 != "operator" and softmax_over == "all"
+    return over_targets(
+        scores,
+        target,
+        _loss_of_rows(p_k, example_p_k is not None, operator, top1, softmax_over),
+        View(m=m, least=k, sort=operator.sorts, cross_entropy=softmax_over_all),
+        reduction=reduction,
+        ignore_index=ignore_index,
+        weight=weight,
+        label_smoothing=label_smoothing,
+        is_cross_entropy=k == 1 and softmax_over_all,
+    )
+
+
+def candidate_loss(
+    kept: candidates.Candidates,
+    target: Int[Tensor, "*batch"],
+    log_sum_exp: Float[Tensor, " rows"] | None,
+    p_k: Distribution,
+    operator: Operator,
+    *,
+    n: int,
+    top1: str = "separate",
+    softmax_over: str = "all",
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    weight: Float[Tensor, " n"] | None = None,
+    example_p_k: Float[Tensor, "*batch k"] | None = None,
+    smoothed: tuple[Float[Tensor, "rows m"], Float[Tensor, " rows"]] | None = None,
+) -> Tensor:
+    """:func:`topk_cross_entropy` for whoever has the candidates and the log-sum-exp, but not the scores of all n classes.
+
+    Only differences count: taking the same number from a row's scores and from its log_sum_exp changes nothing, and taking
+    the row's best score saves digits.
+
+    Args:
+        kept: what :func:`candidates.select` would give for the flattened batch, with any class as the target of ignored rows.
+        target: class indices, checked by the caller.
+        log_sum_exp: over all classes; None if neither the loss (``softmax_over="candidates"`` or ``top1="operator"``) nor
+            ``smoothed`` needs it.
+        n: number of classes.
+        smoothed: for label smoothing, where every class c is a target with a share q_c: the q_c w_c of the candidates, and
+            what the classes outside add to the loss, the sum of q_c w_c (log_sum_exp - s_c).
+        p_k, operator, top1, softmax_over, reduction, ignore_index, weight, example_p_k: as there.
+
+    Example:
+        >>> scores, target = torch.tensor([[2.0, 1.0, 0.5, 0.0], [0.0, 0.5, 1.0, 2.0]]), torch.tensor([1, 3])
+        >>> kept = candidates.select(scores, target, m=3)
+        >>> candidate_loss(kept, target, scores.logsumexp(-1), [0.5, 0.5], anyk.LapSum(), n=4)
+        tensor(0.6569)
+    """
+    check_shared(reduction, ignore_index, weight, 0.0)
+    operator = _checked_operator(operator, top1, softmax_over)
+    scores, position = kept.scores, kept.position
+    p_k = _p_k_of_rows(p_k, example_p_k, scores.shape[-1], _Shape(n, target.shape, target.ndim > 0), scores)
+    loss_of_rows = _loss_of_rows(p_k, example_p_k is not None, operator, top1, softmax_over)
+    weight = _class_weights(weight, n, scores)
+    safe, valid, weights = _counted(target.reshape(-1), ignore_index, weight, working_dtype(scores))
+    cross_entropies = None if log_sum_exp is None or top1 == "operator" else log_sum_exp[:, None] - scores
+    least = p_k.shape[-1]
+    if smoothed is None:
+        cross_entropy = None if cross_entropies is None else candidates.at(cross_entropies, position)
+        losses = _candidate_losses(scores, position, safe, cross_entropy, valid, loss_of_rows, least)
+        losses = losses if weights is None else weights * losses
+    else:
+        share, outside = smoothed
+        losses = _expected_over_candidates(scores, kept.classes, share, cross_entropies, valid, loss_of_rows, least) + outside
+        losses = losses if valid is None else torch.where(valid, losses, 0)
+    return _reduced(losses, weights, reduction, target.shape)
+
+
+def _p_k_of_rows(p_k: Distribution, example_p_k: Tensor | None, m: int | None, shape: _Shape, scores: Tensor) -> Tensor:
+    """P_K, checked: (k,), (n, k), or (rows, k) if it was given for the examples."""
+    n = shape.classes
     name = "p_k" if example_p_k is None else "example_p_k"
     p_k = distribution(p_k if example_p_k is None else example_p_k, name)
     k = p_k.shape[-1]
@@ -93,32 +169,25 @@ def topk_cross_entropy(
         p_k = shape.example_rows(p_k)
     elif p_k.ndim == 2 and len(p_k) != n:
         raise ValueError(f"p_k: expected shape (k,) or (n, k) with n = {n} classes, got {tuple(p_k.shape)}")
-    p_k = p_k.to(device=scores.device, dtype=working_dtype(scores))
-    softmax_over_all = top1 != "operator" and softmax_over == "all"
+    return p_k.to(device=scores.device, dtype=working_dtype(scores))
 
-    def example_losses(rows: Rows) -> Tensor:
+
+def _loss_of_rows(p_k: Tensor, by_example: bool, operator: Operator, top1: str, softmax_over: str) -> Callable[[Rows], Tensor]:
+    k = p_k.shape[-1]
+
+    def losses(rows: Rows) -> Tensor:
         p = p_k
         if p_k.ndim == 2:
-            p = p_k[rows.target] if example_p_k is None else rows.for_each_target(p_k)
+            p = rows.for_each_target(p_k) if by_example else p_k[rows.target]
         cross_entropy = rows.cross_entropy
-        if top1 != "operator" and not softmax_over_all:
+        if top1 != "operator" and softmax_over == "candidates":
             cross_entropy = rows.candidate_cross_entropy()
-            if k == 1:
-                return cross_entropy
+        if k == 1 and cross_entropy is not None:
+            return cross_entropy
         log_inclusion = operator.candidate_log_inclusion(rows.scores, rows.position, rows.real, k)
         return _example_losses(log_inclusion, p, cross_entropy, top1)
 
-    return over_targets(
-        scores,
-        target,
-        example_losses,
-        View(m=m, least=k, sort=operator.sorts, cross_entropy=softmax_over_all),
-        reduction=reduction,
-        ignore_index=ignore_index,
-        weight=weight,
-        label_smoothing=label_smoothing,
-        is_cross_entropy=k == 1 and softmax_over_all,
-    )
+    return losses
 
 
 def _checked_operator(operator: Operator | None, top1: str, softmax_over: str) -> Operator:
@@ -325,10 +394,7 @@ def over_targets(
     check_shared(reduction, ignore_index, weight, label_smoothing)
     shape = _Shape.of(scores)
     target = checks.tensor("target", target)
-    if weight is not None:
-        if weight.shape != (shape.classes,):
-            raise ValueError(f"weight: expected shape ({shape.classes},), one for each class, got {tuple(weight.shape)}")
-        weight = weight.to(dtype=working_dtype(scores))
+    weight = _class_weights(weight, shape.classes, scores)
     if target.dtype.is_floating_point:
         _check_probabilities(target, scores, ignore_index)
     else:
@@ -351,14 +417,7 @@ def over_targets(
         losses = _expected_losses(rows, probabilities, example_losses, view, weight, None)
         weights = None
     else:
-        target = target.reshape(-1)
-        counts = target != ignore_index
-        valid, safe = None, target
-        if checks.readable(counts) and bool(counts.all()):
-            weights = None if weight is None else weight[safe]
-        else:
-            valid, safe = counts, torch.where(counts, target, 0)
-            weights = counts.to(working_dtype(scores)) if weight is None else torch.where(counts, weight[safe], 0)
+        safe, valid, weights = _counted(target.reshape(-1), ignore_index, weight, working_dtype(scores))
         if label_smoothing:
             one_hot = (safe[:, None] == torch.arange(shape.classes, device=safe.device)).to(working_dtype(scores))
             probabilities = one_hot * (1 - label_smoothing) + label_smoothing * _uniform(rows)
@@ -367,6 +426,25 @@ def over_targets(
             losses = _index_losses(rows, safe, valid, example_losses, view)
             losses = losses if weights is None else weights * losses
     return _reduced(losses, weights, reduction, shape.batch)
+
+
+def _class_weights(weight: Tensor | None, n: int, scores: Tensor) -> Tensor | None:
+    if weight is None:
+        return None
+    if weight.shape != (n,):
+        raise ValueError(f"weight: expected shape ({n},), one for each class, got {tuple(weight.shape)}")
+    return weight.to(dtype=working_dtype(scores))
+
+
+def _counted(
+    target: Tensor, ignore_index: int, weight: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The targets with class 0 for the ignored, which rows count (None: all), and with what weight (None: 1 for all)."""
+    counts = target != ignore_index
+    if checks.readable(counts) and bool(counts.all()):
+        return target, None, None if weight is None else weight[target]
+    safe = torch.where(counts, target, 0)
+    return safe, counts, counts.to(dtype) if weight is None else torch.where(counts, weight[safe], 0)
 
 
 def _index_losses(
@@ -382,8 +460,20 @@ def _index_losses(
     else:
         whole = view.m is None and not view.sort  # all classes as they come
         scores, cross_entropy = rows if whole else rows.gather(-1, classes), None
+    return _candidate_losses(scores, position, target, cross_entropy, valid, example_losses, view.least)
+
+
+def _candidate_losses(
+    scores: Tensor,
+    position: Tensor,
+    target: Tensor,
+    cross_entropy: Tensor | None,
+    valid: Tensor | None,
+    example_losses: Callable[[Rows], Tensor],
+    least: int,
+) -> Tensor:
     real = real_mask(scores)
-    checks.real_classes(real, view.least, valid)
+    checks.real_classes(real, least, valid)
     if real is not None:
         padded = ~candidates.at(real, position)
         _check_targets_are_real(padded if valid is None else padded & valid)
@@ -450,23 +540,38 @@ def _expected_losses(
     scores, classes = candidates.select_for_probabilities(rows, probabilities, view.m, sort=view.sort)
     kept = scores.shape[-1]
     share = (probabilities if weight is None else probabilities * weight).gather(-1, classes)
-    place = torch.arange(kept, device=rows.device).expand_as(classes)
-    real = real_mask(scores)
-    checks.real_classes(real, view.least, valid)
-    if real is not None:
-        _check_targets_are_real(~real & (share != 0))
-        place = place.where(real, 0)  # padding as a target: any other stands in for it, nothing may depend on it
     log_softmax = rows.to(working_dtype(rows)).log_softmax(-1)
-    cross_entropy = -log_softmax.gather(-1, classes.gather(-1, place)) if view.cross_entropy else None
-    everyone = None if real is None else real[:, None, :].expand(-1, kept, -1)
-    each = example_losses(Rows(scores[:, None, :].expand(-1, kept, -1), place, everyone, classes, cross_entropy))
-    if real is not None:
-        each = torch.where(real, each, torch.inf)
-    losses = torch.where(share != 0, share * torch.where(share != 0, each, 0), 0).sum(-1)
+    cross_entropies = -log_softmax.gather(-1, classes) if view.cross_entropy else None
+    losses = _expected_over_candidates(scores, classes, share, cross_entropies, valid, example_losses, view.least)
     if kept < rows.shape[-1]:
         outside = (probabilities if weight is None else probabilities * weight).scatter(-1, classes, 0)
         losses = losses - (outside * torch.where(outside != 0, log_softmax, 0)).sum(-1)
     return losses if valid is None else torch.where(valid, losses, 0)
+
+
+def _expected_over_candidates(
+    scores: Tensor,
+    classes: Tensor,
+    share: Tensor,
+    cross_entropies: Tensor | None,
+    valid: Tensor | None,
+    example_losses: Callable[[Rows], Tensor],
+    least: int,
+) -> Tensor:
+    """sum_c share_c L(s, c) over the candidates, whose softmax cross-entropies over all classes are given."""
+    kept = scores.shape[-1]
+    place = torch.arange(kept, device=scores.device).expand_as(classes)
+    real = real_mask(scores)
+    checks.real_classes(real, least, valid)
+    if real is not None:
+        _check_targets_are_real(~real & (share != 0))
+        place = place.where(real, 0)  # padding as a target: any other stands in for it, nothing may depend on it
+        cross_entropies = None if cross_entropies is None else cross_entropies.gather(-1, place)
+    everyone = None if real is None else real[:, None, :].expand(-1, kept, -1)
+    each = example_losses(Rows(scores[:, None, :].expand(-1, kept, -1), place, everyone, classes, cross_entropies))
+    if real is not None:
+        each = torch.where(real, each, torch.inf)
+    return torch.where(share != 0, share * torch.where(share != 0, each, 0), 0).sum(-1)
 
 
 def _uniform(rows: Tensor) -> Tensor:
