@@ -78,8 +78,35 @@ def topk_cross_entropy(
 
     Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022, equations 2 and 4.
     """
+    example_losses, view = topk_measure(Shape.of(scores), scores, p_k, operator, m, top1, softmax_over, example_p_k)
+    return over_targets(
+        scores,
+        target,
+        example_losses,
+        view,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        weight=weight,
+        label_smoothing=label_smoothing,
+        is_cross_entropy=view.is_cross_entropy,
+    )
+
+
+def topk_measure(
+    shape: Shape,
+    like: Tensor,
+    p_k: Distribution,
+    operator: Operator | None,
+    m: int | None,
+    top1: str,
+    softmax_over: str,
+    example_p_k: Tensor | None,
+) -> tuple[Callable[[Rows], Tensor], View]:
+    """The arguments of :func:`topk_cross_entropy`, checked, as a loss of rows and what it wants to see of them.
+
+    ``shape`` is that of the scores of all classes; ``like`` has their dtype and device.
+    """
     operator = _checked_operator(operator, top1, softmax_over)
-    shape = _Shape.of(scores)
     n = shape.classes
     if m is not None:
         m = checks.count("m", m, 1, n, "the number of classes")
@@ -93,7 +120,7 @@ def topk_cross_entropy(
         p_k = shape.example_rows(p_k)
     elif p_k.ndim == 2 and len(p_k) != n:
         raise ValueError(f"p_k: expected shape (k,) or (n, k) with n = {n} classes, got {tuple(p_k.shape)}")
-    p_k = p_k.to(device=scores.device, dtype=working_dtype(scores))
+    p_k = p_k.to(device=like.device, dtype=working_dtype(like))
     softmax_over_all = top1 != "operator" and softmax_over == "all"
 
     def example_losses(rows: Rows) -> Tensor:
@@ -103,22 +130,13 @@ def topk_cross_entropy(
         cross_entropy = rows.cross_entropy
         if top1 != "operator" and not softmax_over_all:
             cross_entropy = rows.candidate_cross_entropy()
-            if k == 1:
-                return cross_entropy
+        if k == 1 and cross_entropy is not None:
+            return cross_entropy
         log_inclusion = operator.candidate_log_inclusion(rows.scores, rows.position, rows.real, k)
         return _example_losses(log_inclusion, p, cross_entropy, top1)
 
-    return over_targets(
-        scores,
-        target,
-        example_losses,
-        View(m=m, least=k, sort=operator.sorts, cross_entropy=softmax_over_all),
-        reduction=reduction,
-        ignore_index=ignore_index,
-        weight=weight,
-        label_smoothing=label_smoothing,
-        is_cross_entropy=k == 1 and softmax_over_all,
-    )
+    is_cross_entropy = k == 1 and softmax_over_all
+    return example_losses, View(m, k, operator.sorts, cross_entropy=softmax_over_all, is_cross_entropy=is_cross_entropy)
 
 
 def _checked_operator(operator: Operator | None, top1: str, softmax_over: str) -> Operator:
@@ -232,7 +250,7 @@ def working_dtype(scores: Tensor) -> torch.dtype:
     return torch.promote_types(scores.dtype, torch.float32)
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """(B, n, d1, …) or (n,) as rows of classes, and back."""
 
     classes: int
@@ -240,7 +258,7 @@ class _Shape(NamedTuple):
     batched: bool
 
     @classmethod
-    def of(cls, scores: Tensor) -> _Shape:
+    def of(cls, scores: Tensor) -> Shape:
         scores = checks.tensor("scores", scores)
         if not scores.dtype.is_floating_point:
             raise TypeError(f"scores: expected a floating-point tensor, got dtype {scores.dtype}")
@@ -277,6 +295,8 @@ class View(NamedTuple):
     """whether the candidates shall come in descending order even if all are kept"""
     cross_entropy: bool = False
     """whether it uses the softmax cross-entropy over all classes"""
+    is_cross_entropy: bool = False
+    """whether it is that cross-entropy and nothing else"""
 
 
 class Rows(NamedTuple):
@@ -323,7 +343,7 @@ def over_targets(
         is_cross_entropy: the loss is known to be softmax cross-entropy: use torch's own.
     """
     check_shared(reduction, ignore_index, weight, label_smoothing)
-    shape = _Shape.of(scores)
+    shape = Shape.of(scores)
     target = checks.tensor("target", target)
     if weight is not None:
         if weight.shape != (shape.classes,):
@@ -351,14 +371,7 @@ def over_targets(
         losses = _expected_losses(rows, probabilities, example_losses, view, weight, None)
         weights = None
     else:
-        target = target.reshape(-1)
-        counts = target != ignore_index
-        valid, safe = None, target
-        if checks.readable(counts) and bool(counts.all()):
-            weights = None if weight is None else weight[safe]
-        else:
-            valid, safe = counts, torch.where(counts, target, 0)
-            weights = counts.to(working_dtype(scores)) if weight is None else torch.where(counts, weight[safe], 0)
+        valid, safe, weights = counted(target.reshape(-1), ignore_index, weight, working_dtype(scores))
         if label_smoothing:
             one_hot = (safe[:, None] == torch.arange(shape.classes, device=safe.device)).to(working_dtype(scores))
             probabilities = one_hot * (1 - label_smoothing) + label_smoothing * _uniform(rows)
@@ -367,6 +380,17 @@ def over_targets(
             losses = _index_losses(rows, safe, valid, example_losses, view)
             losses = losses if weights is None else weights * losses
     return _reduced(losses, weights, reduction, shape.batch)
+
+
+def counted(
+    target: Tensor, ignore_index: int, weight: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """Which rows count (None: all), the targets with class 0 for those that do not, and what each counts (None: 1)."""
+    counts = target != ignore_index
+    if checks.readable(counts) and bool(counts.all()):
+        return None, target, None if weight is None else weight[target]
+    safe = torch.where(counts, target, 0)
+    return counts, safe, counts.to(dtype) if weight is None else torch.where(counts, weight[safe], 0)
 
 
 def _index_losses(
@@ -382,13 +406,20 @@ def _index_losses(
     else:
         whole = view.m is None and not view.sort  # all classes as they come
         scores, cross_entropy = rows if whole else rows.gather(-1, classes), None
-    real = real_mask(scores)
+    return candidate_losses(Rows(scores, position, real_mask(scores), target, cross_entropy), valid, example_losses, view)
+
+
+def candidate_losses(
+    rows: Rows, valid: Tensor | None, example_losses: Callable[[Rows], Tensor], view: View
+) -> Float[Tensor, " rows"]:
+    """The loss of each row from its candidates alone: checks, padding, and rows that do not count (``valid``; None: all do)."""
+    real, position = rows.real, rows.position
     checks.real_classes(real, view.least, valid)
     if real is not None:
         padded = ~candidates.at(real, position)
         _check_targets_are_real(padded if valid is None else padded & valid)
         position = torch.where(padded, 0, position)
-    losses = example_losses(Rows(scores, position, real, target, cross_entropy))
+    losses = example_losses(rows._replace(position=position))
     if real is not None:
         losses = torch.where(padded, torch.inf, losses)  # as cross-entropy has it
     return losses if valid is None else torch.where(valid, losses, 0)
@@ -448,25 +479,39 @@ def _expected_losses(
     if valid is not None:
         rows = torch.where(valid[:, None], rows, 0)
     scores, classes = candidates.select_for_probabilities(rows, probabilities, view.m, sort=view.sort)
-    kept = scores.shape[-1]
     share = (probabilities if weight is None else probabilities * weight).gather(-1, classes)
-    place = torch.arange(kept, device=rows.device).expand_as(classes)
+    log_softmax = rows.to(working_dtype(rows)).log_softmax(-1)
+    cross_entropy = -log_softmax.gather(-1, classes) if view.cross_entropy else None
+    losses = shared_losses(scores, classes, share, cross_entropy, valid, example_losses, view)
+    if scores.shape[-1] < rows.shape[-1]:
+        outside = (probabilities if weight is None else probabilities * weight).scatter(-1, classes, 0)
+        losses = losses - (outside * torch.where(outside != 0, log_softmax, 0)).sum(-1)
+    return losses if valid is None else torch.where(valid, losses, 0)
+
+
+def shared_losses(
+    scores: Float[Tensor, "rows m"],
+    classes: Int[Tensor, "rows m"],
+    share: Float[Tensor, "rows m"],
+    cross_entropy: Float[Tensor, "rows m"] | None,
+    valid: Bool[Tensor, " rows"] | None,
+    example_losses: Callable[[Rows], Tensor],
+    view: View,
+) -> Float[Tensor, " rows"]:
+    """Each candidate in turn as the target, with its share. ``cross_entropy`` is that of each, over all classes."""
+    kept = scores.shape[-1]
+    place = torch.arange(kept, device=scores.device).expand_as(classes)
     real = real_mask(scores)
     checks.real_classes(real, view.least, valid)
     if real is not None:
         _check_targets_are_real(~real & (share != 0))
         place = place.where(real, 0)  # padding as a target: any other stands in for it, nothing may depend on it
-    log_softmax = rows.to(working_dtype(rows)).log_softmax(-1)
-    cross_entropy = -log_softmax.gather(-1, classes.gather(-1, place)) if view.cross_entropy else None
+        cross_entropy = None if cross_entropy is None else cross_entropy.gather(-1, place)
     everyone = None if real is None else real[:, None, :].expand(-1, kept, -1)
     each = example_losses(Rows(scores[:, None, :].expand(-1, kept, -1), place, everyone, classes, cross_entropy))
     if real is not None:
         each = torch.where(real, each, torch.inf)
-    losses = torch.where(share != 0, share * torch.where(share != 0, each, 0), 0).sum(-1)
-    if kept < rows.shape[-1]:
-        outside = (probabilities if weight is None else probabilities * weight).scatter(-1, classes, 0)
-        losses = losses - (outside * torch.where(outside != 0, log_softmax, 0)).sum(-1)
-    return losses if valid is None else torch.where(valid, losses, 0)
+    return torch.where(share != 0, share * torch.where(share != 0, each, 0), 0).sum(-1)
 
 
 def _uniform(rows: Tensor) -> Tensor:
