@@ -1,6 +1,6 @@
 """anyk: train classifiers so that the right class is among the first k guesses, for several k at once."""
 
-from anyk import networks
+from anyk import networks, parallel
 from anyk.baselines import SmoothTopKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
 from anyk.losses import TopKCrossEntropyLoss, topk_cross_entropy
 from anyk.metrics import target_ranks, topk_accuracy, topk_hits
@@ -21,6 +21,7 @@ __all__ = [
     "TopKHingeLoss",
     "TruncatedTopKEntropyLoss",
     "networks",
+    "parallel",
     "target_ranks",
     "topk_accuracy",
     "topk_cross_entropy",

@@ -55,7 +55,7 @@ def choose(
     if m == n:
         classes = _integers(scores).sort(dim=-1, descending=True, stable=True).indices
         return classes, (classes == target[..., None]).int().argmax(-1)
-    classes = _best(scores, m)
+    classes = best(scores, m)
     # Not the maximum of booleans: inductor writes C++ for it that does not compile.
     found, position = (classes == target[..., None]).int().max(-1)
     # Where the target is missing, the last place is its.
@@ -63,7 +63,7 @@ def choose(
     return classes.scatter(-1, position[..., None], target[..., None]), position
 
 
-def _best(scores: Tensor, m: int, in_order: bool = True) -> Tensor:
+def best(scores: Tensor, m: int, in_order: bool = True) -> Tensor:
     """The classes of the m best scores: ``scores.topk(m).indices``, for less.
 
     ``topk`` takes a row apart element by element; a maximum is vectorised. The m best lie in the m groups whose maxima are
@@ -78,14 +78,14 @@ def _best(scores: Tensor, m: int, in_order: bool = True) -> Tensor:
         return _integers(scores).topk(m, dim=-1, sorted=in_order).indices
     grouped = groups * group
     maxima = scores[..., :grouped].reshape(*scores.shape[:-1], group, groups).amax(-2)
-    chosen = _best(maxima, m, in_order=False)
+    chosen = best(maxima, m, in_order=False)
     members = torch.arange(0, grouped, groups, device=scores.device)
     classes = (chosen[..., None, :] + members[:, None]).flatten(-2)
     if grouped < n:
         rest = torch.arange(grouped, n, device=scores.device).expand(*scores.shape[:-1], n - grouped)
         classes = torch.cat([classes, rest], -1)
-    best = _integers(scores.gather(-1, classes)).topk(m, dim=-1, sorted=in_order).indices
-    return classes.gather(-1, best)
+    first = _integers(scores.gather(-1, classes)).topk(m, dim=-1, sorted=in_order).indices
+    return classes.gather(-1, first)
 
 
 def _integers(scores: Tensor) -> Tensor:

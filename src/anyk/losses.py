@@ -379,7 +379,7 @@ def over_targets(
         else:
             losses = _index_losses(rows, safe, valid, example_losses, view)
             losses = losses if weights is None else weights * losses
-    return _reduced(losses, weights, reduction, shape.batch)
+    return reduced(losses, weights, reduction, shape.batch)
 
 
 def counted(
@@ -520,7 +520,7 @@ def _uniform(rows: Tensor) -> Tensor:
     return real.to(working_dtype(rows)) / real.sum(-1, keepdim=True)
 
 
-def _reduced(losses: Tensor, weights: Tensor | None, reduction: str, batch: torch.Size) -> Tensor:
+def reduced(losses: Tensor, weights: Tensor | None, reduction: str, batch: torch.Size) -> Tensor:
     """The weights are in the losses already; None means 1 for all."""
     if reduction == "none":
         return losses.reshape(batch)
