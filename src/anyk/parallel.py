@@ -115,8 +115,9 @@ def topk_cross_entropy(
         seen = _exchange(scores, target, slices, view.m, softmax=view.cross_entropy)
         kept, position = seen.choose(view)
         rows = seen.scores.gather(-1, kept)
-        cross_entropy = seen.cross_entropy(candidates.at(rows, position)[:, None]).squeeze(-1) if view.cross_entropy else None
-        each = losses.candidate_losses(Rows(rows, position, real_mask(rows), target, cross_entropy), valid, example_losses, view)
+        cross_entropy = seen.cross_entropy(rows.gather(-1, position[:, None])).squeeze(-1) if view.cross_entropy else None
+        chosen = Rows(rows, position, real_mask(rows), target, cross_entropy)
+        each = losses.candidate_losses(chosen, valid, example_losses, view)
         each = each if weights is None else weights * each
     return shard.reduced(each, weights, reduction)
 
@@ -295,8 +296,8 @@ class _Shard(NamedTuple):
         known = all(type(placement) in (Shard, Replicate) for placement in whole.placements)
         if not known or sharded.count(1) != 1 or sharded.count(0) > 1:
             raise ValueError(
-                "local_scores: expected a DTensor with Shard(1) on one dimension of the mesh, and on the others Replicate(), or "
-                f"Shard(0) on one, got {whole.placements}"
+                "local_scores: expected a DTensor with Shard(1) on one dimension of the mesh, Shard(0) on at most one, and "
+                f"Replicate() on the others, got {whole.placements}"
             )
         batch_placements = tuple(Shard(0) if dim == 0 else Replicate() for dim in sharded)
         classes = sharded.index(1)
@@ -323,7 +324,7 @@ class _Shard(NamedTuple):
         """The losses of the rows as one loss; in a DTensor, over everybody's rows."""
         if self.batch_group is not None and reduction != "none":
             counts = each.new_tensor(len(each)) if weights is None else weights.sum()
-            sums = _Gather.apply(torch.stack([each.sum(), counts]), self.batch_group).sum(0)
+            sums = _gather(torch.stack([each.sum(), counts]), self.batch_group).sum(0)
             each, weights = sums[:1], sums[1:]
         loss = losses.reduced(each, weights, reduction, each.shape)
         if self.whole is None:
@@ -441,12 +442,12 @@ def _exchange(
     classes = _local_candidates(scores, target, slices, widths[slices.place])
     width, columns = max(widths), []
     if softmax:
-        kept, top, total = _Summary.apply(scores, classes)
+        kept, top, total = _summary(scores, classes)
         columns = [top[:, None], total[:, None]] + ([] if more is None else [more(classes, top)])
     else:
         kept = scores.gather(-1, classes).to(working_dtype(scores))
     kept = functional.pad(kept, (0, width - kept.shape[-1]), value=-torch.inf)
-    blocks = _Gather.apply(torch.cat([kept, *columns], -1), slices.group)
+    blocks = _gather(torch.cat([kept, *columns], -1), slices.group)
     gathered = torch.cat([block[:, :own] for block, own in zip(blocks, widths, strict=True)], -1)
     # In a slice that is sent as it is, the target has its place; else it is the last (see _local_candidates).
     last = [start + own - 1 for start, own in zip(_starts(widths), widths, strict=True)]
@@ -505,6 +506,9 @@ class _Summary(torch.autograd.Function):
         return gradient.to(ctx.dtype), None
 
 
+_summary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = _Summary.apply
+
+
 class _Gather(torch.autograd.Function):
     """The blocks of all processes, (world, …). The gradient takes this process's block and leaves the others to theirs.
 
@@ -520,6 +524,9 @@ class _Gather(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, of_blocks: Tensor) -> tuple[Tensor, None]:
         return of_blocks[ctx.rank], None
+
+
+_gather: Callable[[Tensor, dist.ProcessGroup | None], Tensor] = _Gather.apply
 
 
 def _all_gather(block: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -558,7 +565,7 @@ def _smoothed_losses(
     def sums(classes: Tensor, top: Tensor) -> Tensor:
         local_classes.append(classes)
         real = scores.detach() != -torch.inf
-        local_weight = torch.ones_like(top[:1]).expand(size) if weight is None else weight[start : start + size]
+        local_weight = top.new_ones(size) if weight is None else weight[start : start + size]
         unsent = torch.where(real, local_weight, 0).scatter(-1, classes, 0)
         behind = torch.where(unsent != 0, scores - _finite(top)[:, None], 0)
         return torch.stack([real.sum(-1).to(top.dtype), unsent.sum(-1), (unsent * behind).sum(-1)], -1)
@@ -578,7 +585,7 @@ def _smoothed_losses(
 
     left = weights.scatter(-1, kept, 0)
     sent = (left * torch.where(left != 0, seen.cross_entropy(seen.scores), 0)).sum(-1)
-    distance = torch.where(unsent_weight != 0, seen.log_sum.squeeze(-1) + seen.best.squeeze(-1) - seen.tops, 0)
+    distance = torch.where(unsent_weight != 0, seen.cross_entropy(seen.tops.t()).t(), 0)
     unsent = (unsent_weight * distance - unsent_behind).sum(0)
     each = each + smooth.squeeze(-1) * (sent + unsent)
     return each if valid is None else torch.where(valid, each, 0)
