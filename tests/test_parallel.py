@@ -516,10 +516,13 @@ def in_each_wrong_dtensor():
         parallel.topk_cross_entropy(sharded, target, P_K, group=dist.group.WORLD)
     with pytest.raises(TypeError, match=r"target: expected a torch\.Tensor to go with local_scores"):
         parallel.topk_cross_entropy(scores, distribute_tensor(target, mesh, [Replicate()] * 2), P_K)
-    # A mesh that does not list the ranks in ascending order.
+    # A mesh that does not list the ranks in ascending order; its group does the same, and if it did not, we would say so.
     backwards = distribute_tensor(scores, DeviceMesh("cpu", [3, 2, 1, 0]), [Shard(1)])
+    loss = parallel.topk_cross_entropy(backwards, target, P_K, m=5)
+    assert_close(loss.to_local(), anyk.topk_cross_entropy(scores, target, P_K, m=5))
+    shard = parallel._Shard.of(scores, target, None)
     with pytest.raises(ValueError, match="ranks in the order of the slices, got the slices"):
-        parallel.topk_cross_entropy(backwards, target, P_K, m=5)
+        parallel._Slices.of(shard._replace(place=WORLD - 1 - shard.place), "")
 
 
 def test_wrong_dtensor(processes):
