@@ -349,27 +349,22 @@ class _Slices(NamedTuple):
     def of(cls, shard: _Shard, settings: str) -> _Slices:
         """Asks all processes for the size of their slice, and whether they agree in everything else."""
         scores, target = shard.scores, shard.target.detach()
-        asked = {
-            "local_scores: expected ranks in the order of the slices": [shard.place],
-            "local_scores: expected the same number of rows in every process": [len(scores)],
-            "local_scores: expected the same dtype in every process": [zlib.crc32(str(scores.dtype).encode())],
-            "target: expected the same number of targets in every process": [target.numel()],
-            "m, top1, …: expected the same settings in every process": [zlib.crc32(settings.encode())],
+        same = {  # of what is not a number, a checksum
+            "local_scores: expected the same number of rows": len(scores),
+            "local_scores: expected the same dtype": zlib.crc32(str(scores.dtype).encode()),
+            "target: expected the same number of targets": target.numel(),
+            "m, top1, …: expected the same settings": zlib.crc32(settings.encode()),
         }
-        # A weighted sum stands for the targets; it may wrap around.
         place = torch.arange(1, target.numel() + 1, device=target.device)
-        mixed = (target.long().flatten() * place * place).sum()
-        own = torch.tensor([scores.shape[1], *(value for (value,) in asked.values())], device=scores.device)
-        answers = _all_gather(torch.cat([own, mixed.to(own.device)[None]]), shard.group).t().tolist()
-        sizes, places, *same, targets = answers
-        names = list(asked)
+        of_targets = (target.long().flatten() * place * place).sum().to(scores.device)  # may wrap around
+        own = torch.tensor([scores.shape[1], shard.place, *same.values()], device=scores.device)
+        sizes, places, *answers = _all_gather(torch.cat([own, of_targets[None]]), shard.group).t().tolist()
         if places != list(range(len(places))):
-            raise ValueError(f"{names[0]}, got the slices {places} from ranks 0 … {len(places) - 1}")
-        for name, values in zip(names[1:], same, strict=True):
+            raise ValueError(f"local_scores: expected ranks in the order of the slices, got the slices {places}")
+        for name, values in zip([*same, "target: expected the same targets"], answers, strict=True):
             if len(set(values)) > 1:
-                raise ValueError(f"{name}, got {values}")
-        if len(set(targets)) > 1:
-            raise ValueError("target: expected the same targets in every process, got different ones")
+                number = f", got {values}" if "number" in name else ""
+                raise ValueError(f"{name} in every process{number}")
         if sum(sizes) < 1:
             raise ValueError("local_scores: expected at least one class in some process, got none")
         return cls(shard.group, shard.place, tuple(sizes))
@@ -381,6 +376,10 @@ class _Slices(NamedTuple):
     @property
     def starts(self) -> tuple[int, ...]:
         return _starts(self.sizes)
+
+    def widths(self, m: int | None) -> list[int]:
+        """How many candidates each process sends."""
+        return [size if m is None else min(m, size) for size in self.sizes]
 
     def owner(self, target: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
         ends = torch.tensor(list(accumulate(self.sizes)), device=target.device)
@@ -403,6 +402,8 @@ def _starts(sizes: Sequence[int]) -> tuple[int, ...]:
 class _Seen(NamedTuple):
     """What every process knows of all classes: the local candidates of all, slice after slice, and their summaries."""
 
+    own: Int[Tensor, "batch own"]
+    """which of its classes this process sent"""
     scores: Float[Tensor, "batch gathered"]
     target_place: Int[Tensor, " batch"]
     """where the target stands among them"""
@@ -438,7 +439,7 @@ def _exchange(
 
     ``more`` may add columns, from the places of the local candidates and the best score.
     """
-    widths = [size if m is None else min(m, size) for size in slices.sizes]
+    widths = slices.widths(m)
     classes = _local_candidates(scores, target, slices, widths[slices.place])
     width, columns = max(widths), []
     if softmax:
@@ -448,7 +449,7 @@ def _exchange(
         kept = scores.gather(-1, classes).to(working_dtype(scores))
     kept = functional.pad(kept, (0, width - kept.shape[-1]), value=-torch.inf)
     blocks = _gather(torch.cat([kept, *columns], -1), slices.group)
-    gathered = torch.cat([block[:, :own] for block, own in zip(blocks, widths, strict=True)], -1)
+    gathered = _joined(blocks, widths)
     # In a slice that is sent as it is, the target has its place; else it is the last (see _local_candidates).
     last = [start + own - 1 for start, own in zip(_starts(widths), widths, strict=True)]
     shift = [at - start for at, start in zip(_starts(widths), slices.starts, strict=True)]
@@ -458,12 +459,12 @@ def _exchange(
     place = torch.where(as_it_is, target + shifts, last_place)
     if not softmax:
         nothing = gathered.new_zeros(0)
-        return _Seen(gathered, place, nothing, nothing, nothing, nothing)
+        return _Seen(classes, gathered, place, nothing, nothing, nothing, nothing)
     tops = blocks[..., width].detach()
     best = tops.amax(0)
     best = torch.where(best == -torch.inf, 0, best)
     log_sum = (blocks[..., width + 1] * (tops - best).exp()).sum(0).log()
-    return _Seen(gathered, place, best[:, None], log_sum[:, None], tops, blocks[..., width + 2 :])
+    return _Seen(classes, gathered, place, best[:, None], log_sum[:, None], tops, blocks[..., width + 2 :])
 
 
 def _local_candidates(scores: Tensor, target: Tensor, slices: _Slices, m: int) -> Int[Tensor, "batch m"]:
@@ -535,6 +536,11 @@ def _all_gather(block: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return blocks
 
 
+def _joined(blocks: Tensor, widths: Sequence[int]) -> Float[Tensor, "batch gathered"]:
+    """The blocks side by side, without what fills them up."""
+    return torch.cat([block[:, :width] for block, width in zip(blocks, widths, strict=True)], -1)
+
+
 def _finite(top: Tensor) -> Tensor:
     """0 for slices with nothing but padding."""
     return torch.where(top == -torch.inf, 0, top)
@@ -560,10 +566,8 @@ def _smoothed_losses(
     those that were sent and not chosen.
     """
     start, size = slices.starts[slices.place], slices.sizes[slices.place]
-    local_classes: list[Tensor] = []
 
     def sums(classes: Tensor, top: Tensor) -> Tensor:
-        local_classes.append(classes)
         real = scores.detach() != -torch.inf
         local_weight = top.new_ones(size) if weight is None else weight[start : start + size]
         unsent = torch.where(real, local_weight, 0).scatter(-1, classes, 0)
@@ -571,7 +575,7 @@ def _smoothed_losses(
         return torch.stack([real.sum(-1).to(top.dtype), unsent.sum(-1), (unsent * behind).sum(-1)], -1)
 
     seen = _exchange(scores, target, slices, view.m, softmax=True, more=sums)
-    classes = _gathered_classes(local_classes[0] + start, slices, view.m)
+    classes = _gathered_classes(seen.own + start, slices, view.m)
     kept, position = seen.choose(view)
     real_number, unsent_weight, unsent_behind = seen.more.unbind(-1)
     smooth = label_smoothing / real_number.sum(0)[:, None]
@@ -592,6 +596,5 @@ def _smoothed_losses(
 
 
 def _gathered_classes(classes: Int[Tensor, "batch own"], slices: _Slices, m: int | None) -> Int[Tensor, "batch gathered"]:
-    widths = [size if m is None else min(m, size) for size in slices.sizes]
-    blocks = _all_gather(functional.pad(classes, (0, max(widths) - classes.shape[-1])), slices.group)
-    return torch.cat([block[:, :own] for block, own in zip(blocks, widths, strict=True)], -1)
+    widths = slices.widths(m)
+    return _joined(_all_gather(functional.pad(classes, (0, max(widths) - classes.shape[-1])), slices.group), widths)
