@@ -12,8 +12,8 @@ import pytest
 import anyk
 
 ROOT = pathlib.Path(__file__).parent.parent
-PUBLIC = [getattr(anyk, name) for name in anyk.__all__ if name != "networks"]
-PUBLIC += [getattr(anyk.networks, name) for name in anyk.networks.__all__]
+PUBLIC = [getattr(anyk, name) for name in anyk.__all__ if name not in ("networks", "parallel")]
+PUBLIC += [getattr(module, name) for module in (anyk.networks, anyk.parallel) for name in module.__all__]
 
 
 @pytest.mark.parametrize("thing", PUBLIC, ids=lambda thing: thing.__name__)

@@ -1,6 +1,6 @@
 """anyk: train classifiers so that the right class is among the first k guesses, for several k at once."""
 
-from anyk import networks
+from anyk import networks, parallel
 from anyk.baselines import SmoothTopKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
 from anyk.head import LinearTopKCrossEntropy
 from anyk.losses import TopKCrossEntropyLoss, topk_cross_entropy
@@ -23,6 +23,7 @@ __all__ = [
     "TopKHingeLoss",
     "TruncatedTopKEntropyLoss",
     "networks",
+    "parallel",
     "target_ranks",
     "topk_accuracy",
     "topk_cross_entropy",

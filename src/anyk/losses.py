@@ -78,24 +78,17 @@ def topk_cross_entropy(
 
     Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022, equations 2 and 4.
     """
-    operator = _checked_operator(operator, top1, softmax_over)
-    shape = _Shape.of(scores)
-    n = shape.classes
-    if m is not None:
-        m = checks.count("m", m, 1, n, "the number of classes")
-    p_k = _p_k_of_rows(p_k, example_p_k, m, shape, scores)
-    k = p_k.shape[-1]
-    softmax_over_all = top1 != "operator" and softmax_over == "all"
+    example_losses, view = topk_measure(Shape.of(scores), scores, p_k, operator, m, top1, softmax_over, example_p_k)
     return over_targets(
         scores,
         target,
-        _loss_of_rows(p_k, example_p_k is not None, operator, top1, softmax_over),
-        View(m=m, least=k, sort=operator.sorts, cross_entropy=softmax_over_all),
+        example_losses,
+        view,
         reduction=reduction,
         ignore_index=ignore_index,
         weight=weight,
         label_smoothing=label_smoothing,
-        is_cross_entropy=k == 1 and softmax_over_all,
+        is_cross_entropy=view.is_cross_entropy,
     )
 
 
@@ -137,28 +130,42 @@ def candidate_loss(
         tensor(0.6569)
     """
     check_shared(reduction, ignore_index, weight, 0.0)
-    operator = _checked_operator(operator, top1, softmax_over)
     scores, position = kept.scores, kept.position
-    p_k = _p_k_of_rows(p_k, example_p_k, scores.shape[-1], _Shape(n, target.shape, target.ndim > 0), scores)
-    loss_of_rows = _loss_of_rows(p_k, example_p_k is not None, operator, top1, softmax_over)
-    weight = _class_weights(weight, n, scores)
-    safe, valid, weights = _counted(target.reshape(-1), ignore_index, weight, working_dtype(scores))
+    shape = Shape(n, target.shape, target.ndim > 0)
+    example_losses, view = topk_measure(shape, scores, p_k, operator, scores.shape[-1], top1, softmax_over, example_p_k)
+    weight = class_weights(weight, n, scores)
+    valid, safe, weights = counted(target.reshape(-1), ignore_index, weight, working_dtype(scores))
     cross_entropies = None if log_sum_exp is None or top1 == "operator" else log_sum_exp[:, None] - scores
-    least = p_k.shape[-1]
     if smoothed is None:
         cross_entropy = None if cross_entropies is None else candidates.at(cross_entropies, position)
-        losses = _candidate_losses(scores, position, safe, cross_entropy, valid, loss_of_rows, least)
+        rows = Rows(scores, position, real_mask(scores), safe, cross_entropy)
+        losses = candidate_losses(rows, valid, example_losses, view)
         losses = losses if weights is None else weights * losses
     else:
         share, outside = smoothed
-        losses = _expected_over_candidates(scores, kept.classes, share, cross_entropies, valid, loss_of_rows, least) + outside
+        losses = shared_losses(scores, kept.classes, share, cross_entropies, valid, example_losses, view) + outside
         losses = losses if valid is None else torch.where(valid, losses, 0)
-    return _reduced(losses, weights, reduction, target.shape)
+    return reduced(losses, weights, reduction, target.shape)
 
 
-def _p_k_of_rows(p_k: Distribution, example_p_k: Tensor | None, m: int | None, shape: _Shape, scores: Tensor) -> Tensor:
-    """P_K, checked: (k,), (n, k), or (rows, k) if it was given for the examples."""
+def topk_measure(
+    shape: Shape,
+    like: Tensor,
+    p_k: Distribution,
+    operator: Operator | None,
+    m: int | None,
+    top1: str,
+    softmax_over: str,
+    example_p_k: Tensor | None,
+) -> tuple[Callable[[Rows], Tensor], View]:
+    """The arguments of :func:`topk_cross_entropy`, checked, as a loss of rows and what it wants to see of them.
+
+    ``shape`` is that of the scores of all classes; ``like`` has their dtype and device.
+    """
+    operator = _checked_operator(operator, top1, softmax_over)
     n = shape.classes
+    if m is not None:
+        m = checks.count("m", m, 1, n, "the number of classes")
     name = "p_k" if example_p_k is None else "example_p_k"
     p_k = distribution(p_k if example_p_k is None else example_p_k, name)
     k = p_k.shape[-1]
@@ -169,25 +176,23 @@ def _p_k_of_rows(p_k: Distribution, example_p_k: Tensor | None, m: int | None, s
         p_k = shape.example_rows(p_k)
     elif p_k.ndim == 2 and len(p_k) != n:
         raise ValueError(f"p_k: expected shape (k,) or (n, k) with n = {n} classes, got {tuple(p_k.shape)}")
-    return p_k.to(device=scores.device, dtype=working_dtype(scores))
+    p_k = p_k.to(device=like.device, dtype=working_dtype(like))
+    softmax_over_all = top1 != "operator" and softmax_over == "all"
 
-
-def _loss_of_rows(p_k: Tensor, by_example: bool, operator: Operator, top1: str, softmax_over: str) -> Callable[[Rows], Tensor]:
-    k = p_k.shape[-1]
-
-    def losses(rows: Rows) -> Tensor:
+    def example_losses(rows: Rows) -> Tensor:
         p = p_k
         if p_k.ndim == 2:
-            p = rows.for_each_target(p_k) if by_example else p_k[rows.target]
+            p = p_k[rows.target] if example_p_k is None else rows.for_each_target(p_k)
         cross_entropy = rows.cross_entropy
-        if top1 != "operator" and softmax_over == "candidates":
+        if top1 != "operator" and not softmax_over_all:
             cross_entropy = rows.candidate_cross_entropy()
         if k == 1 and cross_entropy is not None:
             return cross_entropy
         log_inclusion = operator.candidate_log_inclusion(rows.scores, rows.position, rows.real, k)
         return _example_losses(log_inclusion, p, cross_entropy, top1)
 
-    return losses
+    is_cross_entropy = k == 1 and softmax_over_all
+    return example_losses, View(m, k, operator.sorts, cross_entropy=softmax_over_all, is_cross_entropy=is_cross_entropy)
 
 
 def _checked_operator(operator: Operator | None, top1: str, softmax_over: str) -> Operator:
@@ -301,7 +306,7 @@ def working_dtype(scores: Tensor) -> torch.dtype:
     return torch.promote_types(scores.dtype, torch.float32)
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """(B, n, d1, …) or (n,) as rows of classes, and back."""
 
     classes: int
@@ -309,7 +314,7 @@ class _Shape(NamedTuple):
     batched: bool
 
     @classmethod
-    def of(cls, scores: Tensor) -> _Shape:
+    def of(cls, scores: Tensor) -> Shape:
         scores = checks.tensor("scores", scores)
         if not scores.dtype.is_floating_point:
             raise TypeError(f"scores: expected a floating-point tensor, got dtype {scores.dtype}")
@@ -346,6 +351,8 @@ class View(NamedTuple):
     """whether the candidates shall come in descending order even if all are kept"""
     cross_entropy: bool = False
     """whether it uses the softmax cross-entropy over all classes"""
+    is_cross_entropy: bool = False
+    """whether it is that cross-entropy and nothing else"""
 
 
 class Rows(NamedTuple):
@@ -392,9 +399,9 @@ def over_targets(
         is_cross_entropy: the loss is known to be softmax cross-entropy: use torch's own.
     """
     check_shared(reduction, ignore_index, weight, label_smoothing)
-    shape = _Shape.of(scores)
+    shape = Shape.of(scores)
     target = checks.tensor("target", target)
-    weight = _class_weights(weight, shape.classes, scores)
+    weight = class_weights(weight, shape.classes, scores)
     if target.dtype.is_floating_point:
         _check_probabilities(target, scores, ignore_index)
     else:
@@ -417,7 +424,7 @@ def over_targets(
         losses = _expected_losses(rows, probabilities, example_losses, view, weight, None)
         weights = None
     else:
-        safe, valid, weights = _counted(target.reshape(-1), ignore_index, weight, working_dtype(scores))
+        valid, safe, weights = counted(target.reshape(-1), ignore_index, weight, working_dtype(scores))
         if label_smoothing:
             one_hot = (safe[:, None] == torch.arange(shape.classes, device=safe.device)).to(working_dtype(scores))
             probabilities = one_hot * (1 - label_smoothing) + label_smoothing * _uniform(rows)
@@ -425,10 +432,11 @@ def over_targets(
         else:
             losses = _index_losses(rows, safe, valid, example_losses, view)
             losses = losses if weights is None else weights * losses
-    return _reduced(losses, weights, reduction, shape.batch)
+    return reduced(losses, weights, reduction, shape.batch)
 
 
-def _class_weights(weight: Tensor | None, n: int, scores: Tensor) -> Tensor | None:
+def class_weights(weight: Tensor | None, n: int, scores: Tensor) -> Tensor | None:
+    """The weights of the n classes, checked, in the dtype that the scores are computed in."""
     if weight is None:
         return None
     if weight.shape != (n,):
@@ -436,15 +444,15 @@ def _class_weights(weight: Tensor | None, n: int, scores: Tensor) -> Tensor | No
     return weight.to(dtype=working_dtype(scores))
 
 
-def _counted(
+def counted(
     target: Tensor, ignore_index: int, weight: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The targets with class 0 for the ignored, which rows count (None: all), and with what weight (None: 1 for all)."""
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """Which rows count (None: all), the targets with class 0 for those that do not, and what each counts (None: 1)."""
     counts = target != ignore_index
     if checks.readable(counts) and bool(counts.all()):
-        return target, None, None if weight is None else weight[target]
+        return None, target, None if weight is None else weight[target]
     safe = torch.where(counts, target, 0)
-    return safe, counts, counts.to(dtype) if weight is None else torch.where(counts, weight[safe], 0)
+    return counts, safe, counts.to(dtype) if weight is None else torch.where(counts, weight[safe], 0)
 
 
 def _index_losses(
@@ -460,25 +468,20 @@ def _index_losses(
     else:
         whole = view.m is None and not view.sort  # all classes as they come
         scores, cross_entropy = rows if whole else rows.gather(-1, classes), None
-    return _candidate_losses(scores, position, target, cross_entropy, valid, example_losses, view.least)
+    return candidate_losses(Rows(scores, position, real_mask(scores), target, cross_entropy), valid, example_losses, view)
 
 
-def _candidate_losses(
-    scores: Tensor,
-    position: Tensor,
-    target: Tensor,
-    cross_entropy: Tensor | None,
-    valid: Tensor | None,
-    example_losses: Callable[[Rows], Tensor],
-    least: int,
-) -> Tensor:
-    real = real_mask(scores)
-    checks.real_classes(real, least, valid)
+def candidate_losses(
+    rows: Rows, valid: Tensor | None, example_losses: Callable[[Rows], Tensor], view: View
+) -> Float[Tensor, " rows"]:
+    """The loss of each row from its candidates alone: checks, padding, and rows that do not count (``valid``; None: all do)."""
+    real, position = rows.real, rows.position
+    checks.real_classes(real, view.least, valid)
     if real is not None:
         padded = ~candidates.at(real, position)
         _check_targets_are_real(padded if valid is None else padded & valid)
         position = torch.where(padded, 0, position)
-    losses = example_losses(Rows(scores, position, real, target, cross_entropy))
+    losses = example_losses(rows._replace(position=position))
     if real is not None:
         losses = torch.where(padded, torch.inf, losses)  # as cross-entropy has it
     return losses if valid is None else torch.where(valid, losses, 0)
@@ -538,37 +541,36 @@ def _expected_losses(
     if valid is not None:
         rows = torch.where(valid[:, None], rows, 0)
     scores, classes = candidates.select_for_probabilities(rows, probabilities, view.m, sort=view.sort)
-    kept = scores.shape[-1]
     share = (probabilities if weight is None else probabilities * weight).gather(-1, classes)
     log_softmax = rows.to(working_dtype(rows)).log_softmax(-1)
-    cross_entropies = -log_softmax.gather(-1, classes) if view.cross_entropy else None
-    losses = _expected_over_candidates(scores, classes, share, cross_entropies, valid, example_losses, view.least)
-    if kept < rows.shape[-1]:
+    cross_entropy = -log_softmax.gather(-1, classes) if view.cross_entropy else None
+    losses = shared_losses(scores, classes, share, cross_entropy, valid, example_losses, view)
+    if scores.shape[-1] < rows.shape[-1]:
         outside = (probabilities if weight is None else probabilities * weight).scatter(-1, classes, 0)
         losses = losses - (outside * torch.where(outside != 0, log_softmax, 0)).sum(-1)
     return losses if valid is None else torch.where(valid, losses, 0)
 
 
-def _expected_over_candidates(
-    scores: Tensor,
-    classes: Tensor,
-    share: Tensor,
-    cross_entropies: Tensor | None,
-    valid: Tensor | None,
+def shared_losses(
+    scores: Float[Tensor, "rows m"],
+    classes: Int[Tensor, "rows m"],
+    share: Float[Tensor, "rows m"],
+    cross_entropy: Float[Tensor, "rows m"] | None,
+    valid: Bool[Tensor, " rows"] | None,
     example_losses: Callable[[Rows], Tensor],
-    least: int,
-) -> Tensor:
-    """sum_c share_c L(s, c) over the candidates, whose softmax cross-entropies over all classes are given."""
+    view: View,
+) -> Float[Tensor, " rows"]:
+    """Each candidate in turn as the target, with its share. ``cross_entropy`` is that of each, over all classes."""
     kept = scores.shape[-1]
     place = torch.arange(kept, device=scores.device).expand_as(classes)
     real = real_mask(scores)
-    checks.real_classes(real, least, valid)
+    checks.real_classes(real, view.least, valid)
     if real is not None:
         _check_targets_are_real(~real & (share != 0))
         place = place.where(real, 0)  # padding as a target: any other stands in for it, nothing may depend on it
-        cross_entropies = None if cross_entropies is None else cross_entropies.gather(-1, place)
+        cross_entropy = None if cross_entropy is None else cross_entropy.gather(-1, place)
     everyone = None if real is None else real[:, None, :].expand(-1, kept, -1)
-    each = example_losses(Rows(scores[:, None, :].expand(-1, kept, -1), place, everyone, classes, cross_entropies))
+    each = example_losses(Rows(scores[:, None, :].expand(-1, kept, -1), place, everyone, classes, cross_entropy))
     if real is not None:
         each = torch.where(real, each, torch.inf)
     return torch.where(share != 0, share * torch.where(share != 0, each, 0), 0).sum(-1)
@@ -580,7 +582,7 @@ def _uniform(rows: Tensor) -> Tensor:
     return real.to(working_dtype(rows)) / real.sum(-1, keepdim=True)
 
 
-def _reduced(losses: Tensor, weights: Tensor | None, reduction: str, batch: torch.Size) -> Tensor:
+def reduced(losses: Tensor, weights: Tensor | None, reduction: str, batch: torch.Size) -> Tensor:
     """The weights are in the losses already; None means 1 for all."""
     if reduction == "none":
         return losses.reshape(batch)

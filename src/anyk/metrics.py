@@ -48,11 +48,15 @@ def topk_hits(
         >>> anyk.topk_hits(torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.3, 0.2]]), torch.tensor([1, 2]), ks=(1, 2))
         {1: tensor(0), 2: tensor(1)}
     """
-    if not isinstance(ks, Iterable):
-        raise TypeError(f"ks: expected a sequence of integers, got {ks!r}")
-    ks = [checks.at_least_one("ks", k) for k in ks]
+    ks = checked_ks(ks)
     ranks = target_ranks(scores, target)
     return {k: (ranks <= k).sum() for k in ks}
+
+
+def checked_ks(ks: Iterable[int]) -> list[int]:
+    if not isinstance(ks, Iterable):
+        raise TypeError(f"ks: expected a sequence of integers, got {ks!r}")
+    return [checks.at_least_one("ks", k) for k in ks]
 
 
 def topk_accuracy(

@@ -1,0 +1,600 @@
+"""The loss and the metrics with the classes sharded over processes: each holds the scores of some of the classes.
+
+Every process picks the m best of its own scores; one all-gather tells everybody all of these, and each goes on alone as if
+it had seen all classes: (rows x m) numbers from each process, whatever the number of classes. The softmax part needs two
+numbers more for each row, the best score and the sum of exponentials.
+
+**Gradients.** Every process computes the same loss and calls ``backward`` on its own copy. What arrives at
+``local_scores`` is this process's slice of the gradient that one process with all classes would get: not multiplied or
+divided by the number of processes. Everybody knows the loss as a function of all that was gathered, so each takes the
+gradient of its own part and the backward pass communicates nothing. What the scores were computed from follows the rules
+of tensor parallelism: if every process multiplies the same features with its own rows of the weights, each gets its own
+part of the gradient of the features, and the parts are to be added up (a column-wise parallel DTensor layer does so).
+Parameters of the loss itself, such as a learned temperature, get the whole gradient in every process.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from anyk import candidates, checks, losses, metrics
+from anyk.losses import Distribution, Rows, Shape, View, working_dtype
+from anyk.operators import Operator
+from anyk.operators.base import real_mask
+
+__all__ = ["TopKCrossEntropyLoss", "topk_accuracy", "topk_cross_entropy", "topk_hits"]
+
+
+def topk_cross_entropy(
+    local_scores: Float[Tensor, "batch n_local"],
+    target: Int[Tensor, " batch"],
+    p_k: Distribution,
+    operator: Operator | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    m: int | None = None,
+    top1: str = "separate",
+    softmax_over: str = "all",
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    weight: Float[Tensor, " n"] | None = None,
+    label_smoothing: float = 0.0,
+    example_p_k: Float[Tensor, "batch k"] | None = None,
+) -> Tensor:
+    """:func:`anyk.topk_cross_entropy` of scores whose classes are sharded over the processes of a group.
+
+    The loss is that of ``torch.cat`` of the slices in the order of the ranks, the same in every process;
+    ``local_scores.grad`` is this process's slice of its gradient (see :mod:`anyk.parallel`). All processes must call it.
+
+    Args:
+        local_scores: (B, n_local), the scores of this process's classes; the slices may differ in size or be empty. Or a
+            ``DTensor`` with ``Shard(1)`` on one dimension of its mesh, and ``Shard(0)`` or ``Replicate()`` on the others:
+            the loss is then a DTensor too, over the whole batch.
+        target: (B,), indices among all classes, the same in every process. With a DTensor whose batch is sharded: a
+            DTensor, or the targets of this process's rows.
+        p_k: as there; the same in every process, like all arguments that follow.
+        operator: as there.
+        group: the processes that share the classes; None means all.
+        m: as there. Set it: with None every process gets all scores.
+        top1, softmax_over, reduction, ignore_index: as there.
+        weight: (n,), for all classes.
+        label_smoothing: as there, below 1. The classes of the candidates are then gathered as well.
+        example_p_k: (B, k), instead of ``p_k``. With a DTensor, like the target.
+
+    Returns:
+        The loss, at least float32. It can be differentiated once.
+
+    Ties: with ``m=None``, by class index as in one process. Of equal scores at the edge of the m best, which are taken is
+    as open as in ``torch.topk``; the loss is the same, the gradient goes to those taken.
+
+    Example:
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> scores = torch.tensor([[2.0, 1.0, 0.5, 0.0], [0.0, 0.5, 1.0, 2.0]])
+        >>> anyk.parallel.topk_cross_entropy(scores, torch.tensor([1, 3]), [0.5, 0.5], anyk.LapSum(), m=3)
+        tensor(0.6569)
+        >>> torch.distributed.destroy_process_group()
+    """
+    shard = _Shard.of(local_scores, target, group)
+    example_p_k = None if example_p_k is None else shard.local("example_p_k", example_p_k)
+    losses.check_shared(reduction, ignore_index, weight, label_smoothing)
+    if label_smoothing == 1:
+        raise ValueError("label_smoothing: expected a number below 1, got 1")
+    settings = (m, top1, softmax_over, reduction, ignore_index, label_smoothing, weight is None, example_p_k is None)
+    slices = _Slices.of(shard, str(settings))
+    scores, n = shard.scores, slices.number
+    target = checks.class_indices(shard.target, scores.shape[:1], n, ignore_index)
+    example_losses, view = losses.topk_measure(
+        Shape(n, scores.shape[:1], True), scores, p_k, operator, m, top1, softmax_over, example_p_k
+    )
+    if view.is_cross_entropy:
+        view = view._replace(m=1)  # nothing is ranked
+    if view.m == n:
+        view = view._replace(m=None)
+    if weight is not None:
+        if weight.shape != (n,):
+            raise ValueError(f"weight: expected shape ({n},), one for each of all classes, got {tuple(weight.shape)}")
+        weight = weight.to(dtype=working_dtype(scores))
+    valid, target, weights = losses.counted(target, ignore_index, weight, working_dtype(scores))
+    if valid is not None:
+        # Whatever an ignored row holds, NaN included, must not reach a gradient.
+        scores = torch.where(valid[:, None], scores, 0)
+    if label_smoothing:
+        each = _smoothed_losses(scores, target, valid, slices, example_losses, view, weight, label_smoothing)
+    else:
+        seen = _exchange(scores, target, slices, view.m, softmax=view.cross_entropy)
+        kept, position = seen.choose(view)
+        rows = seen.scores.gather(-1, kept)
+        cross_entropy = seen.cross_entropy(rows.gather(-1, position[:, None])).squeeze(-1) if view.cross_entropy else None
+        chosen = Rows(rows, position, real_mask(rows), target, cross_entropy)
+        each = losses.candidate_losses(chosen, valid, example_losses, view)
+        each = each if weights is None else weights * each
+    return shard.reduced(each, weights, reduction)
+
+
+class TopKCrossEntropyLoss(losses.TopKCrossEntropyLoss):
+    """:func:`anyk.parallel.topk_cross_entropy` as a module.
+
+    Args:
+        p_k: weights of top-1, …, top-k, shape (k,) or (n, k).
+        operator: the relaxation of sorting; None means ``SortingNetwork("splitter")``.
+        group: the processes that share the classes; None means all, or those of the DTensor's mesh.
+        settings: m, top1, softmax_over, reduction, ignore_index, weight, label_smoothing, see :func:`topk_cross_entropy`.
+
+    Shape:
+        local_scores (B, n_local); target class indices (B,).
+
+    Example:
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> criterion = anyk.parallel.TopKCrossEntropyLoss([0.5, 0, 0, 0, 0.5], m=16)
+        >>> local_scores = torch.randn(8, 100, requires_grad=True)
+        >>> criterion(local_scores, torch.randint(100, (8,))).backward()
+        >>> torch.distributed.destroy_process_group()
+    """
+
+    def __init__(
+        self,
+        p_k: Distribution,
+        operator: Operator | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(p_k, operator, **settings)
+        self.group = group
+
+    def forward(self, local_scores: Tensor, target: Tensor, *, example_p_k: Tensor | None = None) -> Tensor:
+        return topk_cross_entropy(
+            local_scores,
+            target,
+            self.p_k,
+            self.operator,
+            group=self.group,
+            m=self.m,
+            top1=self.top1,
+            softmax_over=self.softmax_over,
+            reduction=self.reduction,
+            ignore_index=self.ignore_index,
+            weight=self.weight,
+            label_smoothing=self.label_smoothing,
+            example_p_k=example_p_k,
+        )
+
+
+def topk_hits(
+    local_scores: Float[Tensor, "batch n_local"],
+    target: Int[Tensor, " batch"],
+    ks: Iterable[int] = (1, 5),
+    *,
+    group: dist.ProcessGroup | None = None,
+) -> dict[int, Tensor]:
+    """:func:`anyk.topk_hits` of sharded classes: every process counts its classes that are not behind the target.
+
+    Args:
+        local_scores, target, group: as for :func:`topk_cross_entropy`.
+        ks: the values of k.
+
+    Returns:
+        ``{k: count}``, the same in every process; with a DTensor, over the whole batch.
+
+    Example:
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> scores = torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.3, 0.2]])
+        >>> anyk.parallel.topk_hits(scores, torch.tensor([1, 2]), ks=(1, 2))
+        {1: tensor(0), 2: tensor(1)}
+        >>> torch.distributed.destroy_process_group()
+    """
+    ks = metrics.checked_ks(ks)
+    shard = _Shard.of(local_scores, target, group)
+    slices = _Slices.of(shard, "")
+    scores = shard.scores.detach()
+    target = checks.class_indices(shard.target, scores.shape[:1], slices.number)
+    mine, local_target = slices.local(target)
+    own = scores.new_zeros(len(scores), dtype=working_dtype(scores))
+    if scores.shape[-1]:
+        own = torch.where(mine, candidates.at(scores, local_target), own)
+    of_target = _all_gather(own, shard.group).gather(0, slices.owner(target)[None]).squeeze(0)
+    # As in metrics.target_ranks: "not smaller" counts NaN and the target itself.
+    ranks = (~(scores < of_target[:, None])).sum(-1)
+    dist.all_reduce(ranks, group=shard.group)
+    hits = torch.stack([(ranks <= k).sum() for k in ks]) if ks else ranks.new_zeros(0)
+    if shard.batch_group is not None:
+        dist.all_reduce(hits, group=shard.batch_group)
+    return dict(zip(ks, hits.unbind(), strict=True))
+
+
+def topk_accuracy(
+    local_scores: Float[Tensor, "batch n_local"],
+    target: Int[Tensor, " batch"],
+    ks: Iterable[int] = (1, 5),
+    *,
+    group: dist.ProcessGroup | None = None,
+) -> dict[int, Tensor]:
+    """:func:`anyk.topk_accuracy` of sharded classes.
+
+    Args:
+        local_scores, target, group: as for :func:`topk_cross_entropy`.
+        ks: the values of k.
+
+    Returns:
+        ``{k: fraction}``, the same in every process; NaN for an empty batch.
+
+    Example:
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> scores = torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.3, 0.2]])
+        >>> anyk.parallel.topk_accuracy(scores, torch.tensor([1, 2]), ks=(1, 2))
+        {1: tensor(0.), 2: tensor(0.5000)}
+        >>> torch.distributed.destroy_process_group()
+    """
+    return {k: hits / len(local_scores) for k, hits in topk_hits(local_scores, target, ks, group=group).items()}
+
+
+# Who holds what ----------------------------------------------------------------------------------------------------------
+
+
+class _Shard(NamedTuple):
+    """This process's part, out of its DTensor if it came in one."""
+
+    scores: Float[Tensor, "batch n_local"]
+    target: Tensor
+    group: dist.ProcessGroup | None
+    """the processes that have the same rows and other classes"""
+    place: int
+    """the place of this slice among theirs"""
+    batch_group: dist.ProcessGroup | None = None
+    """the processes that have the same classes and other rows, if any"""
+    whole: Any = None
+    """the DTensor"""
+    batch_placements: tuple[Any, ...] = ()
+    """how its rows are placed"""
+
+    @classmethod
+    def of(cls, local_scores: Tensor, target: Tensor, group: dist.ProcessGroup | None) -> _Shard:
+        local_scores, target = checks.tensor("local_scores", local_scores), checks.tensor("target", target)
+        if not local_scores.dtype.is_floating_point:
+            raise TypeError(f"local_scores: expected a floating-point tensor, got dtype {local_scores.dtype}")
+        if local_scores.ndim != 2:
+            raise ValueError(f"local_scores: expected shape (B, n_local), got {tuple(local_scores.shape)}")
+        if target.dtype.is_floating_point:
+            raise TypeError(
+                f"target: expected class indices of an integer dtype, got dtype {target.dtype}; "
+                "class probabilities are not supported with sharded classes"
+            )
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError("group: expected an initialised process group; call torch.distributed.init_process_group first")
+        # Not isinstance: importing DTensor takes seconds.
+        if hasattr(local_scores, "device_mesh"):
+            return cls._of_dtensor(local_scores, target, group)
+        if hasattr(target, "device_mesh"):
+            raise TypeError("target: expected a torch.Tensor to go with local_scores, got a DTensor")
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise ValueError("group: expected one that this process is a member of")
+        return cls(local_scores, target, group, rank)
+
+    @classmethod
+    def _of_dtensor(cls, whole: Any, target: Tensor, group: dist.ProcessGroup | None) -> _Shard:
+        from torch.distributed.tensor import Replicate, Shard
+
+        if group is not None:
+            raise ValueError("group: expected None with a DTensor, whose mesh has the groups")
+        mesh = whole.device_mesh
+        sharded = [placement.dim % 2 if type(placement) is Shard else None for placement in whole.placements]
+        known = all(type(placement) in (Shard, Replicate) for placement in whole.placements)
+        if not known or sharded.count(1) != 1 or sharded.count(0) > 1:
+            raise ValueError(
+                "local_scores: expected a DTensor with Shard(1) on one dimension of the mesh, Shard(0) on at most one, and "
+                f"Replicate() on the others, got {whole.placements}"
+            )
+        batch_placements = tuple(Shard(0) if dim == 0 else Replicate() for dim in sharded)
+        classes = sharded.index(1)
+        shard = cls(
+            scores=whole.to_local(),
+            target=target,
+            group=mesh.get_group(classes),
+            place=mesh.get_local_rank(classes),
+            batch_group=mesh.get_group(sharded.index(0)) if 0 in sharded else None,
+            whole=whole,
+            batch_placements=batch_placements,
+        )
+        return shard._replace(target=shard.local("target", target))
+
+    def local(self, name: str, tensor: Tensor) -> Tensor:
+        """This process's rows of a tensor that has something for each."""
+        if not hasattr(tensor, "device_mesh"):
+            return tensor
+        if self.whole is None:
+            raise TypeError(f"{name}: expected a torch.Tensor to go with local_scores, got a DTensor")
+        return tensor.redistribute(self.whole.device_mesh, self.batch_placements).to_local()  # type: ignore[attr-defined]
+
+    def reduced(self, each: Tensor, weights: Tensor | None, reduction: str) -> Tensor:
+        """The losses of the rows as one loss; in a DTensor, over everybody's rows."""
+        if self.batch_group is not None and reduction != "none":
+            counts = each.new_tensor(len(each)) if weights is None else weights.sum()
+            sums = _gather(torch.stack([each.sum(), counts]), self.batch_group).sum(0)
+            each, weights = sums[:1], sums[1:]
+        loss = losses.reduced(each, weights, reduction, each.shape)
+        if self.whole is None:
+            return loss
+        from torch.distributed.tensor import DTensor, Replicate
+
+        mesh = self.whole.device_mesh
+        if reduction != "none":
+            return DTensor.from_local(loss, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        size = torch.Size([len(self.whole)])
+        return DTensor.from_local(loss, mesh, self.batch_placements, run_check=False, shape=size, stride=(1,))
+
+
+class _Slices(NamedTuple):
+    """Which process holds which classes."""
+
+    group: dist.ProcessGroup | None
+    place: int
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shard: _Shard, settings: str) -> _Slices:
+        """Asks all processes for the size of their slice, and whether they agree in everything else."""
+        scores, target = shard.scores, shard.target.detach()
+        same = {  # of what is not a number, a checksum
+            "local_scores: expected the same number of rows": len(scores),
+            "local_scores: expected the same dtype": zlib.crc32(str(scores.dtype).encode()),
+            "target: expected the same number of targets": target.numel(),
+            "m, top1, …: expected the same settings": zlib.crc32(settings.encode()),
+        }
+        place = torch.arange(1, target.numel() + 1, device=target.device)
+        of_targets = (target.long().flatten() * place * place).sum().to(scores.device)  # may wrap around
+        own = torch.tensor([scores.shape[1], shard.place, *same.values()], device=scores.device)
+        sizes, places, *answers = _all_gather(torch.cat([own, of_targets[None]]), shard.group).t().tolist()
+        if places != list(range(len(places))):
+            raise ValueError(f"local_scores: expected ranks in the order of the slices, got the slices {places}")
+        for name, values in zip([*same, "target: expected the same targets"], answers, strict=True):
+            if len(set(values)) > 1:
+                number = f", got {values}" if "number" in name else ""
+                raise ValueError(f"{name} in every process{number}")
+        if sum(sizes) < 1:
+            raise ValueError("local_scores: expected at least one class in some process, got none")
+        return cls(shard.group, shard.place, tuple(sizes))
+
+    @property
+    def number(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        return _starts(self.sizes)
+
+    def widths(self, m: int | None) -> list[int]:
+        """How many candidates each process sends."""
+        return [size if m is None else min(m, size) for size in self.sizes]
+
+    def owner(self, target: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+        ends = torch.tensor(list(accumulate(self.sizes)), device=target.device)
+        return torch.searchsorted(ends, target, right=True)
+
+    def local(self, target: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
+        """Which targets are among this process's classes, and their indices there (some index for the others)."""
+        local = target - self.starts[self.place]
+        inside = local.clamp(0, max(0, self.sizes[self.place] - 1))
+        return (local == inside) & (self.sizes[self.place] > 0), inside
+
+
+def _starts(sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(accumulate((0, *sizes[:-1])))
+
+
+# What they tell each other -----------------------------------------------------------------------------------------------
+
+
+class _Seen(NamedTuple):
+    """What every process knows of all classes: the local candidates of all, slice after slice, and their summaries."""
+
+    own: Int[Tensor, "batch own"]
+    """which of its classes this process sent"""
+    scores: Float[Tensor, "batch gathered"]
+    target_place: Int[Tensor, " batch"]
+    """where the target stands among them"""
+    best: Float[Tensor, "batch 1"]
+    """the best score of all"""
+    log_sum: Float[Tensor, "batch 1"]
+    """logarithm of the sum of exponentials of all scores, relative to it"""
+    tops: Float[Tensor, "world batch"]
+    """the best score of each slice"""
+    more: Float[Tensor, "world batch more"]
+    """what else they were told"""
+
+    def choose(self, view: View) -> tuple[Int[Tensor, "batch m"], Int[Tensor, " batch"]]:
+        """Where the m best of all stand, and the target's place among them."""
+        # Only with m=None everything is here, in the order of the classes.
+        return candidates.choose(self.scores, self.target_place, view.m, sort=view.sort or view.m is not None)
+
+    def cross_entropy(self, scores: Float[Tensor, "batch some"]) -> Float[Tensor, "batch some"]:
+        """Softmax cross-entropy over all classes for targets of these scores."""
+        return self.log_sum + (self.best - scores)
+
+
+def _exchange(
+    scores: Tensor,
+    target: Tensor,
+    slices: _Slices,
+    m: int | None,
+    *,
+    softmax: bool,
+    more: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> _Seen:
+    """The one all-gather: local candidates, and for the softmax the best score and the sum of exponentials.
+
+    ``more`` may add columns, from the places of the local candidates and the best score.
+    """
+    widths = slices.widths(m)
+    classes = _local_candidates(scores, target, slices, widths[slices.place])
+    width, columns = max(widths), []
+    if softmax:
+        kept, top, total = _summary(scores, classes)
+        columns = [top[:, None], total[:, None]] + ([] if more is None else [more(classes, top)])
+    else:
+        kept = scores.gather(-1, classes).to(working_dtype(scores))
+    kept = functional.pad(kept, (0, width - kept.shape[-1]), value=-torch.inf)
+    blocks = _gather(torch.cat([kept, *columns], -1), slices.group)
+    gathered = _joined(blocks, widths)
+    # In a slice that is sent as it is, the target has its place; else it is the last (see _local_candidates).
+    last = [start + own - 1 for start, own in zip(_starts(widths), widths, strict=True)]
+    shift = [at - start for at, start in zip(_starts(widths), slices.starts, strict=True)]
+    whole = [own == size for own, size in zip(widths, slices.sizes, strict=True)]
+    owner = slices.owner(target)
+    last_place, shifts, as_it_is = (torch.tensor(values, device=target.device)[owner] for values in (last, shift, whole))
+    place = torch.where(as_it_is, target + shifts, last_place)
+    if not softmax:
+        nothing = gathered.new_zeros(0)
+        return _Seen(classes, gathered, place, nothing, nothing, nothing, nothing)
+    tops = blocks[..., width].detach()
+    best = tops.amax(0)
+    best = torch.where(best == -torch.inf, 0, best)
+    log_sum = (blocks[..., width + 1] * (tops - best).exp()).sum(0).log()
+    return _Seen(classes, gathered, place, best[:, None], log_sum[:, None], tops, blocks[..., width + 2 :])
+
+
+def _local_candidates(scores: Tensor, target: Tensor, slices: _Slices, m: int) -> Int[Tensor, "batch m"]:
+    """The m best of this process's classes, in it the target, if it is one of them: on the last place.
+
+    So everybody knows where the target is without being told. All classes are left in their order.
+    """
+    if m == scores.shape[-1]:
+        return torch.arange(m, device=scores.device).expand(scores.shape)
+    best = candidates.best(scores.detach(), m)
+    mine, local_target = slices.local(target)
+    found, place = (best == local_target[:, None]).int().max(-1)
+    place = torch.where(found > 0, place, m - 1)
+    with_target = torch.cat([best.scatter(-1, place[:, None], best[:, -1:])[:, :-1], local_target[:, None]], -1)
+    return torch.where(mine[:, None], with_target, best)
+
+
+class _Summary(torch.autograd.Function):
+    """Scores of the given classes, the best score, and the sum of exponentials relative to it, with one gradient for all.
+
+    The best score is a constant to whoever differentiates: it cancels in the log-sum-exp.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dtype = working_dtype(rows)
+        top = rows.amax(-1).to(dtype) if rows.shape[-1] else rows.new_full(rows.shape[:1], -torch.inf, dtype=dtype)
+        exponentials = (rows - _finite(top)[:, None]).exp_()
+        ctx.save_for_backward(exponentials, classes)
+        ctx.dtype = rows.dtype
+        ctx.mark_non_differentiable(top)
+        return rows.gather(-1, classes).to(dtype), top, exponentials.sum(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_scores: Tensor, _: Tensor, of_total: Tensor) -> tuple[Tensor, None]:
+        exponentials, classes = ctx.saved_tensors
+        gradient = exponentials * of_total[:, None]
+        gradient.scatter_add_(-1, classes, of_scores)
+        return gradient.to(ctx.dtype), None
+
+
+_summary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = _Summary.apply
+
+
+class _Gather(torch.autograd.Function):
+    """The blocks of all processes, (world, …). The gradient takes this process's block and leaves the others to theirs.
+
+    A second derivative would need what the others know.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, block: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.rank = dist.get_rank(group)
+        return _all_gather(block, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_blocks: Tensor) -> tuple[Tensor, None]:
+        return of_blocks[ctx.rank], None
+
+
+_gather: Callable[[Tensor, dist.ProcessGroup | None], Tensor] = _Gather.apply
+
+
+def _all_gather(block: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    blocks = block.new_empty(dist.get_world_size(group), *block.shape)
+    dist.all_gather(list(blocks.unbind()), block.contiguous(), group=group)
+    return blocks
+
+
+def _joined(blocks: Tensor, widths: Sequence[int]) -> Float[Tensor, "batch gathered"]:
+    """The blocks side by side, without what fills them up."""
+    return torch.cat([block[:, :width] for block, width in zip(blocks, widths, strict=True)], -1)
+
+
+def _finite(top: Tensor) -> Tensor:
+    """0 for slices with nothing but padding."""
+    return torch.where(top == -torch.inf, 0, top)
+
+
+# Label smoothing ---------------------------------------------------------------------------------------------------------
+
+
+def _smoothed_losses(
+    scores: Tensor,
+    target: Tensor,
+    valid: Tensor | None,
+    slices: _Slices,
+    example_losses: Callable[[Rows], Tensor],
+    view: View,
+    weight: Tensor | None,
+    label_smoothing: float,
+) -> Tensor:
+    """As losses._expected_losses: the candidates each in turn as the target, the rest by softmax cross-entropy.
+
+    With w_c the weights and u the share of each class that is not padding, the rest costs u sum_c w_c (log-sum-exp - s_c).
+    The rest is the classes that were not sent, of which each process tells the sum of w_c and of w_c (s_c - its best), and
+    those that were sent and not chosen.
+    """
+    start, size = slices.starts[slices.place], slices.sizes[slices.place]
+
+    def sums(classes: Tensor, top: Tensor) -> Tensor:
+        real = scores.detach() != -torch.inf
+        local_weight = top.new_ones(size) if weight is None else weight[start : start + size]
+        unsent = torch.where(real, local_weight, 0).scatter(-1, classes, 0)
+        behind = torch.where(unsent != 0, scores - _finite(top)[:, None], 0)
+        return torch.stack([real.sum(-1).to(top.dtype), unsent.sum(-1), (unsent * behind).sum(-1)], -1)
+
+    seen = _exchange(scores, target, slices, view.m, softmax=True, more=sums)
+    classes = _gathered_classes(seen.own + start, slices, view.m)
+    kept, position = seen.choose(view)
+    real_number, unsent_weight, unsent_behind = seen.more.unbind(-1)
+    smooth = label_smoothing / real_number.sum(0)[:, None]
+    weights = (seen.scores != -torch.inf).to(smooth.dtype) * (1 if weight is None else weight[classes])
+
+    chosen = seen.scores.gather(-1, kept)
+    of_target = (1 - label_smoothing) * (torch.ones_like(smooth) if weight is None else weight[target][:, None])
+    share = (smooth * weights).gather(-1, kept).scatter_add(-1, position[:, None], of_target)
+    cross_entropy = seen.cross_entropy(chosen) if view.cross_entropy else None
+    each = losses.shared_losses(chosen, classes.gather(-1, kept), share, cross_entropy, valid, example_losses, view)
+
+    left = weights.scatter(-1, kept, 0)
+    sent = (left * torch.where(left != 0, seen.cross_entropy(seen.scores), 0)).sum(-1)
+    distance = torch.where(unsent_weight != 0, seen.cross_entropy(seen.tops.t()).t(), 0)
+    unsent = (unsent_weight * distance - unsent_behind).sum(0)
+    each = each + smooth.squeeze(-1) * (sent + unsent)
+    return each if valid is None else torch.where(valid, each, 0)
+
+
+def _gathered_classes(classes: Int[Tensor, "batch own"], slices: _Slices, m: int | None) -> Int[Tensor, "batch gathered"]:
+    widths = slices.widths(m)
+    return _joined(_all_gather(functional.pad(classes, (0, max(widths) - classes.shape[-1])), slices.group), widths)
