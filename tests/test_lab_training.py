@@ -269,6 +269,11 @@ def test_p_k_of_each_class_from_a_file(data: str, tmp_path: Path) -> None:
         criteria.read_p_k(tmp_path / "bad.csv", 2)
 
 
+def test_what_p_k_trains_for_is_measured(data: str, tmp_path: Path) -> None:
+    result = training.train(quick(data, p_k=(0.5, 0.0, 0.5), epochs=1), tmp_path)
+    assert list(result["test"])[:4] == ["top1", "top3", "top5", "top10"]
+
+
 def test_label_noise_touches_so_many_training_labels_and_no_others(data: str) -> None:
     dataset = training.load(data)
     recipe = quick(data, label_noise=0.25)
@@ -296,7 +301,8 @@ def test_a_run_leaves_the_callers_generator_and_threads_alone(data: str, tmp_pat
         ({"device": "nonsense"}, "cannot be used here"),
         ({"select": "top20"}, "select"),
         ({"loss": "smooth", "temperature": "auto"}, "needs a number"),
-        ({"validation": 0.0}, "validation split"),
+        ({"validation": 0.0}, "left for validation"),
+        ({"augment": ("crop",)}, "augment changes images"),
     ],
     ids=lambda value: str(value)[:24],
 )

@@ -71,7 +71,7 @@ def compare(
     _say(report.render(comparison.table(outcome), "terminal"))
     _say("\n".join(comparison.verdict(outcome)))
     best = comparison.best(outcome)
-    _say(f"\nThe loss that validation prefers ({best.name}), to paste:\n")
+    _say(f"\nTo paste: {best.name}, the best on validation (of equals the first)\n")
     _say(comparison.code(best.recipe, outcome.data["classes"]))
     _say(f"Report: {out / 'report.html'}")
     return 0
@@ -112,7 +112,11 @@ def train(
     for part in ("validation", "test"):
         accuracies = (f"{name} {100 * value:.2f} %" for name, value in result[part].items() if name.startswith("top"))
         _say(f"{part:10}  {'  '.join(accuracies)}")
-    _say(f"{result['epochs']:g} epochs in {result['seconds']:.1f} s, in {out}")
+    used = result["recipe"]
+    _say(
+        f"learning rate {used['learning_rate']:g} ({used['schedule']}), batch size {used['batch_size']}, model {used['model']}"
+    )
+    _say(f"epochs: {result['epochs']:g}; {result['seconds']:.1f} s; folder: {out}")
     return 0
 
 
@@ -148,7 +152,7 @@ def sweep(
 
 
 def report(
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("anyk-runs"),),
     *,
     format: Format = "terminal",
     fields: tuple[str, ...] | None = None,
@@ -163,18 +167,18 @@ def report(
         format: of the table.
         fields: the recipe's fields to show; by default those that differ.
         metrics: top1, top5, validation_top1, ...; by default those that were measured.
-        sort: a field or a metric; -metric for the worst first.
+        sort: a field or a metric; --sort=-top1 for the worst first.
         plot: also draw to this .png, .svg or .pdf file.
     """
     from anyk.lab import report as reports
 
     table = reports.table(reports.collect(folders), fields=fields, metrics=metrics, sort=sort)
+    if plot is not None:
+        reports.plot(table, plot)
     _say(reports.render(table, format))
     if format == "csv":  # which has no place for them
         for note in table.notes:
             _warn(note)
-    if plot is not None:
-        reports.plot(table, plot)
     return 0
 
 

@@ -54,7 +54,7 @@ def compare(
         if value < 1:
             raise LabError(f"{name} should be at least 1, but is {value}.")
     dataset = load(setting.data)
-    setting = setting.resolved(dataset.kind)
+    setting = setting.resolved(dataset.kind, len(dataset.train))
     losses = list(dict.fromkeys([BASELINE, *losses]))
     recipes = {loss: Recipe(**vars(setting), loss=loss) for loss in losses}
     for recipe in recipes.values():  # before hours of training, not after

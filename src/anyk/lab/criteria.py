@@ -43,8 +43,11 @@ def criterion(recipe: Recipe, classes: int) -> nn.Module:
     k = p_k.shape[-1]
     ranked = classes if recipe.m is None else min(recipe.m, classes)
     if k > ranked:
-        limit = f"there are only {classes} classes" if ranked == classes else f"only m = {recipe.m} are ranked"
-        raise LabError(f"P_K reaches to k = {k}, but {limit}: give a shorter --p-k or a larger --m.")
+        if ranked == classes:
+            raise LabError(
+                f"P_K reaches to k = {k}, but there are only {classes} classes: give a shorter --p-k, such as .5 .5."
+            )
+        raise LabError(f"P_K reaches to k = {k}, but only m = {recipe.m} are ranked: give a larger --m or a shorter --p-k.")
     if recipe.loss in ONE_K:
         return ONE_K[recipe.loss](recipe, k)
     return anyk.TopKCrossEntropyLoss(
@@ -55,6 +58,14 @@ def criterion(recipe: Recipe, classes: int) -> nn.Module:
         softmax_over=recipe.softmax_over,
         label_smoothing=recipe.label_smoothing,
     )
+
+
+def trained_ks(loss: nn.Module) -> list[int]:
+    """The k that a loss trains for."""
+    if isinstance(loss, anyk.TopKCrossEntropyLoss):
+        weighted = (loss.p_k.reshape(-1, loss.p_k.shape[-1]) > 0).any(0)
+        return [k + 1 for k in weighted.nonzero().flatten().tolist()]
+    return [int(getattr(loss, "k", 1))]
 
 
 def reschedule(loss: nn.Module, recipe: Recipe, progress: float) -> None:
@@ -82,6 +93,8 @@ def learning_rate(recipe: Recipe, progress: float) -> float:
 
 def read_p_k(path: Path, classes: int) -> torch.Tensor:
     """One P_K for each class, from a JSON list of lists or from lines of a CSV file without a header."""
+    if not path.exists():
+        raise LabError(f"p_k_file {path} does not exist.")
     try:
         text = path.read_text()
         rows = json.loads(text) if path.suffix == ".json" else [row for row in csv.reader(text.splitlines()) if row]

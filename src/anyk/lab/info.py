@@ -215,6 +215,7 @@ def describe(facts: dict[str, Any]) -> str:
     lines += [f"cache {facts['cache']['folder']}"]
     lines += [f"  {entry['name']}, {size(entry['bytes'])}" for entry in facts["cache"]["contents"]] or ["  empty"]
     lines += ["embedding sets here and in the cache"]
+    lines += ["  none"] * (not facts["embeddings"])
     for found in facts["embeddings"]:
         lines.append(f"  {found['folder']}: {found['name']}, {found['classes']} classes, {size(found['bytes'])}")
     return "\n".join(lines)

@@ -132,7 +132,8 @@ class Setting:
         for name in ("p_k", "p_k_end"):
             weights = getattr(self, name)
             if weights is not None and (not weights or min(weights) < 0 or abs(sum(weights) - 1) > 1e-4):
-                raise LabError(f"{name} should be weights of top-1, top-2, ... that sum to 1, but is {list(weights)}.")
+                given = f"{list(weights)} (sum {sum(weights):g})"
+                raise LabError(f"{name} should be weights of top-1, top-2, ... that sum to 1, but is {given}.")
         if self.p_k_end is not None and len(self.p_k_end) != len(self.p_k):
             raise LabError(f"p_k_end should be as long as p_k ({len(self.p_k)}), but has length {len(self.p_k_end)}.")
         if self.p_k_file is not None and self.p_k_end is not None:
@@ -140,9 +141,12 @@ class Setting:
         if self.temperature_end is not None and self.temperature == "auto":
             raise LabError('temperature_end needs a number as temperature to start from, not "auto".')
 
-    def resolved(self: Self, kind: str) -> Self:
-        """The same with every zero and "auto" that stands for "by the kind of data" filled in."""
-        values = BY_KIND[kind]
+    def resolved(self: Self, kind: str, examples: int) -> Self:
+        """The same with every zero and "auto" that stands for "by the data" filled in.
+
+        The batch is at most a twentieth of the examples: an epoch of one step trains nothing.
+        """
+        values = {**BY_KIND[kind], "batch_size": max(1, min(BY_KIND[kind]["batch_size"], examples // 20))}
         return self.but(**{name: value for name, value in values.items() if getattr(self, name) in (0, "auto", ("auto",))})
 
     def to_json(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ and their number. A run that goes on from a checkpoint therefore takes exactly t
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +98,9 @@ class _Training:
         self.run = run
         self.device = _device(recipe.device)
         self.dataset = load(recipe.data)
-        self.recipe = recipe = recipe.resolved(self.dataset.kind)
+        self.recipe = recipe = recipe.resolved(self.dataset.kind, len(self.dataset.train))
+        if recipe.augment and self.dataset.kind != "images":
+            raise LabError(f"augment changes images, but {self.dataset.name} holds embeddings: leave it out.")
         self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
         self.labels = noisy_labels(self.dataset, self.parts, recipe)
         self.steps_per_epoch = math.ceil(len(self.parts.train) / recipe.batch_size)
@@ -162,7 +164,7 @@ class _Training:
     def _take_step(self, index: Tensor) -> None:
         recipe, progress = self.recipe, self.step / self.steps
         inputs, target = self.reader(self.dataset.train, index), self.labels[index].to(self.device)
-        if recipe.augment and self.dataset.kind == "images":
+        if recipe.augment:
             inputs = models.augment(inputs, recipe.augment)
         if recipe.mixup:
             inputs, target = _mixup(inputs, target, recipe.mixup, len(self.dataset.classes))
@@ -235,7 +237,8 @@ class _Training:
         return [self.recipe.select]
 
     def _accuracies(self, examples: Split, index: Tensor) -> dict[str, float]:
-        return accuracies(self.model, examples, index, self.reader, len(self.dataset.classes), self.recipe.amp)
+        ks = sorted({*KS, *criteria.trained_ks(self.criterion)})
+        return accuracies(self.model, examples, index, self.reader, len(self.dataset.classes), ks, self.recipe.amp)
 
     # Saving and going on ---------------------------------------------------------------------------------------------------
 
@@ -341,7 +344,7 @@ class Predictor:
             raise LabError(f"{folder} has no model.safetensors: its run has not ended.")
         recipe = run.recipe()
         self.dataset = load(recipe.data)
-        recipe = recipe.resolved(self.dataset.kind)
+        recipe = recipe.resolved(self.dataset.kind, len(self.dataset.train))
         self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
         self.reader = Reader(self.dataset, _device(device))
         self.model = models.build(recipe, self.dataset).to(device)
@@ -382,10 +385,16 @@ class Reader:
 
 @torch.no_grad()
 def accuracies(
-    model: nn.Module, examples: Split, index: Tensor, reader: Reader, classes: int, amp: bool = False
+    model: nn.Module,
+    examples: Split,
+    index: Tensor,
+    reader: Reader,
+    classes: int,
+    ks: Sequence[int] = KS,
+    amp: bool = False,
 ) -> dict[str, float]:
     """Top-k accuracies, their mean over top-1 and top-5, and the cross-entropy, in evaluation mode."""
-    ks = [k for k in KS if k < classes] or [1]
+    ks = [k for k in ks if k < classes] or [1]
     hits = {k: torch.zeros((), dtype=torch.int64, device=reader.device) for k in ks}
     cross_entropy = torch.zeros((), device=reader.device)
     model.eval()

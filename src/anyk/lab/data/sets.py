@@ -92,9 +92,10 @@ def split(dataset: Dataset, validation: float, test: float, seed: int) -> Parts:
     train, held = _divide(rest, dataset.train.labels, validation, generator)
     for name, part in (("validation", held), ("test", test_index)):
         if not len(part):
+            least = 2 if dataset.test is not None else 3
             raise LabError(
-                f"{dataset.name} has {len(dataset.train)} training examples, too few for a {name} split: "
-                f"raise --{name} or add examples."
+                f"no example of {dataset.name} is left for {name}: --{name} should be above 0, and classes need at least {least} "
+                f"examples (there are {len(dataset.train)} in {len(dataset.classes)} classes)."
             )
     return Parts(train, held, test_split, test_index)
 
