@@ -94,8 +94,8 @@ def split(dataset: Dataset, validation: float, test: float, seed: int) -> Parts:
         if not len(part):
             least = 2 if dataset.test is not None else 3
             raise LabError(
-                f"no example of {dataset.name} is left for {name}: --{name} should be above 0, and classes need at least {least} "
-                f"examples (there are {len(dataset.train)} in {len(dataset.classes)} classes)."
+                f"no example of {dataset.name} is left for {name}: --{name} should be above 0, and classes need "
+                f"at least {least} examples (there are {len(dataset.train)} in {len(dataset.classes)} classes)."
             )
     return Parts(train, held, test_split, test_index)
 
