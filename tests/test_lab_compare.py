@@ -217,8 +217,6 @@ def test_the_command_goes_on_after_it_was_killed(how: signal.Signals, data: str,
         time.sleep(0.02)
     process.send_signal(how)
     _, errors = process.communicate(timeout=60)
-    if how == signal.SIGINT and process.returncode == 0:
-        pytest.skip("the comparison had ended before the signal came")
     if how == signal.SIGINT:
         assert process.returncode == 130, errors
         assert errors.startswith("Stopped. To go on: anyk compare")

@@ -18,7 +18,7 @@ from anyk.lab import comparison, criteria, files, info, page, training
 from anyk.lab.comparison import Comparison, Example, Guess, Method, Moves, SeedRun, Try
 from anyk.lab.data import load, split
 from anyk.lab.errors import LabError
-from anyk.lab.pool import Outcome, Pool
+from anyk.lab.pool import Outcome, Pool, wait_in_turns
 from anyk.lab.recipes import LossName, Recipe, Setting
 from anyk.lab.runs import Run
 from anyk.lab.training import Progress, Stopped
@@ -64,7 +64,9 @@ def compare(
     with Run(out).locked(), Pool(jobs, on_progress) as pool:
         with ThreadPoolExecutor(len(losses)) as threads:
             try:
-                found = list(threads.map(lambda loss: study.method(pool, recipes[loss]), losses))
+                futures = [threads.submit(study.method, pool, recipes[loss]) for loss in losses]
+                wait_in_turns(futures)
+                found = [future.result() for future in futures]
             except BaseException:
                 pool.stop()  # or the threads would wait for the runs
                 raise

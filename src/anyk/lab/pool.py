@@ -7,8 +7,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -70,6 +70,7 @@ class Pool:
     def run(self, recipes: Mapping[Path, Recipe]) -> dict[Path, Outcome]:
         """Run all, wait for all. Runs that had ended before are not run again."""
         futures = {folder: self._threads.submit(self._run_one, folder, recipe) for folder, recipe in recipes.items()}
+        wait_in_turns(list(futures.values()))
         return {folder: future.result() for folder, future in futures.items()}
 
     def _run_one(self, folder: Path, recipe: Recipe) -> Outcome:
@@ -106,6 +107,14 @@ class Pool:
             if not self._stopping.is_set():
                 Run(folder).fail(outcome.error or "")
         return outcome
+
+
+def wait_in_turns(futures: Sequence[Future[Any]]) -> None:
+    """Wait for all, or for the first that fails. In short turns: a signal that another thread received is seen between them."""
+    while True:
+        done, waiting = wait(futures, timeout=0.2, return_when=FIRST_EXCEPTION)
+        if not waiting or any(future.exception() for future in done):
+            return
 
 
 def _work(parent: Connection, folder: str, fields: dict[str, Any]) -> None:
