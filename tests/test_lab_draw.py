@@ -115,7 +115,7 @@ def test_matrix(tmp_path):
 
 def test_loss_curves(tmp_path):
     path = draw.loss_curves(tmp_path / "loss.svg", points=21)
-    for title in ("softmax cross-entropy", *(title for title, _ in draw.OPERATORS.values())):
+    for title in ("softmax cross-entropy", *draw.OPERATORS.values()):
         assert f"loss-{title}" in ids(path)
         assert f"slope-{title}" in ids(path)
         assert title in texts(path)
@@ -132,7 +132,7 @@ def test_curve_is_the_loss_and_its_slope():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda path: draw.network("quick", 8, 2, path / "a.png"), "kind should be one of splitter, odd_even"),
+        (lambda path: draw.network("quick", 8, 2, path / "a.png"), "kind should be one of splitter, bitonic"),
         (lambda path: draw.network("splitter", 0, 1, path / "a.png"), "n should be an integer between 1 and 128, but is 0"),
         (lambda path: draw.network("splitter", 129, 1, path / "a.png"), "n should be an integer between 1 and 128"),
         (lambda path: draw.network("splitter", 8, 9, path / "a.png"), "k should be an integer between 1 and 8, but is 9"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -24,10 +25,22 @@ __all__ = ["SmoothTopKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss"]
 MOST_IN_SINGLE, MOST_IN_DOUBLE = 8, 20
 
 
-class _TopKLoss(nn.Module, ABC):
-    """A loss of the others' leads for one k; everything else is shared with CrossEntropyLoss."""
+LOSSES: dict[str, type[nn.Module]] = {}
+"""The losses for one k by their names in the lab. A class is entered where it is defined."""
+
+
+class TopKLoss(nn.Module, ABC):
+    """A loss of the others' leads for one k; everything else is shared with CrossEntropyLoss.
+
+    ``class Mine(TopKLoss, name="mine")`` makes it known to the lab as ``--loss mine``.
+    """
 
     weight: Tensor | None
+
+    def __init_subclass__(cls, name: str | None = None, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if name is not None:
+            LOSSES[name] = cls
 
     def __init__(
         self,
@@ -81,7 +94,7 @@ class _TopKLoss(nn.Module, ABC):
         return f"k={self.k}, {shared_repr(self)}"
 
 
-class SmoothTopKLoss(_TopKLoss):
+class SmoothTopKLoss(TopKLoss, name="smooth"):
     """The smooth top-k SVM loss.
 
     With Y the k-subsets of the classes, Y_y those that contain the target, and t the temperature,
@@ -157,7 +170,7 @@ class SmoothTopKLoss(_TopKLoss):
         return f"{super().extra_repr()}, {own}"
 
 
-class TopKHingeLoss(_TopKLoss):
+class TopKHingeLoss(TopKLoss, name="hinge"):
     """The top-k hinge losses of multiclass support vector machines.
 
     With b the margins ``a_j + margin`` of the other classes and 0 for the target, in descending order,
@@ -205,7 +218,7 @@ class TopKHingeLoss(_TopKLoss):
         return f"{super().extra_repr()}, variant={self.variant!r}, margin={self.margin}"
 
 
-class TruncatedTopKEntropyLoss(_TopKLoss):
+class TruncatedTopKEntropyLoss(TopKLoss, name="truncated"):
     """Softmax cross-entropy that forgives the k - 1 classes most ahead.
 
         L = log(1 + exp(a_(k)) + exp(a_(k+1)) + …)

@@ -275,20 +275,12 @@ class TopKCrossEntropyLoss(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, scores: Tensor, target: Tensor, *, example_p_k: Tensor | None = None) -> Tensor:
-        return topk_cross_entropy(
-            scores,
-            target,
-            self.p_k,
-            self.operator,
-            m=self.m,
-            top1=self.top1,
-            softmax_over=self.softmax_over,
-            reduction=self.reduction,
-            ignore_index=self.ignore_index,
-            weight=self.weight,
-            label_smoothing=self.label_smoothing,
-            example_p_k=example_p_k,
-        )
+        return topk_cross_entropy(scores, target, **self._arguments(), example_p_k=example_p_k)
+
+    def _arguments(self) -> dict[str, Any]:
+        """What the function takes besides scores and targets."""
+        names = ("p_k", "operator", "m", "top1", "softmax_over", "reduction", "ignore_index", "weight", "label_smoothing")
+        return {name: getattr(self, name) for name in names}
 
     def extra_repr(self) -> str:
         p_k = self.p_k.tolist() if self.p_k.ndim == 1 and self.p_k.device.type != "meta" else tuple(self.p_k.shape)

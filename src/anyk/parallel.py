@@ -155,21 +155,7 @@ class TopKCrossEntropyLoss(losses.TopKCrossEntropyLoss):
         self.group = group
 
     def forward(self, local_scores: Tensor, target: Tensor, *, example_p_k: Tensor | None = None) -> Tensor:
-        return topk_cross_entropy(
-            local_scores,
-            target,
-            self.p_k,
-            self.operator,
-            group=self.group,
-            m=self.m,
-            top1=self.top1,
-            softmax_over=self.softmax_over,
-            reduction=self.reduction,
-            ignore_index=self.ignore_index,
-            weight=self.weight,
-            label_smoothing=self.label_smoothing,
-            example_p_k=example_p_k,
-        )
+        return topk_cross_entropy(local_scores, target, group=self.group, **self._arguments(), example_p_k=example_p_k)
 
 
 def topk_hits(

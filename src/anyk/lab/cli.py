@@ -15,6 +15,7 @@ import tyro
 
 from anyk.lab.errors import LabError
 from anyk.lab.recipes import LossName, Recipe, Setting
+from anyk.lab.reproduce import Network
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 CommonSetting = Annotated[Setting, tyro.conf.OmitArgPrefixes]
@@ -189,7 +190,7 @@ def reproduce(
     smoke: Flag = False,
     seeds: int | None = None,
     source: Literal["paper", "official"] = "paper",
-    network: Literal["splitter", "bitonic", "odd_even"] = "splitter",
+    network: Network = "splitter",
     grid: tuple[float, ...] = (1.0,),
     out: Path | None = None,
     jobs: int = 0,

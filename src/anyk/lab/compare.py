@@ -108,7 +108,7 @@ class _Study:
             failures.extend(f"{folder.name} failed: {outcome.error}" for folder, outcome in outcomes.items() if outcome.error)
             return [outcomes[self.folder(recipe)] for recipe in recipes]
 
-        tunes_temperature = start.loss not in criteria.COLD and start.temperature != "auto"
+        tunes_temperature = criteria.LOSSES[start.loss].has_temperature and start.temperature != "auto"
         tries: dict[Point, Try] = {}
         while len(tries) < self.budget:
             points = next_points({point: made.score for point, made in tries.items()}, 2 if tunes_temperature else 1)

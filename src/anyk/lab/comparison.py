@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import anyk
 from anyk.lab import files, statistics
+from anyk.lab.criteria import LOSSES
 from anyk.lab.errors import LabError
 from anyk.lab.recipes import Recipe
 from anyk.lab.report import METRICS, Column, Difference, Measured, Table, Value, p_text, title
@@ -306,7 +308,7 @@ def _warnings(comparison: Comparison) -> list[str]:
 def _tuning_warnings(method: Method) -> list[str]:
     """An optimum at the border of what was tried may not be the optimum."""
     knobs = {"learning_rate": "learning rate", "temperature": "temperature"}
-    if method.recipe.loss not in _WITH_TEMPERATURE:
+    if not LOSSES[method.recipe.loss].has_temperature:
         del knobs["temperature"]
     borders = []
     for name, words in knobs.items():
@@ -328,20 +330,6 @@ def _join(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-_OPERATORS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "splitter": ('SortingNetwork("splitter", ', ("swap", "wires")),
-    "bitonic": ('SortingNetwork("bitonic", ', ("swap", "wires")),
-    "odd_even": ('SortingNetwork("odd_even", ', ("swap", "wires")),
-    "neuralsort": ("NeuralSort(", ()),
-    "softsort": ("SoftSort(", ()),
-    "sinkhorn": ("SinkhornSort(", ("anchors",)),
-    "lapsum": ("LapSum(", ()),
-    "ksubset": ("KSubset(", ()),
-}
-_FIXED_K = {"smooth": "SmoothTopKLoss", "hinge": "TopKHingeLoss", "truncated": "TruncatedTopKEntropyLoss"}
-_WITH_TEMPERATURE = {*_OPERATORS, "smooth"}
-
-
 def code(recipe: Recipe, classes: int | None = None) -> str:
     """The lines of Python that make the recipe's loss, called ``criterion``.
 
@@ -353,20 +341,18 @@ def code(recipe: Recipe, classes: int | None = None) -> str:
     'criterion = anyk.TopKCrossEntropyLoss([0.5, 0.5], anyk.LapSum(temperature=0.1))'
     """
     imports, comments = ["import anyk"], [f"# tuned with {recipe.optimizer}, learning rate {recipe.learning_rate:g}"]
-    temperature = f"temperature={_quoted(recipe.temperature)}"
-    smoothing = _arguments(recipe, ("label_smoothing",))
-    if recipe.loss == "softmax":
-        imports, call = ["import torch"], f"torch.nn.CrossEntropyLoss({', '.join(smoothing)})"
-    elif recipe.loss in _FIXED_K:
+    loss = LOSSES[recipe.loss]
+    own = [f"{name}={_quoted(value)}" for name, value in loss.arguments(recipe).items() if _is_worth_saying(recipe, name)]
+    if not loss.is_operator and not loss.has_k:
+        imports, call = ["import torch"], f"torch.nn.{loss.make.__name__}({', '.join(own)})"
+    elif loss.has_k:
         k = str(max(place for place, weight in enumerate(recipe.p_k, start=1) if weight > 0))
         if recipe.p_k_file is not None:
             imports, rows = _read_p_k(recipe.p_k_file)
             k = f"max(place for row in {rows} for place, weight in enumerate(row, start=1) if weight > 0)"
-        own = [temperature] if recipe.loss == "smooth" else []
-        call = f"anyk.{_FIXED_K[recipe.loss]}({', '.join([f'k={k}', *own, *smoothing])})"
+        call = f"{_qualified(loss.make)}({', '.join([f'k={k}', *own])})"
     else:
-        start, options = _OPERATORS[recipe.loss]
-        operator = f"anyk.{start}{', '.join([temperature, *_arguments(recipe, options)])})"
+        operator = f"{_qualified(loss.make)}({', '.join(own)})"
         weights = str(list(recipe.p_k))
         if recipe.p_k_file is not None:
             imports, weights = _read_p_k(recipe.p_k_file)
@@ -375,16 +361,26 @@ def code(recipe: Recipe, classes: int | None = None) -> str:
         if recipe.temperature_end is not None:
             comments.append(f"# the temperature moved to {recipe.temperature_end!r}, geometrically over the run")
         limit = [f"m={recipe.m}"] if recipe.m is not None and (classes is None or recipe.m < classes) else []
-        arguments = [weights, operator, *limit, *_arguments(recipe, ("top1", "softmax_over")), *smoothing]
+        others = [
+            f"{name}={_quoted(getattr(recipe, name))}"
+            for name in ("top1", "softmax_over", "label_smoothing")
+            if _is_worth_saying(recipe, name)
+        ]
+        arguments = [weights, operator, *limit, *others]
         call = f"anyk.TopKCrossEntropyLoss({', '.join(arguments)})"
     return "\n".join([*imports, "", *comments, f"criterion = {call}", ""])
 
 
-def _arguments(recipe: Recipe, names: Iterable[str]) -> list[str]:
-    """Keyword arguments where the recipe leaves the default."""
-    defaults = Recipe()
-    values = {name: getattr(recipe, name) for name in names}
-    return [f"{name}={_quoted(value)}" for name, value in values.items() if value != getattr(defaults, name)]
+def _is_worth_saying(recipe: Recipe, name: str) -> bool:
+    """The temperature always, other arguments where the recipe leaves the default."""
+    return name == "temperature" or not hasattr(recipe, name) or getattr(recipe, name) != getattr(Recipe(), name)
+
+
+def _qualified(make: type) -> str:
+    """How a class is called in code: those of anyk by the library's name."""
+    if getattr(anyk, make.__name__, None) is make:
+        return f"anyk.{make.__name__}"
+    return f"{make.__module__}.{make.__name__}"
 
 
 def _quoted(value: Any) -> str:

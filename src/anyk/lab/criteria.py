@@ -1,41 +1,103 @@
-"""From a recipe's words to a loss of the core: one table row for each name."""
+"""From a recipe's words to a loss of the core.
+
+The names come from where operators, networks and losses are defined: whatever is entered there can be trained, tuned,
+compared and drawn. Packages can bring more: a module named in the entry points of the group "anyk" is imported here.
+"""
+
+from __future__ import annotations
 
 import csv
+import importlib.metadata
+import inspect
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 import anyk
+from anyk import baselines, operators
 from anyk.lab.errors import LabError
-from anyk.lab.recipes import Recipe
 
-OPERATORS: dict[str, Callable[[Recipe], anyk.Operator]] = {
-    "splitter": lambda r: anyk.SortingNetwork("splitter", r.temperature, r.swap, r.wires),
-    "bitonic": lambda r: anyk.SortingNetwork("bitonic", r.temperature, r.swap, r.wires),
-    "odd_even": lambda r: anyk.SortingNetwork("odd_even", r.temperature, r.swap, r.wires),
-    "neuralsort": lambda r: anyk.NeuralSort(r.temperature),
-    "softsort": lambda r: anyk.SoftSort(r.temperature),
-    "sinkhorn": lambda r: anyk.SinkhornSort(r.temperature, anchors=r.anchors),
-    "lapsum": lambda r: anyk.LapSum(r.temperature),
-    "ksubset": lambda r: anyk.KSubset(r.temperature),
+if TYPE_CHECKING:
+    from anyk.lab.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of the lab.
+
+    Args:
+        title: what to call it.
+        make: an operator, or a loss. Of a recipe it gets the fields that it has arguments for.
+        given: further arguments.
+    """
+
+    title: str
+    make: type[nn.Module]
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether it is a part of TopKCrossEntropyLoss and not a loss by itself."""
+        return issubclass(self.make, anyk.Operator)
+
+    @property
+    def has_k(self) -> bool:
+        """Whether it is a loss for one k."""
+        return "k" in self._parameters()
+
+    @property
+    def has_temperature(self) -> bool:
+        """Whether there is a temperature to tune."""
+        return "temperature" in self._parameters()
+
+    def arguments(self, recipe: Recipe) -> dict[str, Any]:
+        """The arguments that a recipe gives."""
+        named = {name: getattr(recipe, name) for name in self._parameters() if hasattr(recipe, name) and name not in self.given}
+        return {**self.given, **named}
+
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.make).parameters
+
+
+def _load_plugins() -> None:
+    for plugin in importlib.metadata.entry_points(group="anyk"):
+        try:
+            plugin.load()
+        except Exception as error:  # whatever the package does wrong, it should be named
+            raise LabError(
+                f"{plugin.value}, an extension of anyk, cannot be loaded: {type(error).__name__}: {error}."
+            ) from error
+
+
+_load_plugins()
+LOSSES: dict[str, Loss] = {
+    "softmax": Loss("Softmax", nn.CrossEntropyLoss),
+    **{kind: Loss(entry.title, anyk.SortingNetwork, {"kind": kind}) for kind, entry in operators.KINDS.items()},
+    **{name: Loss(make.__name__, make) for name, make in operators.OPERATORS.items()},
+    **{name: Loss(make.__name__, make) for name, make in baselines.LOSSES.items()},
 }
-ONE_K: dict[str, Callable[[Recipe, int], nn.Module]] = {
-    "smooth": lambda r, k: anyk.SmoothTopKLoss(k, _number(r), label_smoothing=r.label_smoothing),
-    "hinge": lambda r, k: anyk.TopKHingeLoss(k, label_smoothing=r.label_smoothing),
-    "truncated": lambda r, k: anyk.TruncatedTopKEntropyLoss(k, label_smoothing=r.label_smoothing),
-}
-#: losses without a temperature
-COLD = ("softmax", "hinge", "truncated")
+"""All losses by their names."""
+
+
+def operator(name: str, temperature: float) -> anyk.Operator:
+    """An operator by its name in the lab."""
+    loss = LOSSES[name]
+    made = loss.make(**loss.given, temperature=temperature)
+    assert isinstance(made, anyk.Operator)
+    return made
 
 
 def criterion(recipe: Recipe, classes: int) -> nn.Module:
     """The loss of a recipe for so many classes."""
-    if recipe.loss == "softmax":
-        return nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
+    loss = LOSSES[recipe.loss]
+    if not loss.is_operator and not loss.has_k:
+        return loss.make(**loss.arguments(recipe))
     p_k = read_p_k(Path(recipe.p_k_file), classes) if recipe.p_k_file else torch.tensor(recipe.p_k)
     if recipe.p_k_end is None:
         k = int((p_k.reshape(-1, p_k.shape[-1]) > 0).any(0).nonzero().max()) + 1
@@ -48,11 +110,15 @@ def criterion(recipe: Recipe, classes: int) -> nn.Module:
                 f"P_K reaches to k = {k}, but there are only {classes} classes: give a shorter --p-k, such as .5 .5."
             )
         raise LabError(f"P_K reaches to k = {k}, but only m = {recipe.m} are ranked: give a larger --m or a shorter --p-k.")
-    if recipe.loss in ONE_K:
-        return ONE_K[recipe.loss](recipe, k)
+    if loss.has_k:
+        if loss.has_temperature and isinstance(recipe.temperature, str):
+            raise LabError(f'loss {recipe.loss} needs a number as temperature, not "auto".')
+        return loss.make(k=k, **loss.arguments(recipe))
+    made = loss.make(**loss.arguments(recipe))
+    assert isinstance(made, anyk.Operator)
     return anyk.TopKCrossEntropyLoss(
         p_k,
-        OPERATORS[recipe.loss](recipe),
+        made,
         m=recipe.m,
         top1=recipe.top1,
         softmax_over=recipe.softmax_over,
@@ -72,8 +138,8 @@ def reschedule(loss: nn.Module, recipe: Recipe, progress: float) -> None:
     """Move the temperature and P_K to where they stand after this fraction of the run."""
     if not isinstance(loss, anyk.TopKCrossEntropyLoss):
         return
-    if recipe.temperature_end is not None:
-        start = _number(recipe)
+    if recipe.temperature_end is not None and not isinstance(recipe.temperature, str):
+        start = recipe.temperature
         loss.operator.temperature = start * (recipe.temperature_end / start) ** progress
     if recipe.p_k_end is not None:
         start_p_k, end_p_k = torch.tensor(recipe.p_k), torch.tensor(recipe.p_k_end)
@@ -108,9 +174,3 @@ def read_p_k(path: Path, classes: int) -> torch.Tensor:
         row = int(((p_k < 0).any(1) | ~((sums - 1).abs() < 1e-4)).nonzero()[0])
         raise LabError(f"row {row + 1} of p_k_file {path} should be weights of at least 0 that sum to 1.")
     return p_k
-
-
-def _number(recipe: Recipe) -> float:
-    if isinstance(recipe.temperature, str):
-        raise LabError(f'loss {recipe.loss} needs a number as temperature, not "auto".')
-    return recipe.temperature

@@ -19,10 +19,12 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from anyk import networks as comparator_networks
+from anyk.lab.criteria import LOSSES
+from anyk.lab.criteria import operator as make_operator
 from anyk.lab.errors import LabError
 from anyk.losses import topk_cross_entropy
 from anyk.networks import Comparator, Network
-from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SinkhornSort, SoftSort, SortingNetwork
+from anyk.operators import KINDS, Operator
 
 SUFFIXES = (".png", ".svg", ".pdf")
 MOST_WIRES = 128
@@ -43,9 +45,7 @@ _STYLE: dict[Any, Any] = {
 }
 
 NETWORKS: dict[str, tuple[str, Callable[[int, int], Network]]] = {
-    "splitter": ("Splitter selection network", comparator_networks.splitter),
-    "odd_even": ("Odd-even transposition network", lambda n, k: comparator_networks.odd_even(n).top(k)),
-    "bitonic": ("Bitonic sorting network", lambda n, k: comparator_networks.bitonic(n).top(k)),
+    **{name: (kind.title, kind.build) for name, kind in KINDS.items()},
     "selection_bitonic": ("Bitonic selection network", lambda n, k: comparator_networks.selection(n, k, "bitonic")),
     "selection_odd_even_merge": (
         "Odd-even merge selection network",
@@ -55,17 +55,8 @@ NETWORKS: dict[str, tuple[str, Callable[[int, int], Network]]] = {
 }
 """The networks that can be drawn, by name."""
 
-OPERATORS: dict[str, tuple[str, Callable[[float], Operator]]] = {
-    "splitter": ("Splitter network", lambda t: SortingNetwork("splitter", t)),
-    "bitonic": ("Bitonic network", lambda t: SortingNetwork("bitonic", t)),
-    "odd_even": ("Odd-even network", lambda t: SortingNetwork("odd_even", t)),
-    "neuralsort": ("NeuralSort", NeuralSort),
-    "softsort": ("SoftSort", SoftSort),
-    "sinkhorn": ("SinkhornSort", SinkhornSort),
-    "lapsum": ("LapSum", LapSum),
-    "ksubset": ("KSubset", KSubset),
-}
-"""The operators that can be drawn, by name."""
+OPERATORS = {name: loss.title for name, loss in LOSSES.items() if loss.is_operator}
+"""The operators that can be drawn, by name, with their titles."""
 
 
 # --- networks ---
@@ -384,7 +375,7 @@ def matrix(
     row = _checked_scores(scores)
     n = len(row)
     _check_number("k", k, 1, n)
-    chosen = [_choose("operators", name, OPERATORS) for name in operators]
+    chosen = [(_choose("operators", name, OPERATORS), name) for name in operators]
     if not chosen or not temperatures:
         raise LabError("operators and temperatures should each have at least one entry.")
     for temperature in temperatures:
@@ -395,10 +386,10 @@ def matrix(
         figure = Figure(figsize=size, layout="constrained")
         grid = figure.subplots(len(chosen), len(temperatures), squeeze=False, sharex=True, sharey=True)
         image = None
-        for (title, build), line in zip(chosen, grid, strict=True):
+        for (title, name), line in zip(chosen, grid, strict=True):
             for temperature, axes in zip(temperatures, line, strict=True):
                 with torch.no_grad():
-                    probabilities = build(temperature)(row, k)
+                    probabilities = make_operator(name, temperature)(row, k)
                 image = axes.imshow(probabilities.numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
                 _write_values(axes, probabilities, cell)
                 axes.set_yticks(range(k), [_ordinal(rank) for rank in range(1, k + 1)] if k <= 12 else [""] * k)
@@ -428,16 +419,16 @@ def _write_values(axes: Axes, probabilities: Tensor, cell: float) -> None:
 
 
 _SOFTMAX = "softmax cross-entropy"
-_CURVES = {
-    "splitter": (BLUE, "-"),
-    "bitonic": (SKY, "--"),
-    "odd_even": ("#4D4D4D", ":"),
-    "neuralsort": (ORANGE, "-"),
-    "softsort": (VERMILLION, "--"),
-    "sinkhorn": (GREEN, "-"),
-    "lapsum": (PURPLE, "-"),
-    "ksubset": ("#7B4EA3", "--"),
-}
+_CURVES = (
+    (BLUE, "-"),
+    (SKY, "--"),
+    ("#4D4D4D", ":"),
+    ("#7B4EA3", "--"),
+    (PURPLE, "-"),
+    (ORANGE, "-"),
+    (GREEN, "-"),
+    (VERMILLION, "--"),
+)
 
 
 def loss_curves(
@@ -472,7 +463,7 @@ def loss_curves(
         raise LabError(f"top1 should be separate, mixed or operator, but is {top1!r}.")
     if not p_k or min(p_k) < 0 or abs(sum(p_k) - 1) > 1e-4 or len(p_k) > len(rivals):
         raise LabError(f"p_k should be at most {len(rivals)} weights that sum to 1 (fewer than classes), but is {list(p_k)}.")
-    chosen = [(name, *_choose("operators", name, OPERATORS)) for name in operators]
+    chosen = [(name, _choose("operators", name, OPERATORS)) for name in operators]
     margin = 2 + 0.25 * float(rivals.max() - rivals.min())
     target_scores = torch.linspace(float(rivals.min()) - margin, float(rivals.max()) + margin, points, dtype=torch.float64)
     curves = {
@@ -482,13 +473,13 @@ def loss_curves(
             "-",
         )
     }
-    for name, title, build in chosen:
-        operator = build(temperature)
+    for name, title in chosen:
+        operator = make_operator(name, temperature)
 
         def loss(scores: Tensor, target: Tensor, operator: Operator = operator) -> Tensor:
             return topk_cross_entropy(scores, target, list(p_k), operator, top1=top1, reduction="none")
 
-        curves[title] = (_curve(target_scores, rivals, loss), *_CURVES[name])
+        curves[title] = (_curve(target_scores, rivals, loss), *_CURVES[list(OPERATORS).index(name) % len(_CURVES)])
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(10, 4.2), layout="constrained")
         value_axes, slope_axes = figure.subplots(1, 2, sharex=True)

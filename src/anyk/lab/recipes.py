@@ -9,26 +9,20 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from anyk.lab.criteria import LOSSES
 from anyk.lab.errors import LabError
+from anyk.swaps import SWAPS
 
-LossName = Literal[
-    "softmax",
-    "splitter",
-    "bitonic",
-    "odd_even",
-    "neuralsort",
-    "softsort",
-    "sinkhorn",
-    "lapsum",
-    "ksubset",
-    "smooth",
-    "hinge",
-    "truncated",
-]
+if TYPE_CHECKING:
+    LossName = str
+    SwapName = str
+else:  # as many as there are
+    LossName = Literal[tuple(LOSSES)]
+    SwapName = Literal[tuple(SWAPS)]
 ModelName = Literal["auto", "linear", "mlp", "cnn", "resnet18"]
 Metric = Literal["top1", "top5", "top10", "mean"]
 Augmentation = Literal["auto", "crop", "flip", "affine"]
@@ -73,7 +67,7 @@ class Setting:
     """how the top-1 part is measured"""
     softmax_over: Literal["all", "candidates"] = "all"
     """which classes the softmax of the top-1 part covers"""
-    swap: Literal["logistic", "logistic_art", "cauchy", "gaussian", "reciprocal", "optimal"] = "logistic"
+    swap: SwapName = "logistic"
     """the soft comparator of the networks"""
     wires: Literal["target", "given", "sorted"] = "target"
     """where the classes enter a network"""

@@ -17,16 +17,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from anyk import networks
 from anyk.lab.errors import LabError
 from anyk.lab.recipes import Recipe
+from anyk.operators import KINDS
 
 Source = Literal["paper", "official"]
-Network = Literal["splitter", "bitonic", "odd_even"]
+if TYPE_CHECKING:
+    Network = str
+else:
+    Network = Literal[tuple(KINDS)]
 Value = str | int | float | None
 
 

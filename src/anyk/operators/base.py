@@ -14,6 +14,9 @@ from anyk import candidates, checks
 # Stands in for log(0) where a true -inf would give inf - inf in a backward pass; far below any log-probability.
 LOG_ZERO = -1e37
 
+OPERATORS: dict[str, type[Operator]] = {}
+"""The operators by their names in the lab. A class is entered by its definition: ``class LapSum(Operator, name="lapsum")``."""
+
 
 class Operator(nn.Module, ABC):
     """A relaxation of "sort descending".
@@ -23,6 +26,7 @@ class Operator(nn.Module, ABC):
 
     A subclass writes both formulae for temperature 1 and plain rows: ``_matrix`` and ``_log_inclusion``. This class
     divides the scores by the temperature, shifts them, checks them, and takes care of half precision and of padding.
+    ``class Mine(Operator, name="mine")`` makes it known to the lab as ``--loss mine``.
 
     Args:
         temperature: smaller is harder. A positive number, a one-element tensor (an ``nn.Parameter`` is learned), or
@@ -37,6 +41,11 @@ class Operator(nn.Module, ABC):
     scale_power = 1.0
     #: the least precision to compute in
     dtype = torch.float32
+
+    def __init_subclass__(cls, name: str | None = None, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if name is not None:
+            OPERATORS[name] = cls
 
     def __init__(self, temperature: float | Tensor | str = 1.0) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from anyk import candidates
 from anyk.operators.base import LOG_ZERO, Operator, rows_from_inclusion
 
 
-class KSubset(Operator):
+class KSubset(Operator, name="ksubset"):
     """Inclusion in a random subset of size j whose weight is the product of its members' e^(s/t).
 
     ``T_j(c) = e^(s_c/t) E_(j-1)(others) / E_j(all)`` with E the elementary symmetric polynomials of e^(s/t). T_1 is the

@@ -12,7 +12,7 @@ from anyk import candidates, checks
 from anyk.operators.base import LOG_ZERO, Operator, in_order, rows_from_inclusion
 
 
-class LapSum(Operator):
+class LapSum(Operator, name="lapsum"):
     """Soft thresholds under the Laplace distribution.
 
     ``T_j(c) = F((s_c - b_j) / t)`` with F the Laplace distribution function and b_j such that ``sum_c T_j(c) = j``: closed

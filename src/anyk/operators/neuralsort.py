@@ -8,7 +8,7 @@ from torch import Tensor
 from anyk.operators.base import Operator, by_class, in_order, log_running_sum
 
 
-class NeuralSort(Operator):
+class NeuralSort(Operator, name="neuralsort"):
     r"""Unimodal row-stochastic relaxation of sorting.
 
     ``P[r] = softmax(((n + 1 - 2r) s - A) / t)`` with ``A_c = sum_j |s_c - s_j|``. Rows sum to 1, columns need not: T can

@@ -13,7 +13,7 @@ from anyk.operators.base import Operator, by_class, in_order, log_cumulative
 REPEATS = 2  # further steps with the Laplacian of each Newton step
 
 
-class SinkhornSort(Operator):
+class SinkhornSort(Operator, name="sinkhorn"):
     r"""Entropic optimal transport between n rank anchors -1, …, -n and the scores.
 
     P minimises ``sum_rc P[r, c] (s_c - a_r)^2 + t sum_rc P[r, c] log P[r, c]`` with all rows and columns summing to 1; it

@@ -9,7 +9,7 @@ from anyk import checks
 from anyk.operators.base import Operator, by_class, in_order, log_running_sum
 
 
-class SoftSort(Operator):
+class SoftSort(Operator, name="softsort"):
     """Row-stochastic relaxation of sorting by distances.
 
     ``P[r] = softmax(-|s_[r] - s|^p / t)`` with s_[r] the r-th largest score. Rows sum to 1, columns need not: T can pass

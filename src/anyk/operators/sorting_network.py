@@ -23,12 +23,14 @@ class Kind:
     """A family of networks.
 
     Args:
+        title: what to call it.
         build: (n, k) -> network with the k best on its outputs.
         target_wire: number of classes of each row -> the wire on which ``wires="target"`` starts the target.
         active: (n, number) -> first and last + 1 layer that a row of ``number`` <= n classes runs through, so that a padded
             row is treated as the network for its own number would; None when all layers fit anyway.
     """
 
+    title: str
     build: Callable[[int, int], networks.Network]
     target_wire: Callable[[Tensor], Tensor]
     active: Callable[[int, Tensor], tuple[Tensor | int, Tensor]] | None = None
@@ -51,11 +53,11 @@ def _start_wire(wire: int) -> Callable[[Tensor], Tensor]:
 
 # The start wires are those that shift T least against the sorted order; benchmarks/wires.py measures them.
 KINDS: dict[str, Kind] = {
-    "odd_even": Kind(lambda n, k: networks.odd_even(n).top(k), _start_wire(4), _active_odd_even),
-    "bitonic": Kind(lambda n, k: networks.bitonic(n).top(k), _start_wire(4), _active_bitonic),
-    "splitter": Kind(networks.splitter, _start_wire(1)),
+    "splitter": Kind("Splitter network", networks.splitter, _start_wire(1)),
+    "bitonic": Kind("Bitonic network", lambda n, k: networks.bitonic(n).top(k), _start_wire(4), _active_bitonic),
+    "odd_even": Kind("Odd-even network", lambda n, k: networks.odd_even(n).top(k), _start_wire(4), _active_odd_even),
 }
-"""The known kinds by name; to add a network, add an entry."""
+"""The known kinds by name. To add a network, add an entry: it is then also a loss of the lab and can be drawn."""
 
 
 class SortingNetwork(Operator):
