@@ -1,4 +1,4 @@
-"""Sweeps on a real Ray cluster of several nodes on this machine, whose nodes are killed and frozen in mid-run."""
+"""Sweeps on a real Ray cluster of several nodes on this machine, of which one is killed in mid-run."""
 
 import csv
 import ctypes
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ PATIENCE = 120
 
 
 class Nodes:
-    """A Ray cluster, each node in a process group of its own. All addresses are loopback ones."""
+    """A Ray cluster, each node in a session of its own. All addresses are loopback ones."""
 
     def __init__(self) -> None:
         self.network = f"127.{random.randrange(1, 255)}.{random.randrange(256)}"
@@ -43,14 +44,14 @@ class Nodes:
             self.address = f"{self.network}.1:{free.getsockname()[1]}"
         # Not a folder of pytest's: the names of Ray's sockets would become too long.
         self.folder = Path(tempfile.mkdtemp(prefix="anyk-ray-"))
-        self.groups: list[int] = []
+        self.sessions: list[int] = []
         port = self.address.split(":")[1]
         self.start(0, "--head", "--port", port, "--include-dashboard=False").wait(PATIENCE)
 
     def start(self, cpus: int, *words: str) -> "subprocess.Popen[bytes]":
         """Begin to start a node."""
         ray = shutil.which("ray", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or "ray"
-        number = len(self.groups) + 1
+        number = len(self.sessions) + 1
         own = [
             "--node-ip-address",
             f"{self.network}.{number}",
@@ -60,37 +61,33 @@ class Nodes:
             f"{self.folder}/{number}",
         ]
         ports = ["--object-store-memory", "100000000", "--min-worker-port", "0", "--max-worker-port", "0"]
-        fast_to_declare_dead = {
-            "RAY_health_check_period_ms": "500",
-            "RAY_health_check_timeout_ms": "1000",
-            "RAY_health_check_failure_threshold": "4",
-        }
         with (self.folder / f"node {number}.txt").open("w") as log:
             process = subprocess.Popen(
                 [ray, "start", *(words or ["--address", self.address]), *own, *ports, "--disable-usage-stats"],
-                env={**os.environ, **fast_to_declare_dead, "PYTHONPATH": str(Path(anyk.__file__).parents[1])},
+                env={**os.environ, "RAY_worker_niceness": "0", "PYTHONPATH": str(Path(anyk.__file__).parents[1])},
                 cwd=self.folder,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        self.groups.append(process.pid)
+        self.sessions.append(process.pid)
         return process
 
     def add(self, count: int) -> None:
         for process in [self.start(1) for _ in range(count)]:
             assert process.wait(PATIENCE) == 0, [log.read_text() for log in self.folder.glob("*.txt")]
 
-    def signal(self, group: int, number: signal.Signals) -> None:
-        os.killpg(group, number)
+    def signal(self, session: int, number: signal.Signals) -> None:
+        """To every process of a node, at once."""
+        assert session in self.sessions
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(ProcessLookupError):
+                if os.getsid(int(process.name)) == session:
+                    os.kill(int(process.name), number)
 
     def close(self) -> None:
-        for group in reversed(self.groups):
-            for number in (signal.SIGKILL, signal.SIGCONT):
-                try:
-                    os.killpg(group, number)
-                except ProcessLookupError:
-                    break
+        for session in reversed(self.sessions):
+            self.signal(session, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -98,7 +95,7 @@ class Nodes:
 def nodes() -> Iterator[Nodes]:
     nodes = Nodes()
     try:
-        nodes.add(2)
+        nodes.add(3)
         yield nodes
     finally:
         nodes.close()
@@ -173,11 +170,11 @@ def holder(folder: Path) -> int | None:
     return None
 
 
-def at_work(folders: list[Path], beyond: dict[str, int]) -> tuple[Path, int] | None:
-    """A run that is at work and past so many evaluations, and the process group of its node."""
+def at_work(folders: list[Path], kept: dict[str, list[str]]) -> tuple[Path, int] | None:
+    """A run that is at work and some evaluations past those that were kept, and the session of its node."""
     for folder in folders:
-        if len(lines(folder)) > beyond[folder.name] and (process := holder(folder)) is not None:
-            return folder, os.getpgid(process)
+        if len(lines(folder)) > len(kept.get(folder.name, [])) + 5 and (process := holder(folder)) is not None:
+            return folder, os.getsid(process)
     return None
 
 
@@ -199,21 +196,21 @@ def report(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, s
 
 
 @linux
-def test_a_sweep_survives_an_interrupt_a_killed_node_and_a_frozen_node(
+def test_a_sweep_survives_an_interrupt_and_the_death_of_a_node(
     nodes: Nodes, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is lost, nothing is run to its end twice, and the bits are those of the local engine."""
     file, out, local = tmp_path / "sweep.json", tmp_path / "cluster", tmp_path / "local"
-    base = {"epochs": 400, "batch_size": 32, "learning_rate": 1e-2, "m": 8}
+    base = {"epochs": 250, "batch_size": 32, "learning_rate": 1e-2, "m": 8}
     bad = {"optimizer": "sgd", "learning_rate": 1e30, "weight_decay": 1.0}
-    good = {f"seed {seed}": {"seed": seed} for seed in range(4)}
+    good = {f"seed {seed}": {"seed": seed} for seed in range(3)}
     file.write_text(json.dumps({"base": base, "runs": {"bad": bad, **good}}))
     folders = [out / name for name in good]
     finishes = Finishes([*folders, out / "bad"])
 
     # Ctrl-C saves what is at work.
     sweep = start_sweep(data, file, out, nodes.address)
-    wait_for(lambda: at_work(folders, dict.fromkeys(good, 5)), sweep)
+    wait_for(lambda: at_work(folders[:-1], {}), sweep)
     sweep.send_signal(signal.SIGINT)
     _, errors = sweep.communicate(timeout=PATIENCE)
     assert sweep.returncode == 130, errors
@@ -222,27 +219,19 @@ def test_a_sweep_survives_an_interrupt_a_killed_node_and_a_frozen_node(
     assert not list(out.glob(".cluster-*"))
     saved = [folder for folder in folders if (folder / "checkpoint.safetensors").exists()]
     assert saved
-    kept = {folder.name: lines(folder) if folder in saved else [] for folder in folders}
+    kept = {folder.name: lines(folder) for folder in saved}
 
-    # The same command goes on. The node of a run that has passed its checkpoint is killed.
-    sweep = start_sweep(data, file, out, nodes.address)
-    killed, node = wait_for(lambda: at_work(saved, {name: len(done) + 20 for name, done in kept.items()}), sweep)
-    nodes.signal(node, signal.SIGKILL)
-    assert not (killed / "result.json").exists()
-    nodes.add(1)
-
-    # Another node freezes: to the cluster it is dead, but its run still holds the folder when the next attempt comes.
-    running = [folder for folder in folders if not (folder / "result.json").exists()]
-    frozen, node = wait_for(lambda: at_work(running, {folder.name: len(lines(folder)) for folder in running}), sweep)
-    nodes.signal(node, signal.SIGSTOP)
-    assert not (frozen / "result.json").exists()
-    former = holder(frozen)
-    others = [folder for folder in running if folder != frozen]
-    wait_for(lambda: all((folder / "result.json").exists() for folder in others), sweep)
-    time.sleep(3)  # for the next attempt to come, which must not touch the folder
-    assert holder(frozen) == former
-    assert not (frozen / "result.json").exists()
-    nodes.signal(node, signal.SIGCONT)
+    # The same command goes on. The node of a run that has passed its checkpoint is killed. Another run's folder is still held,
+    # as by a process on a node that the cluster believes dead: its task waits, whatever the others do, and then goes on.
+    *free, taken = folders
+    with Run(taken).locked():
+        sweep = start_sweep(data, file, out, nodes.address)
+        killed, node = wait_for(lambda: at_work([folder for folder in free if folder in saved], kept), sweep)
+        nodes.signal(node, signal.SIGKILL)
+        assert not (killed / "result.json").exists()
+        wait_for(lambda: all((folder / "result.json").exists() for folder in free), sweep)
+        assert lines(taken) == kept.get(taken.name, [])
+        assert sweep.poll() is None
     _, errors = sweep.communicate(timeout=PATIENCE)
     assert sweep.returncode == 1, errors
     assert errors.startswith("bad failed: the training loss is nan"), errors
