@@ -232,8 +232,9 @@ def test_a_sweep_survives_an_interrupt_and_the_death_of_a_node(
         wait_for(lambda: all((folder / "result.json").exists() for folder in free), sweep)
         assert lines(taken) == kept.get(taken.name, [])
         assert sweep.poll() is None
-    _, errors = sweep.communicate(timeout=PATIENCE)
+    table, errors = sweep.communicate(timeout=PATIENCE)
     assert sweep.returncode == 1, errors
+    assert "raylet" not in table  # the report alone
     assert errors.startswith("bad failed: the training loss is nan"), errors
     assert len(errors.splitlines()) == 1
 

@@ -240,6 +240,8 @@ def _connect(ray: Any, address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
         raise LabError(f"no Ray cluster answers at {address} ({error}): start one with `ray start --head`.") from None
+    # The death of a node is told on standard output, with stack traces, whatever log_to_driver says. Ray has no setting for it.
+    importlib.import_module("ray._private.worker").__dict__["_worker_logs_enabled"] = False
     former = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
