@@ -128,16 +128,22 @@ def sweep(
     file: Path | None = None,
     out: Path = Path("anyk-runs/sweep"),
     jobs: int = 0,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
     quiet: Flag = False,
 ) -> int:
-    """Many runs, in parallel processes. Interrupted, the same command goes on; a run that fails does not stop the others.
+    """Many runs, in parallel processes or on a cluster.
+
+    Interrupted, the same command goes on; a run that fails does not stop the others.
 
     Args:
         base: what all runs have in common.
         grid: axes such as loss=softmax,splitter seed=0,1,2 m=16,none p_k=1,.5/.5; every combination is a run.
         file: a JSON file with "grid" or "runs", and "base", instead of --grid.
         out: folder for the runs.
-        jobs: runs at a time; 0 is one for each core.
+        jobs: runs at a time; 0 is one for each core, or on a cluster as many as it has room for.
+        engine: local is this machine; ray is a Ray cluster, whose nodes must see the folders of data and runs.
+        address: HOST:PORT of the Ray cluster; by default the environment variable RAY_ADDRESS.
         quiet: show no progress.
     """
     from anyk.lab import report, sweeps
@@ -145,9 +151,15 @@ def sweep(
 
     if file is not None and grid:
         raise LabError("give --grid or --file, not both.")
+    if engine == "local" and address is not None:
+        raise LabError("--address is for a cluster: add --engine ray.")
+    if engine == "ray":
+        address = address or os.environ.get("RAY_ADDRESS")
+        if not address:
+            raise LabError("--engine ray needs --address HOST:PORT, which `ray start --head` tells.")
     recipes = sweeps.read(file, base) if file is not None else sweeps.grid(base, sweeps.parse_axes(grid))
     with Display(len(recipes), quiet) as display:
-        outcomes = sweeps.run_all(recipes, out, jobs=jobs or os.cpu_count() or 1, on_progress=display.show)
+        outcomes = sweeps.run_all(recipes, out, jobs=jobs, address=address, on_progress=display.show, on_note=_warn)
     _say(report.render(report.table(report.collect([out])), "terminal"))
     return _tell_failures(outcomes)
 
@@ -229,7 +241,7 @@ def reproduce(
     recipes = chosen.recipes(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
     if recipes:
         with Display(len(recipes), quiet) as display:
-            outcomes = sweeps.run_all(recipes, out / "runs", jobs=jobs or os.cpu_count() or 1, on_progress=display.show)
+            outcomes = sweeps.run_all(recipes, out / "runs", jobs=jobs, on_progress=display.show)
     results = {name: outcome.result for name, outcome in outcomes.items() if outcome.result is not None}
     table = chosen.compare(results, smoke=smoke)
     for part in (table, *table.also):

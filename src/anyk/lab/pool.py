@@ -74,13 +74,11 @@ class Pool:
         return {folder: future.result() for folder, future in futures.items()}
 
     def _run_one(self, folder: Path, recipe: Recipe) -> Outcome:
-        try:
-            finished = Run(folder).result()
-            if finished is not None and not Run(folder).recipe().differences(recipe):
+        before = ended(folder, recipe)
+        if before is not None:
+            if before.result is not None:
                 self._on_progress(folder, Progress(1, 1))
-                return Outcome(result=finished)
-        except LabError as error:
-            return Outcome(error=str(error))
+            return before
         here, there = self._context.Pipe(duplex=False)
         with self._guard:
             if self._stopping.is_set():
@@ -107,6 +105,22 @@ class Pool:
             if not self._stopping.is_set():
                 Run(folder).fail(outcome.error or "")
         return outcome
+
+
+def ended(folder: Path, recipe: Recipe) -> Outcome | None:
+    """The outcome of a run that had ended before, or whose folder cannot be read; None: it is to be run."""
+    try:
+        finished = Run(folder).result()
+        if finished is not None and not Run(folder).recipe().differences(recipe):
+            return Outcome(result=finished)
+    except LabError as error:
+        return Outcome(error=str(error))
+    return None
+
+
+def explain(error: Exception) -> str:
+    """An error as an outcome tells it."""
+    return str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
 
 
 def wait_in_turns(futures: Sequence[Future[Any]]) -> None:
@@ -141,7 +155,7 @@ def _work(parent: Connection, folder: str, fields: dict[str, Any]) -> None:
     except training.Stopped:
         outcome = Outcome()
     except Exception as error:
-        outcome = Outcome(error=str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}")
+        outcome = Outcome(error=explain(error))
     try:
         parent.send(outcome)
     except OSError:

@@ -28,6 +28,10 @@ from anyk.lab.recipes import Recipe
 FORMAT = 1
 
 
+class FolderTaken(LabError):
+    """Another process holds the folder's lock."""
+
+
 class Run:
     """One run folder."""
 
@@ -48,7 +52,7 @@ class Run:
         try:
             lock.acquire(poll_interval=0.02)
         except filelock.Timeout:
-            raise LabError(f"another process is at work in {self.folder}: wait for it, or choose another folder.") from None
+            raise FolderTaken(f"another process is at work in {self.folder}: wait for it, or choose another folder.") from None
         try:
             yield
         finally:

@@ -2,16 +2,20 @@
 
 import itertools
 import json
+import os
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyk.lab.errors import LabError
 from anyk.lab.pool import Outcome, Pool
 from anyk.lab.recipes import TYPES, Recipe
 from anyk.lab.runs import Run
 from anyk.lab.training import Progress
+
+if TYPE_CHECKING:
+    from anyk.lab.cluster import Cluster
 
 
 def grid(base: Recipe, axes: Mapping[str, Sequence[Any]]) -> dict[str, Recipe]:
@@ -64,17 +68,43 @@ def run_all(
     out: Path,
     *,
     jobs: int,
+    address: str | None = None,
     on_progress: Callable[[Path, Progress], None] = lambda folder, progress: None,
+    on_note: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Outcome]:
-    """Run every recipe in ``out``/name. Runs that have ended are not run again; one that fails does not stop the others."""
+    """Run every recipe in ``out``/name. Runs that have ended are not run again; one that fails does not stop the others.
+
+    Args:
+        recipes: the runs by name.
+        out: the folder for them.
+        jobs: runs at a time; 0: as many as there is room for.
+        address: HOST:PORT of a Ray cluster that computes the runs; None: processes on this machine.
+        on_progress: called with a run's folder and where it stands.
+        on_note: called with a sentence that the user should know.
+    """
     if not recipes:
         raise LabError("the sweep has no runs: give --grid or --file.")
     for name in recipes:
         if name in ("", ".", "..") or "/" in name or "\\" in name:
             raise LabError(f"the name of a run should be a plain word, but is {name!r}.")
-    with Run(out).locked(), Pool(jobs, on_progress) as pool:
+    engine = _engine(out, jobs, address, on_progress, on_note)
+    with Run(out).locked(), engine as pool:
         outcomes = pool.run({out / name: recipe for name, recipe in recipes.items()})
     return {name: outcomes[out / name] for name in recipes}
+
+
+def _engine(
+    out: Path,
+    jobs: int,
+    address: str | None,
+    on_progress: Callable[[Path, Progress], None],
+    on_note: Callable[[str], None],
+) -> "Pool | Cluster":
+    if address is None:
+        return Pool(jobs or os.cpu_count() or 1, on_progress)
+    from anyk.lab.cluster import Cluster
+
+    return Cluster(address, out, jobs, on_progress, on_note)
 
 
 def _value(word: str) -> Any:
