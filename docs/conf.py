@@ -38,6 +38,12 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
 
+CONTENTS = {
+    "Use it": ("start", "choosing", "own-data", "lab", "imagenet", "scale"),
+    "Know it": ("mathematics", "numerics", "extending", "migrating", "reference"),
+}
+"""The pages in their order; a page that is missing here, or there, fails the build."""
+
 PUBLIC_MODULES = ("anyk", "anyk.networks", "anyk.parallel")
 """Every name in their __all__ must be documented in reference.md."""
 
@@ -67,8 +73,12 @@ def directive(name):
     return f"```{{eval-rst}}\n.. py:currentmodule:: {module}\n.. auto{kind}:: {last}\n{options}```\n"
 
 
-def fill_reference(app, page, source):
-    """reference.md: each listed name becomes its docstring."""
+def add_to_page(app, page, source):
+    """What a code host could not show: the table of contents, and docstrings in the place of the list in reference.md."""
+    if page == "index":
+        for caption, pages in CONTENTS.items():
+            lines = [":hidden:", f":caption: {caption}", "", *pages]
+            source[0] += "\n```{toctree}\n" + "\n".join(lines) + "\n```\n"
     if page == "reference":
         source[0] = LISTED.sub(lambda entry: directive(entry[1]), source[0])
 
@@ -76,7 +86,7 @@ def fill_reference(app, page, source):
 def formulas_stay(app, what, name, thing, options, lines):
     """Indented lines in the text of a docstring are formulae: keep them as they are.
 
-    reStructuredText would take them for a quotation. Lines below a heading such as "Args:" are indented too; they are not meant.
+    reStructuredText would take them for a quotation. Lines below a heading such as "Args:" are no formulae.
     """
     text = []
     section = False
@@ -135,7 +145,7 @@ def nothing_undocumented(app, environment):
 
 
 def setup(app):
-    app.connect("source-read", fill_reference)
+    app.connect("source-read", add_to_page)
     app.connect("autodoc-process-docstring", formulas_stay, priority=400)  # before napoleon reads the sections
     app.connect("autodoc-skip-member", skip)
     app.connect("doctree-read", link_names)

@@ -138,6 +138,6 @@ reciprocal       (v / (2 + abs(v)) + 1) / 2                                1 / a
 optimal          1/2 + v, and 1 - 1/(16 v) beyond abs(v) = 1/4             1 / abs(v)          1
 ===============  ========================================================  ==================  ================
 
-logistic_art is sigmoid(d / (t abs(d)^l)) with l = 1/2, written as a function of v = d / t^2. Its slope at ties would be unbounded; within
-abs(v) < 0.001 the root is rounded off.
+logistic_art is sigmoid(d / (t abs(d)^l)) with l = 1/2, written as a function of v = d / t^2. Its slope at ties would be
+unbounded; within abs(v) < 0.001 the root is rounded off.
 """
