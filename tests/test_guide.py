@@ -172,22 +172,13 @@ def test_every_picture_of_the_guide_has_its_command():
 # --- the site ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def build(tmp_path_factory):
+def test_the_site_builds_strictly_and_asks_nobody(tmp_path):
     for module in ("sphinx", "myst_parser", "furo"):
         pytest.importorskip(module, reason='the site needs pip install "anyk[docs]"')
-
-    def run(docs: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
-        site = tmp_path_factory.mktemp("site")
-        command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(docs), str(site)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        return site, subprocess.run(command, env=environment, capture_output=True, text=True)
-
-    return run
-
-
-def test_the_site_builds_strictly_and_asks_nobody(build):
-    site, done = build(DOCS)
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(tmp_path / "trees"), str(DOCS), str(site)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     reference = (site / "reference.html").read_text()
     for name in public_names() - {"anyk.networks", "anyk.parallel"}:
