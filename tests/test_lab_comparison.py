@@ -176,7 +176,7 @@ def test_the_code_has_the_recipe_in_it():
     )
     criterion = (
         "criterion = anyk.TopKCrossEntropyLoss([0.5, 0.0, 0.0, 0.0, 0.5], "
-        'anyk.SortingNetwork("odd_even", temperature=0.125, swap="gaussian"), m=16, label_smoothing=0.1)'
+        'anyk.SortingNetwork(kind="odd_even", temperature=0.125, swap="gaussian"), m=16, label_smoothing=0.1)'
     )
     assert lines == f"import anyk\n\n# tuned with adam, learning rate 0.001\n{criterion}\n"
     assert "k=3, temperature=0.5" in outcome.code(Recipe(loss="smooth", p_k=(0.5, 0.0, 0.5, 0.0), temperature=0.5))
