@@ -2,13 +2,15 @@
 # make test    sets everything up, checks lint, format and types, and runs the tests
 # make check   lint, format and types alone
 # make bench   measures speed and memory beside cross-entropy, and writes benchmarks/results.md
+# make docs    builds the guide into site/; a broken link or an undocumented name is an error
+# make pictures draws the guide's pictures again
 # make torture runs hundreds of thousands of hard cases
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench torture format clean
+.PHONY: demo test check bench docs pictures torture format clean
 
 demo: $(VENV)/demo
 	$(BIN)/anyk compare glyphs --losses softmax splitter --m 16 --epochs 5 --budget 3 --seeds 3 --out demo
@@ -24,6 +26,13 @@ check: $(VENV)/test
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/lab.py
+
+docs: $(VENV)/docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env docs site
+	@echo site/index.html
+
+pictures: $(VENV)/demo
+	$(BIN)/python docs/pictures.py
 
 torture: $(VENV)/bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torture.py
@@ -43,7 +52,11 @@ $(VENV)/demo: $(VENV)/torch pyproject.toml
 	touch $@
 
 $(VENV)/test: $(VENV)/torch pyproject.toml
-	$(INSTALL) --editable .[examples,test,check]
+	$(INSTALL) --editable .[examples,test,check,docs]
+	touch $@ $(VENV)/demo $(VENV)/docs
+
+$(VENV)/docs: $(VENV)/torch pyproject.toml
+	$(INSTALL) --editable .[docs]
 	touch $@ $(VENV)/demo
 
 $(VENV)/bench: $(VENV)/torch pyproject.toml
@@ -51,4 +64,4 @@ $(VENV)/bench: $(VENV)/torch pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo anyk-runs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo anyk-runs site

@@ -127,16 +127,17 @@ SWAPS: dict[str, Swap] = {
 }
 """The known swaps by name.
 
-===============  =====================================================  ==================  ================
-name             value(v)                                               tail                slope at ties
-===============  =====================================================  ==================  ================
-logistic         1 / (1 + exp(-v))                                      exponential         1/4
-logistic_art     logistic(sign(v) sqrt(|v|)), scale = temperature^2     exp of the root     7.9, see above
-cauchy           1/2 + atan(v) / pi                                     1 / |v|             1 / pi
-gaussian         the normal distribution function                       Gaussian            0.40
-reciprocal       (v / (2 + |v|) + 1) / 2                                1 / |v|             1/4
-optimal          1/2 + v, and 1 - 1/(16 v) beyond |v| = 1/4             1 / |v|             1
-===============  =====================================================  ==================  ================
+===============  ========================================================  ==================  ================
+name             value(v)                                                  tail                slope at ties
+===============  ========================================================  ==================  ================
+logistic         1 / (1 + exp(-v))                                         exponential         1/4
+logistic_art     logistic(sign(v) sqrt(abs(v))), scale = temperature^2     exp of the root     7.9, see below
+cauchy           1/2 + atan(v) / pi                                        1 / abs(v)          1 / pi
+gaussian         the normal distribution function                          Gaussian            0.40
+reciprocal       (v / (2 + abs(v)) + 1) / 2                                1 / abs(v)          1/4
+optimal          1/2 + v, and 1 - 1/(16 v) beyond abs(v) = 1/4             1 / abs(v)          1
+===============  ========================================================  ==================  ================
 
-logistic_art is sigmoid(d / (t |d|^l)) with l = 1/2, written as a function of v = d / t^2.
+logistic_art is sigmoid(d / (t abs(d)^l)) with l = 1/2, written as a function of v = d / t^2. Its slope at ties would be
+unbounded; within abs(v) < 0.001 the root is rounded off.
 """

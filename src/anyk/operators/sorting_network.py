@@ -57,7 +57,7 @@ KINDS: dict[str, Kind] = {
     "bitonic": Kind("Bitonic network", lambda n, k: networks.bitonic(n).top(k), _start_wire(4), _active_bitonic),
     "odd_even": Kind("Odd-even network", lambda n, k: networks.odd_even(n).top(k), _start_wire(4), _active_odd_even),
 }
-"""The known kinds by name. To add a network, add an entry: it is then also a loss of the lab and can be drawn."""
+"""The known kinds by name. A network that has an entry here is also a loss of the lab, and can be drawn."""
 
 
 class SortingNetwork(Operator):

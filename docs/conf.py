@@ -1,0 +1,153 @@
+"""The site: `make docs` builds it from these pages with Sphinx. Every warning is an error.
+
+The pages are plain Markdown, to be read on a code host as well. What the site adds stands here: docstrings in the place of the
+lists of reference.md, and links from code names to them.
+"""
+
+import importlib
+import inspect
+import re
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+
+import anyk
+
+project, author = "anyk", "the authors of anyk"
+version = release = anyk.__version__
+html_title = f"anyk {release}"
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_*"]
+nitpicky = True
+default_role = "literal"
+highlight_language = "none"  # formulae and commands; Python says so itself
+myst_heading_anchors = 3  # links to headings, as on a code host
+
+autodoc_default_options = {"members": True}
+autodoc_typehints = "none"  # shapes are told in the docstrings
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_google_docstring, napoleon_numpy_docstring = True, False
+napoleon_use_rtype = False
+napoleon_custom_sections = [("Shape", "notes_style")]
+
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_copyright = False
+
+CONTENTS = {
+    "Use it": ("start", "choosing", "own-data", "lab", "imagenet", "scale"),
+    "Know it": ("mathematics", "numerics", "extending", "migrating", "reference"),
+}
+"""The pages in their order; a page that is missing here, or there, fails the build."""
+
+PUBLIC_MODULES = ("anyk", "anyk.networks", "anyk.parallel")
+"""Every name in their __all__ must be documented in reference.md."""
+
+LISTED = re.compile(r"^- `(anyk\.[\w.]+)`.*\n((?:  .*\n)*)", re.MULTILINE)
+"""An entry of reference.md: the name, and a few words that the docstring replaces on the site."""
+
+HIDDEN = {"extra_repr", "forward", "scale_power", "sorts", "dtype", "p_k", "weight", "unconverged"}
+"""What a class has for its base class, and no user calls."""
+
+
+def public_names():
+    """The names that a user can rely on."""
+    for module in map(importlib.import_module, PUBLIC_MODULES):
+        for name in module.__all__:
+            if not inspect.ismodule(getattr(module, name)):
+                yield f"{module.__name__}.{name}"
+
+
+def directive(name):
+    """What documents a name: autodoc's directive for its kind."""
+    module, _, last = name.rpartition(".")
+    thing = getattr(importlib.import_module(module), last)
+    if inspect.ismodule(thing):
+        return f"```{{eval-rst}}\n.. automodule:: {name}\n   :no-members:\n```\n"
+    kind = "class" if inspect.isclass(thing) else "function" if callable(thing) else "data"
+    options = "   :no-value:\n" if kind == "data" else ""
+    return f"```{{eval-rst}}\n.. py:currentmodule:: {module}\n.. auto{kind}:: {last}\n{options}```\n"
+
+
+def add_to_page(app, page, source):
+    """What a code host could not show: the table of contents, and docstrings in the place of the list in reference.md."""
+    if page == "index":
+        for caption, pages in CONTENTS.items():
+            lines = [":hidden:", f":caption: {caption}", "", *pages]
+            source[0] += "\n```{toctree}\n" + "\n".join(lines) + "\n```\n"
+    if page == "reference":
+        source[0] = LISTED.sub(lambda entry: directive(entry[1]), source[0])
+
+
+def formulas_stay(app, what, name, thing, options, lines):
+    """Indented lines in the text of a docstring are formulae: keep them as they are.
+
+    reStructuredText would take them for a quotation. Lines below a heading such as "Args:" are no formulae.
+    """
+    text = []
+    section = False
+    for number, line in enumerate(lines):
+        indented = line.startswith("    ")
+        if line and not indented:
+            section = bool(re.fullmatch(r"[A-Z]\w+:", line))
+        begins = indented and number > 0 and not lines[number - 1].strip()
+        if begins and not section and not inside_formula(text):
+            text += ["::", ""]
+        text.append(line)
+    lines[:] = text
+
+
+def inside_formula(text):
+    """Whether the last words before the blank line belong to a formula already."""
+    words = [line for line in text if line.strip()]
+    return bool(words) and (words[-1].startswith("    ") or words[-1].rstrip().endswith("::"))
+
+
+def skip(app, what, name, thing, skipped, options):
+    return True if name in HIDDEN else None
+
+
+def link_names(app, doctree):
+    """`anyk.LapSum` and `LapSum(…)` in a page link to the reference."""
+    known = {full: full for full in public_names()}
+    known.update({full.removeprefix("anyk."): full for full in list(known)})
+    for literal in list(doctree.findall(nodes.literal)):
+        if any(isinstance(parent, (nodes.reference, nodes.title, pending_xref)) for parent in ancestors(literal)):
+            continue
+        full = known.get(re.sub(r"\(.*\)$", "", literal.astext()))
+        if full is not None:
+            link = pending_xref("", refdomain="py", reftype="obj", reftarget=full, refdoc=app.env.docname, refexplicit=True)
+            literal.replace_self(link)
+            link += literal
+
+
+def ancestors(node):
+    while node.parent is not None:
+        node = node.parent
+        yield node
+
+
+def nothing_undocumented(app, environment):
+    """A public name without an entry in the reference, or without a docstring, fails the build."""
+    from sphinx.util.logging import getLogger
+
+    documented = environment.domains.python_domain.objects
+    for name in public_names():
+        module, _, last = name.rpartition(".")
+        if name not in documented:
+            getLogger("anyk").warning("%s is public, but not in reference.md", name)
+        if not inspect.getdoc(getattr(importlib.import_module(module), last)):
+            getLogger("anyk").warning("%s is public, but has no docstring", name)
+
+
+def setup(app):
+    app.connect("source-read", add_to_page)
+    app.connect("autodoc-process-docstring", formulas_stay, priority=400)  # before napoleon reads the sections
+    app.connect("autodoc-skip-member", skip)
+    app.connect("doctree-read", link_names)
+    app.connect("env-check-consistency", nothing_undocumented)
+    return {"parallel_read_safe": True}

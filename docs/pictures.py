@@ -1,0 +1,136 @@
+"""Draws every picture of the guide again: `make pictures`. The same versions give the same files.
+
+Most are made by `anyk draw`; the commands stand in COMMANDS. The picture of the idea is drawn here.
+"""
+
+import sys
+from pathlib import Path
+
+import matplotlib
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import anyk
+from anyk.lab import cli
+from anyk.lab.draw import BLUE, GREEN, INK, ORANGE
+
+IMAGES = Path(__file__).parent / "images"
+
+COMMANDS = {
+    "network.svg": "draw network --kind splitter --n 16 --k 5",
+    "matrix.svg": "draw matrix --operators splitter lapsum softsort sinkhorn --temperatures 0.1 1",
+    "loss.svg": "draw loss",
+}
+"""file -> the command that draws it, without its -o"""
+
+GUESSES = {
+    "husky": 3.0,
+    "Eskimo dog": 2.7,
+    "malamute": 2.4,
+    "wolf": 1.7,
+    "Samoyed": 1.3,
+    "collie": -0.6,
+    "fox": -1.0,
+    "lynx": -2.0,
+}
+"""The scores of the picture of the idea; the true class is third."""
+TRUE, K = "malamute", 5
+GREY, SHADE, DARK_ORANGE = "#6B6B6B", "#BDBDB8", "#A86200"
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, command in COMMANDS.items():
+        try:
+            cli.main([*command.split(), "-o", str(folder / name)])
+        except SystemExit as end:  # the command line ends the process
+            if end.code:
+                raise
+    idea(folder / "idea.svg")
+
+
+def idea(path: Path) -> None:
+    """Eight look-alikes, the true one third: what softmax asks for, and what the top-5 loss asks for."""
+    names = list(GUESSES)
+    place = names.index(TRUE)
+    scores = torch.tensor(list(GUESSES.values()), requires_grad=True)
+    target = torch.tensor(place)
+    operator = anyk.KSubset()  # its T_1 is softmax: one curve holds both losses
+    inclusion = operator.inclusion(scores, target, K).detach()
+    losses, pulls = {}, {}
+    for k in (1, K):
+        loss = anyk.topk_cross_entropy(scores, target, [0.0] * (k - 1) + [1.0], operator, top1="operator")
+        (gradient,) = torch.autograd.grad(loss, scores)
+        losses[k], pulls[k] = loss.item(), -gradient
+
+    style = {"font.family": "DejaVu Sans", "font.size": 10, "svg.fonttype": "path", "svg.hashsalt": "anyk"}
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(10.4, 3.9))
+        left = figure.add_axes((0.1, 0.04, 0.19, 0.66))
+        middle = figure.add_axes((0.36, 0.17, 0.215, 0.55))
+        right = figure.add_axes((0.645, 0.04, 0.345, 0.66))
+        for axes, x, title in (
+            (left, 0.012, "1   Guesses for one photo"),
+            (middle, 0.352, "2   Is it among the first j?"),
+            (right, 0.645, "3   How the loss moves the scores"),
+        ):
+            figure.text(x, 0.925, title, weight="bold", fontsize=12, color=INK)
+            axes.spines[:].set_visible(False)
+            axes.tick_params(length=0)
+        _guesses(left, names, place)
+        _inclusion(middle, inclusion.tolist())
+        _pulls(right, place, losses, pulls)
+        figure.text(0.012, 0.855, "classes that look alike, by their scores", fontsize=9.5, color=GREY)
+        figure.text(0.352, 0.855, "probability T_j, with a gradient", fontsize=9.5, color=GREY)
+        FigureCanvasAgg(figure)
+        figure.savefig(path, metadata={"Date": None}, facecolor="white")
+
+
+def _guesses(axes: Axes, names: list[str], place: int) -> None:
+    colours = [ORANGE if row == place else SHADE for row in range(len(names))]
+    axes.barh(range(len(names)), [score + 3 for score in GUESSES.values()], color=colours, height=0.66)
+    axes.set(yticks=range(len(names)), xticks=[], xlim=(0, 7.6), ylim=(len(names) - 0.4, -0.6))
+    axes.set_yticklabels(names)
+    axes.get_yticklabels()[place].set(weight="bold", color=DARK_ORANGE)
+    axes.text(0.2, place, "the true class", color=INK, weight="bold", va="center", fontsize=9)
+    axes.plot([-3.4, 7.6], [K - 0.5] * 2, color=GREEN, lw=1.4, ls=(0, (4, 2)), clip_on=False)
+    axes.text(7.6, K - 0.58, f"first {K}", color=GREEN, ha="right", va="bottom", fontsize=9.5, weight="bold")
+
+
+def _inclusion(axes: Axes, inclusion: list[float]) -> None:
+    steps = range(1, K + 1)
+    axes.bar(steps, [1] * K, color="#EEEEEB", width=0.74)
+    axes.bar(steps, inclusion, color=[BLUE, *[SHADE] * (K - 2), GREEN], width=0.74)
+    for j, value in zip(steps, inclusion, strict=True):
+        trained = j in (1, K)
+        words = {"weight": "bold", "fontsize": 11} if trained else {"fontsize": 9, "color": GREY}
+        axes.text(j, value + 0.015, f"{100 * value:.0f}%", ha="center", va="bottom", **words)
+    axes.set(xticks=steps, yticks=[], xlim=(0.5, K + 0.5), ylim=(0, 1.08))
+    axes.set_xlabel("j", labelpad=1, color=GREY)
+    for j, colour, name in ((1, BLUE, "softmax loss"), (K, GREEN, f"top-{K} loss")):
+        axes.get_xticklabels()[j - 1].set(weight="bold", color=colour)
+        axes.text(j, -0.17, f"{name}\nraises this", color=colour, ha="center", va="top", fontsize=9.5)
+
+
+def _pulls(axes: Axes, place: int, losses: dict[int, float], pulls: dict[int, Tensor]) -> None:
+    """Minus the gradient of both losses, in the rows of the guesses."""
+    axes.set(xticks=[], yticks=[], xlim=(-0.62, 3.0), ylim=(len(GUESSES) - 0.4, -0.6))
+    columns = (
+        (0.0, 1, BLUE, "softmax loss", "not first: push hard"),
+        (1.85, K, GREEN, f"top-{K} loss", f"in the first {K}: almost done"),
+    )
+    for start, k, colour, name, says in columns:
+        axes.text(start - 0.5, -1.62, f"{name} {losses[k]:.2f}", color=colour, weight="bold", fontsize=11.5)
+        axes.text(start - 0.5, -0.98, says, color=INK, fontsize=9.5)
+        axes.plot([start] * 2, [-0.5, len(GUESSES) - 0.5], color="#BDBDB8", lw=0.8)
+        for row, pull in enumerate(pulls[k].tolist()):
+            axes.barh(row, pull, left=start, height=0.66, color=colour if row == place else SHADE)
+        axes.text(start - 0.06, len(GUESSES) - 0.72, "\u25c4 down", ha="right", va="center", color=GREY, fontsize=8.5)
+        axes.text(start + 0.06, len(GUESSES) - 0.72, "up \u25ba", ha="left", va="center", color=GREY, fontsize=8.5)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES)

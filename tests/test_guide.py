@@ -1,0 +1,199 @@
+"""The guide: its commands parse, its pages run, its reference is whole, its links lead somewhere, its site builds."""
+
+import ast
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tyro
+from PIL import Image
+
+from anyk.lab import cli
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def commands(page: Path) -> list[str]:
+    """The commands in a page's indented lines, in its blocks of shell, and in its sentences."""
+    text = page.read_text()
+    shell = "\n".join(re.findall(r"```(?:console|sh|bash|shell)\n(.*?)```", text, re.DOTALL))
+    lines = [
+        *re.findall(r"^    (anyk \w+.*)$", text, re.MULTILINE),
+        *re.findall(r"^(?:\$ )?(anyk \w+.*)$", shell, re.MULTILINE),
+    ]
+    inline = re.findall(r"`(anyk \w+ [^`]+)`", text)  # the bare name of a command is no command
+    found = [*lines, *(words for words in inline if words.split()[1] in cli.COMMANDS)]
+    return [words for words in found if not re.search(r"\bNAME\b|…|--help", words)]
+
+
+def parse(words: list[str]) -> None:
+    """As the command line does, but nothing is run."""
+
+    def stub(function):
+        @functools.wraps(function)
+        def parsed(*arguments, **keywords):
+            return 0
+
+        return parsed
+
+    stubs = {name: stub(function) for name, function in cli.COMMANDS.items()}
+    tyro.extras.subcommand_cli_from_dict(stubs, prog="anyk", args=words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_the_pages_are_commands(page):
+    for command in commands(page):
+        try:
+            parse(shlex.split(command, comments=True)[1:])
+        except SystemExit:
+            pytest.fail(f"{page.name}: {command}")
+
+
+def test_a_wrong_command_would_be_noticed():
+    with pytest.raises(SystemExit):
+        parse(["compare", "--no-such-option"])
+    assert len({command for page in PAGES for command in commands(page)}) > 20
+
+
+# --- your own data ----------------------------------------------------------------------------------------------------
+
+SMALL = {"compare": ["--epochs", "1", "--budget", "1", "--seeds", "1", "--quiet"], "train": ["--epochs", "1", "--quiet"]}
+
+
+def test_own_data_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+    """Every command and every block of the page, in order; training is cut short."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
+    write_photos(tmp_path / "photos")
+    write_table(tmp_path / "table.csv")
+    page = (DOCS / "own-data.md").read_text()
+    done = []
+    for block, command in re.findall(r"```python\n(.*?)```|^    (anyk [^\n]*)$", page, re.DOTALL | re.MULTILINE):
+        if block:
+            exec(compile(block, "own-data.md", "exec"), {})
+            continue
+        words = shlex.split(command)[1:]
+        with pytest.raises(SystemExit) as end:
+            cli.main([*words, *SMALL.get(words[0], [])])
+        assert end.value.code == 0, (command, capsys.readouterr().err)
+        done.append(words[0])
+    assert set(done) == {"embed", "compare", "import", "train"}
+    shown = capsys.readouterr().out
+    assert "', '" in shown.splitlines()[-1]  # the guesses of the last block
+    for report in ("photos-report", "pixels-report", "texts-report"):
+        assert "<html" in (tmp_path / report / "report.html").read_text()
+
+
+def write_photos(folder: Path) -> None:
+    """Noise in seventeen colours: more classes than m, four pictures each."""
+    random = np.random.default_rng(0)
+    for number in range(17):
+        (folder / f"kind {number}").mkdir(parents=True)
+        colour = random.integers(0, 200, 3)
+        for copy in range(4):
+            pixels = (colour + random.integers(0, 55, (12, 12, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"kind {number}" / f"{copy}.png")
+
+
+def write_table(file: Path) -> None:
+    random = np.random.default_rng(0)
+    rows = [f"{x:.3f},{y:.3f},kind {number % 8}" for number, (x, y) in enumerate(random.standard_normal((160, 2)))]
+    file.write_text("\n".join(["width,height,kind", *rows]) + "\n")
+
+
+# --- reference, links and pictures ------------------------------------------------------------------------------------
+
+
+def public_names() -> set[str]:
+    """As docs/conf.py has them, which needs Sphinx to be imported."""
+    listed = ast.literal_eval(re.search(r"^PUBLIC_MODULES = (.+)$", (DOCS / "conf.py").read_text(), re.MULTILINE)[1])
+    names = {f"{name}.{word}" for name in listed for word in importlib.import_module(name).__all__}
+    modules = {name for name in names if inspect.ismodule(attribute(name))}
+    assert modules <= set(listed)
+    return names - modules
+
+
+def attribute(name: str) -> object:
+    module, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(module), last)
+
+
+def test_the_reference_names_every_public_name():
+    listed = re.findall(r"^- `(anyk[\w.]*)`: \S", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    assert public_names() <= set(listed)
+    assert len(set(listed)) == len(listed)
+    for name in listed:
+        assert inspect.getdoc(attribute(name)), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_of_the_pages_exist(page):
+    """As a code host follows them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link:
+            continue
+        path, _, heading = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        if heading:
+            titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert heading in anchors, link
+
+
+def load_pictures():
+    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pictures_are_drawn_the_same_each_time(tmp_path):
+    pictures = load_pictures()
+    for name in ("first", "second"):
+        pictures.idea(tmp_path / f"{name}.svg")
+    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
+
+
+def test_every_picture_of_the_guide_has_its_command():
+    pictures = load_pictures()
+    assert {file.name for file in pictures.IMAGES.iterdir()} == {"idea.svg", *pictures.COMMANDS}
+    for command in pictures.COMMANDS.values():
+        parse(command.split())
+
+
+# --- the site ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_site_builds_strictly_and_asks_nobody(tmp_path):
+    for module in ("sphinx", "myst_parser", "furo"):
+        pytest.importorskip(module, reason='the site needs pip install "anyk[docs]"')
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(tmp_path / "trees"), str(DOCS), str(site)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    reference = (site / "reference.html").read_text()
+    for name in public_names():
+        assert f'id="{name}"' in reference, name
+    assert ":func:`" not in reference
+    for page in site.rglob("*.html"):
+        outside = re.findall(r'<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="((?:https?:)?//[^"]+)"', page.read_text())
+        assert not outside, (page.name, outside)
+    for sheet in site.rglob("*.css"):
+        assert not re.findall(r"(?:url\(|@import\s+)[\"']?(?:https?:)?//", sheet.read_text()), sheet.name
