@@ -8,13 +8,22 @@ import shutil
 import signal
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars --remote-debugging-pipe"
-).split()
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+]
 PATIENCE = 120
 """seconds after which an answer that has not come will not come"""
 
@@ -95,9 +104,12 @@ class Page:
             self._event(self._read())
 
     def evaluate(self, expression):
-        """The value of an expression, by way of JSON, after the page has drawn what it was about to draw."""
-        wrapped = f"new Promise(done => requestAnimationFrame(() => setTimeout(() => done({expression}))))"
-        answer = self.call("Runtime.evaluate", expression=wrapped, awaitPromise=True, returnByValue=True)
+        """The value of an expression after the page has drawn what it was about to draw."""
+        return self.run(f"new Promise(done => requestAnimationFrame(() => setTimeout(() => done({expression}))))")
+
+    def run(self, expression):
+        """The value of an expression, by way of JSON."""
+        answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             details = answer["exceptionDetails"]
             raise BrowserError(details.get("exception", {}).get("description", details["text"]))
@@ -158,8 +170,6 @@ def opened(folder):
     finally:
         os.close(write_commands)
         os.close(read_answers)
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # its own session, with all its helpers
-        except ProcessLookupError:
-            pass
         process.wait()
