@@ -83,10 +83,10 @@ def with_scores(settings, rows, targets):
 
 
 def computed(page, function, cases):
-    """``function`` of every case in the page: a row of numbers each; null is NaN."""
+    """``function`` of every case in the page: a row of numbers each, zeros at the end of short ones."""
     numbers = json.loads(page.run(f"JSON.stringify({json.dumps(cases)}.map({function}))"))
-    longest = max(map(len, numbers))
-    return torch.tensor([row + [0.0] * (longest - len(row)) for row in numbers], dtype=torch.float64)
+    # JSON has no NaN and no infinity: they come as null
+    return stacked([torch.tensor([math.nan if x is None else x for x in row], dtype=torch.float64) for row in numbers])
 
 
 def stacked(rows):
@@ -205,6 +205,21 @@ def test_candidates_agree_with_the_library(page, page_file, m):
             losses[1].extend(losses_and_gradients(rows, targets, op, p_k=p_k, **keywords))
     assert_agree(matrices[0], computed(page, ALL_NUMBERS, matrices[0]), stacked(matrices[1]))
     assert_agree(losses[0], computed(page, LOSS_AND_GRADIENT, losses[0]), stacked(losses[1]))
+
+
+@NEEDS_BROWSER
+def test_all_numbers_are_finite_wherever_the_controls_go(page, page_file):
+    page.open(page_file)
+    rows = [[6.0] + [-6.0] * 11, [-6.0] + [6.0] * 11, [-6.0, 6.0] * 6, [0.0] * N]
+    some = [settings for settings in OPERATORS if settings.get("wires", "target") == "target"]
+    cases = [
+        {**settings, "temperature": temperature, "pK": p_k, "m": m, "top1": "operator", "scores": row, "target": target}
+        for settings, temperature, p_k, m, row, target in itertools.product(
+            some, (0.001, 1000, "auto"), (P_KS[0], P_KS[3]), (5, None), rows, (0, 3)
+        )
+    ]
+    results = "const r = anykCompute(c); return [r.loss, ...r.gradient, ...r.P.flat().map(p => p ?? 0), ...r.T.flat()]"
+    assert computed(page, f"c => {{ {results}; }}", cases).isfinite().all()
 
 
 @NEEDS_BROWSER
@@ -327,13 +342,13 @@ def test_scores_can_be_dragged_and_typed(page, page_file):
     x, y = middle(page, bar)
     before = shown_loss(page)
     page.drag((x, y), (x - 60, y))
-    assert float(shown(page, score).replace("−", "-")) < 1.4
+    assert number(shown(page, score)) < 1.4
     assert shown_loss(page) != before
     assert_shows_what_python_says(page)
     assert page.evaluate(f"document.activeElement === document.querySelector({json.dumps(bar)})")
-    dragged = float(shown(page, score).replace("−", "-"))
+    dragged = number(shown(page, score))
     page.press("ArrowRight")
-    assert float(shown(page, score).replace("−", "-")) == pytest.approx(dragged + 0.1, abs=0.006)
+    assert number(shown(page, score)) == pytest.approx(dragged + 0.1, abs=0.006)
     page.press("End")
     assert shown(page, score) == "6.00"
     page.press("ArrowUp")
@@ -349,13 +364,10 @@ def test_scores_can_be_dragged_and_typed(page, page_file):
 def test_scenes_say_something_and_are_true(page, page_file):
     page.open(page_file)
     said = set()
-    for number in range(1, 8):
-        page.click(*middle(page, f"#scenes button:nth-of-type({number})"))
+    for scene in range(1, 8):
+        page.click(*middle(page, f"#scenes button:nth-of-type({scene})"))
+        assert page.evaluate(f"document.querySelector('#scenes button:nth-of-type({scene})').ariaPressed") == "true"
         said.add(shown(page, "#told"))
-        assert (
-            page.evaluate(f"document.querySelector('#scenes button:nth-of-type({number})').getAttribute('aria-pressed')")
-            == "true"
-        )
         assert_shows_what_python_says(page)
     assert len(said) == 7
     # the idea of it all: the target is third, and the top-5 loss has let go of it
@@ -364,6 +376,16 @@ def test_scenes_say_something_and_are_true(page, page_file):
     assert inclusion[4] > 0.98
     assert gradient.abs().max() < 0.05
     assert "has let go of it" in shown(page, "#verdict")
+    # a scene that was changed is no longer that scene, and says so; running down the loss brings it down, until one stops it
+    page.click(*middle(page, "#presets button:nth-child(2)"))
+    assert page.evaluate("document.querySelectorAll('#scenes [aria-pressed=true]').length") == 0
+    assert "You have changed the scene" in shown(page, "#told")
+    before = number(shown_loss(page))
+    page.click(*middle(page, "#run"))
+    assert any(number(shown_loss(page)) < before - 0.1 for _ in range(1000))
+    assert shown(page, "#run") == "Stop"
+    page.click(*middle(page, "#run"))
+    assert shown(page, "#run") == "Keep going"
     assert page.complaints == []
 
 
@@ -406,7 +428,7 @@ def test_fits_the_screen_and_every_control_has_a_name(page, page_file, width):
         score = "#classes .class:nth-child(2) .value"
         x, y = middle(page, "#classes .class:nth-child(2) .score")
         page.touch_drag((x, y), (x + 30, y))
-        assert float(shown(page, score).replace("−", "-")) > 1.4
+        assert number(shown(page, score)) > 1.4
     assert page.complaints == []
 
 

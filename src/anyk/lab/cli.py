@@ -339,7 +339,7 @@ def draw(
     p_k: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 1.0),
     temperature: float = 0.5,
 ) -> int:
-    """Pictures: a network; P of the operators as heat maps over temperatures; the loss over the target's score; or a page to play.
+    """Pictures: a network; P as heat maps over temperatures; the loss over the target's score; or a page to play with.
 
     Args:
         what: the picture.
