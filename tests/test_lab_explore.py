@@ -14,11 +14,12 @@ from anyk import candidates
 from anyk.lab import explore
 from anyk.lab.errors import LabError
 from anyk.operators.sorting_network import KINDS
+from anyk.swaps import SWAPS as LIBRARY_SWAPS
 
 NEEDS_BROWSER = pytest.mark.skipif(browser.find() is None, reason="no Chromium here: apt-get install chromium")
 
 N = 12
-SWAPS = ("logistic", "logistic_art", "cauchy", "gaussian", "reciprocal", "optimal")
+SWAPS = tuple(LIBRARY_SWAPS)
 NETWORKS = ("splitter", "bitonic", "odd_even")
 WIRES = ("target", "sorted", "given")
 OPERATORS = [
@@ -223,6 +224,18 @@ def test_all_numbers_are_finite_wherever_the_controls_go(page, page_file):
 
 
 @NEEDS_BROWSER
+@pytest.mark.parametrize("name", SWAPS)
+def test_soft_comparators_keep_their_digits_in_the_tails(page, page_file, name):
+    page.open(page_file)
+    v = torch.cat([torch.linspace(-35, 35, 701), torch.tensor([0.0, 1e-9, -1e-4, 2.5 * 2**0.5, -2.5 * 2**0.5])]).double()
+    swap = f"anyk.SWAPS.{name}"
+    found = computed(page, f"v => [{swap}.value(v), {swap}.slope(v), {swap}.logTail(v)]", v.tolist())
+    expected = torch.stack([function(v) for function in (LIBRARY_SWAPS[name].value, LIBRARY_SWAPS[name].derivative)], 1)
+    torch.testing.assert_close(found[:, :2], expected, rtol=1e-10, atol=1e-300)
+    torch.testing.assert_close(found[:, 2], LIBRARY_SWAPS[name].log_tail(v), rtol=1e-12, atol=1e-15)
+
+
+@NEEDS_BROWSER
 def test_networks_are_those_of_the_library(page, page_file):
     page.open(page_file)
     sizes = [(kind, n, k) for kind in NETWORKS for n in range(1, 14) for k in range(1, n + 1)]
@@ -420,12 +433,14 @@ def test_fits_the_screen_and_every_control_has_a_name(page, page_file, width):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     nameless = page.evaluate(
         "[...document.querySelectorAll('input, select, button, [role=slider]')]"
-        ".filter(e => !(e.labels?.length || e.getAttribute('aria-label') || e.textContent.trim())).map(e => e.outerHTML)"
+        ".filter(e => !(e.getAttribute('aria-label') || (e.matches('button') ? e.textContent.trim() : e.labels?.length)))"
+        ".map(e => e.outerHTML)"
     )
     assert nameless == []
     if width == 400:
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
         score = "#classes .class:nth-child(2) .value"
+        assert page.evaluate("getComputedStyle(document.querySelector('.score')).touchAction") == "pan-y"  # or the page scrolls
         x, y = middle(page, "#classes .class:nth-child(2) .score")
         page.touch_drag((x, y), (x + 30, y))
         assert number(shown(page, score)) > 1.4
