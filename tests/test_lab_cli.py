@@ -112,6 +112,8 @@ def test_import_embed_draw_info(anyk, tmp_path):
         (("network", "--n", "8", "--k", "3"), "network.svg"),
         (("matrix", "--k", "2", "-o", "m.png"), "m.png"),
         (("loss", "--out", "l.pdf"), "l.pdf"),
+        (("--interactive", "-o", "page.html"), "page.html"),
+        (("--interactive",), "explore.html"),
     ):
         assert anyk("draw", *words) == (0, file + "\n", "")
         assert (tmp_path / file).stat().st_size > 1000
@@ -142,6 +144,7 @@ def test_reproduce_smoke(anyk, experiment):
         (("reproduce", "table2", "--data", "a", "b"), "--data should be NAME=PATH"),
         (("draw", "network", "--kind", "nonsense"), "nonsense"),
         (("draw", "network", "-o", "x.docx"), "x.docx"),
+        (("draw", "--interactive", "-o", "x.svg"), "x.svg should end in .html"),
         (("import", "nowhere.npz"), "nowhere.npz"),
         (("embed", "nowhere"), "nowhere"),
         (("compare", "points", "--seeds", "0", "--quiet"), "seeds should be at least 1"),

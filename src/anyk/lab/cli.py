@@ -341,6 +341,7 @@ def draw(
     what: Annotated[Literal["network", "matrix", "loss"], tyro.conf.Positional] = "network",
     *,
     out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None,
+    interactive: Flag = False,
     kind: str = "splitter",
     n: int = 16,
     k: int = 5,
@@ -351,11 +352,12 @@ def draw(
     p_k: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 1.0),
     temperature: float = 0.5,
 ) -> int:
-    """Pictures: a network; P of the operators as heat maps over temperatures; the loss over the target's score.
+    """Pictures: a network; P as heat maps over temperatures; the loss over the target's score; or a page to play with.
 
     Args:
         what: the picture.
-        out: the .png, .svg or .pdf file; by default WHAT.svg.
+        out: the .png, .svg or .pdf file; by default WHAT.svg. The .html file of --interactive; by default explore.html.
+        interactive: instead of a picture, one page with everything: drag scores, choose operator, temperature and P_K there.
         kind: network: odd_even, bitonic, splitter, or a selection network.
         n: network: wires.
         k: network and matrix: ranks.
@@ -366,6 +368,11 @@ def draw(
         p_k: loss: P_K.
         temperature: loss: of all operators.
     """
+    if interactive:
+        from anyk.lab import explore
+
+        _say(f"{explore.write(out or Path('explore.html'))}")
+        return 0
     from anyk.lab import draw as drawing
 
     path = out or Path(f"{what}.svg")
