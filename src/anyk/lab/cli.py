@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from anyk.lab.errors import LabError
+from anyk.lab import ranks
+from anyk.lab.errors import LabError, Stopped
 from anyk.lab.recipes import LossName, Recipe, Setting
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
@@ -87,6 +88,8 @@ def train(
 ) -> int:
     """One run with every knob. Killed or stopped, the same command goes on where it stood.
 
+    torchrun --nproc-per-node N -m anyk train … is the same run in N processes.
+
     Args:
         recipe: what to train.
         out: the run folder; by default anyk-runs/DATA-LOSS-seedSEED.
@@ -98,14 +101,21 @@ def train(
     from anyk.lab.progress import Display
 
     out = out or Path("anyk-runs") / f"{_slug(recipe.data)}-{recipe.loss}-seed{recipe.seed}"
-    training.check(recipe)
-    with Display(1, quiet) as display, _tensorboard(out if tensorboard else None) as write, _stop_signal() as stopped:
+    with ranks.joined(recipe.device) as together:
+        training.check(recipe, together)
+        with (
+            Display(1, quiet or not together.first) as display,
+            _tensorboard(out if tensorboard and together.first else None) as write,
+            _stop_signal(together.world > 1) as stopped,
+        ):
 
-        def show(progress: training.Progress) -> None:
-            display.show(out, progress)
-            write(progress)
+            def show(progress: training.Progress) -> None:
+                display.show(out, progress)
+                write(progress)
 
-        result = training.train(recipe, out, on_progress=show, should_stop=stopped)
+            result = training.train(recipe, out, on_progress=show, should_stop=stopped, ranks=together)
+    if not together.first:
+        return 0
     if json:
         _say(json_module.dumps(result, indent=1))
         return 0
@@ -396,18 +406,26 @@ COMMANDS: dict[str, Callable[..., int]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process."""
     former = signal.signal(signal.SIGTERM, _interrupt)
+    words = sys.argv[1:] if arguments is None else arguments
     try:
+        if ranks.launched() > 1 and words and words[0] in COMMANDS and words[0] != "train":
+            raise LabError(f"anyk {words[0]} is one process: start it without torchrun, which is for anyk train.")
         code = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="anyk",
             description="Train for 'the right class is among the first k', and find out whether it helps.",
             args=arguments,
+            console_outputs=ranks.speaks(),
         )
     except LabError as error:
-        _warn(f"anyk: {error}")
+        _no_more_signals()
+        if ranks.speaks() or isinstance(error, ranks.OwnError):
+            _warn(f"anyk: {error}")
         code = 2
-    except (KeyboardInterrupt, _stopped()):
-        _warn(f"Stopped. To go on: {_command()}")
+    except (KeyboardInterrupt, Stopped):
+        _no_more_signals()
+        if ranks.speaks():
+            _warn(f"Stopped. To go on: {_command()}")
         code = 130
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -417,23 +435,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _stopped() -> type[Exception]:
-    from anyk.lab.training import Stopped
-
-    return Stopped
-
-
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+def _no_more_signals() -> None:
+    """torchrun hands a Ctrl-C on to processes that had it already, and ends all when one has failed."""
+    if ranks.launched() > 1:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
-def _stop_signal() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM as a flag, so that a step ends before the run does; a second one ends it at once."""
+def _stop_signal(patient: bool) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM as a flag, so that a step ends before the run does; a second one ends it at once.
+
+    Not so if patient: after a Ctrl-C torchrun sends a signal of its own, and kills after half a minute."""
     stop = threading.Event()
 
     def note(number: int, frame: Any) -> None:
-        if stop.is_set():
+        if stop.is_set() and not patient:
             raise KeyboardInterrupt
         stop.set()
 
@@ -442,7 +463,7 @@ def _stop_signal() -> Iterator[Callable[[], bool]]:
         yield stop.is_set
     finally:
         for number, handler in former.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if patient and stop.is_set() else handler)
 
 
 @contextmanager
@@ -505,7 +526,8 @@ def _say(words: str) -> None:
 
 
 def _command() -> str:
-    return shlex.join(["anyk", *sys.argv[1:]])
+    started = ["torchrun", "--nproc-per-node", f"{ranks.launched()}", "-m"] if ranks.launched() > 1 else []
+    return shlex.join([*started, "anyk", *sys.argv[1:]])
 
 
 def _slug(data: str) -> str:
