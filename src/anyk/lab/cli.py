@@ -418,10 +418,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             console_outputs=ranks.speaks(),
         )
     except LabError as error:
+        if not ranks.speaks() and not isinstance(error, (ranks.Agreed, ranks.OwnError)):
+            ranks.wait_to_be_ended()
         _no_more_signals()
-        if ranks.speaks() or isinstance(error, ranks.OwnError):
+        if ranks.speaks() or not isinstance(error, ranks.Agreed):
             _warn(f"anyk: {error}")
         code = 2
+    except SystemExit as ended:  # of the parser
+        if ended.code and not ranks.speaks():
+            ranks.wait_to_be_ended()
+        raise
     except (KeyboardInterrupt, Stopped):
         _no_more_signals()
         if ranks.speaks():

@@ -6,6 +6,9 @@ have nobody to tell anything and import nothing.
 """
 
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -158,6 +161,18 @@ class Ranks:
             raise Agreed(problems[0])
         return answer  # type: ignore[return-value]
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Turn what the communication says when another rank has ended into one sentence."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.world > 1 and (type(error).__name__.startswith("Dist") or "gloo" in str(error)):
+                raise Agreed(
+                    "another process of this run has ended; the same command goes on from the last checkpoint."
+                ) from None
+            raise
+
     def one_before_the_others(self, function: Callable[[], Answer]) -> Answer:
         """Call a function in every rank, but first in one of each machine: it may fill a cache that the others then read."""
         if self.world == 1:
@@ -188,24 +203,32 @@ def joined(device: str) -> Iterator[Ranks]:
     if kind == "cuda" and local < torch.cuda.device_count():
         torch.cuda.set_device(local)
     # What the ranks tell each other is on the CPU, so that it does not make a GPU wait.
-    dist.init_process_group("gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl")
-    ranks = Ranks(dist.get_rank(), dist.get_world_size(), local)
+    backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
+    store, rank, world = next(dist.rendezvous("env://"))
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
+        # On one machine, torchrun --max-restarts hands out the store of the former start, with addresses that are gone.
+        store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+    ranks = Ranks(rank, world, local)
+    _end_with_torchrun()
     try:
-        yield ranks
+        with ranks.watching():
+            yield ranks
     except (Agreed, Stopped):
         _let_the_first_go_first(ranks)
         raise
     except LabError as error:
         raise OwnError(f"rank {ranks.rank}: {error}") from None
-    except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
-            raise
-        raise LabError(
-            "another process of this run has ended; the same command goes on from the last checkpoint, or from the start "
-            f"where there is none ({str(error).splitlines()[0]})."
-        ) from None
     else:
         dist.destroy_process_group()
+
+
+def wait_to_be_ended() -> None:
+    """Before the ranks know each other, wait until torchrun has noticed that the first one has failed, and told why.
+
+    Returns after half a minute: then the first one has not."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(30)
 
 
 def _let_the_first_go_first(ranks: Ranks) -> None:
@@ -217,6 +240,18 @@ def _let_the_first_go_first(ranks: Ranks) -> None:
             dist.recv(torch.empty(1), 0)  # which is never sent
         except RuntimeError:
             return
+
+
+def _end_with_torchrun() -> None:
+    """A run must not go on when nobody waits for it: a new start of the same command would find its folder taken."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 # Batch normalisation -------------------------------------------------------------------------------------------------------
@@ -237,8 +272,8 @@ class _BatchNorm(nn.BatchNorm2d):
 
     def __init__(self, alike: nn.BatchNorm2d, ranks: Ranks) -> None:
         super().__init__(alike.num_features, alike.eps, alike.momentum)
+        self.to(alike.weight)
         self.load_state_dict(alike.state_dict())
-        self.to(alike.weight.device)
         self.group = ranks.group
 
     def forward(self, inputs: Tensor) -> Tensor:

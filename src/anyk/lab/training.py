@@ -75,7 +75,7 @@ def train(
         if result is not None:
             return result
         try:
-            with _alone(recipe):
+            with _alone(recipe), ranks.watching():
                 training = ranks.together(lambda: _Training(recipe, run, ranks))
                 return training.to_the_end(on_progress, should_stop)
         except Exception as error:
