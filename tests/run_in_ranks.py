@@ -51,9 +51,9 @@ def batch_norm_is_that_of_the_whole_batch(together):
 
 if __name__ == "__main__":
     LOAD, training.load = training.load, load_or_make
-    training.CHECKPOINT_SECONDS = 0.0
     with ranks.joined("cpu") as together:
         batch_norm_is_that_of_the_whole_batch(together)
         for run in json.loads(Path(sys.argv[1]).read_text()):
+            training.CHECKPOINT_SECONDS = 0.0 if "kill" in run else 10.0
             watch = partial(kill, *run["kill"], together.rank) if "kill" in run else lambda progress: None
             training.train(Recipe.from_json(run["recipe"]), run["folder"], on_progress=watch, ranks=together)

@@ -90,9 +90,9 @@ class Ranks:
 
         replica = DistributedDataParallel(model, process_group=self.group)
         training = model.training
-        replica.eval()  # batch normalisation must not remember this batch
+        model.eval()  # batch normalisation must not remember this batch
         replica(inputs).sum().backward()
-        replica.train(training)
+        model.train(training)
         model.zero_grad()
         return replica
 
@@ -195,6 +195,7 @@ def joined(device: str) -> Iterator[Ranks]:
         yield ALONE
         return
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda") or ":" in device:
@@ -204,10 +205,12 @@ def joined(device: str) -> Iterator[Ranks]:
         torch.cuda.set_device(local)
     # What the ranks tell each other is on the CPU, so that it does not make a GPU wait.
     backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
-    store, rank, world = next(dist.rendezvous("env://"))
+    store, rank, world = next(rendezvous("env://"))
     if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
         # On one machine, torchrun --max-restarts hands out the store of the former start, with addresses that are gone.
-        store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
+        store = dist.PrefixStore(  # type: ignore[attr-defined]
+            f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store
+        )
     dist.init_process_group(backend, store=store, rank=rank, world_size=world)
     ranks = Ranks(rank, world, local)
     _end_with_torchrun()
@@ -282,10 +285,10 @@ class _BatchNorm(nn.BatchNorm2d):
         values = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         each = (0, 2, 3)
         own_count = values.new_full((1,), values.numel() / self.num_features)
-        sums = _Sum.apply(torch.cat([values.sum(each), own_count]), self.group)
+        sums = _Sum.apply(torch.cat([values.sum(each), own_count]), self.group)  # type: ignore[no-untyped-call]
         count = sums[-1].detach()
         deviations = values - _per_channel(sums[:-1] / count)
-        variance = _Sum.apply(deviations.square().sum(each), self.group) / count
+        variance = _Sum.apply(deviations.square().sum(each), self.group) / count  # type: ignore[no-untyped-call]
         with torch.no_grad():
             assert self.running_mean is not None
             assert self.running_var is not None
@@ -314,7 +317,7 @@ class _Sum(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         import torch.distributed as dist
 
         total = gradient.contiguous().clone()
