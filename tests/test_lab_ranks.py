@@ -142,7 +142,10 @@ def test_ctrl_c_saves_and_one_process_can_go_on(data: str, tmp_path: Path) -> No
     deadline = time.monotonic() + 100
     while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to torchrun and, through it, a second time to the ranks
+    # As a batch system does: to all processes, and through torchrun a second time to the ranks.
+    for rank in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        os.kill(int(rank), signal.SIGINT)
+    process.send_signal(signal.SIGINT)
     code, _, err = ended(process)
     assert code == 1
     assert re.findall(r"Stopped.*", err) == [f"Stopped. To go on: torchrun --nproc-per-node 2 -m anyk {' '.join(words)}"]

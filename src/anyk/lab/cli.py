@@ -446,7 +446,7 @@ def _interrupt(*_: Any) -> None:
 
 
 def _no_more_signals() -> None:
-    """torchrun hands a Ctrl-C on to processes that had it already, and ends all when one has failed."""
+    """torchrun hands a signal on to processes that may have had it already, and ends all when one has failed."""
     if ranks.launched() > 1:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -456,7 +456,7 @@ def _no_more_signals() -> None:
 def _stop_signal(patient: bool) -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM as a flag, so that a step ends before the run does; a second one ends it at once.
 
-    Not so if patient: after a Ctrl-C torchrun sends a signal of its own, and kills after half a minute."""
+    Not so if patient: torchrun hands a signal on to processes that may have had it already, and kills after half a minute."""
     stop = threading.Event()
 
     def note(number: int, frame: Any) -> None:
