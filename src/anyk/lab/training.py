@@ -58,7 +58,7 @@ def train(
     Args:
         recipe: what to train.
         folder: the run folder; a run that was interrupted there goes on, one that has ended is not run again.
-        on_progress: called after each step and each evaluation.
+        on_progress: called after each step and each evaluation, in each rank.
         should_stop: asked before each step; True saves a checkpoint and raises :class:`Stopped`.
         patience: seconds to wait for another process to leave the folder.
         ranks: the processes that train together, all of which call this; see :func:`anyk.lab.ranks.joined`.
@@ -266,6 +266,7 @@ class _Training:
     # Saving and going on ---------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
+        # The sum of each rank, not the total: it would be rounded in another place than without a restart.
         loss_sums = self.ranks.each(self.loss_sum.cpu())
         self.ranks.together(lambda: self._write_checkpoint(torch.stack(loss_sums)) if self.ranks.first else None)
         self.unsaved.clear()
@@ -309,9 +310,9 @@ class _Training:
         self.loss_count, self.seconds = state["loss_count"], state["seconds"]
         self.seconds_in_model = state["seconds_in_model"]
         loss_sums = tensors.pop("loss_sum").reshape(-1)
-        if len(loss_sums) == self.ranks.world:  # the sums of the same ranks; others share out the total, as it happens to be
+        if len(loss_sums) == self.ranks.world:
             self.loss_sum.copy_(loss_sums[self.ranks.rank])
-        elif self.ranks.first:
+        elif self.ranks.first:  # there were more or fewer ranks: one takes the total
             self.loss_sum.copy_(loss_sums.sum())
         self.model.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model/")})
         moments: dict[int, dict[str, Tensor]] = {}
