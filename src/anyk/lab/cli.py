@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from anyk.lab.errors import LabError
+from anyk.lab import ranks
+from anyk.lab.errors import LabError, Stopped
 from anyk.lab.recipes import LossName, Recipe, Setting
 from anyk.lab.reproduce import Network
 
@@ -88,6 +89,8 @@ def train(
 ) -> int:
     """One run with every knob. Killed or stopped, the same command goes on where it stood.
 
+    torchrun --nproc-per-node N -m anyk train … is the same run in N processes.
+
     Args:
         recipe: what to train.
         out: the run folder; by default anyk-runs/DATA-LOSS-seedSEED.
@@ -99,14 +102,21 @@ def train(
     from anyk.lab.progress import Display
 
     out = out or Path("anyk-runs") / f"{_slug(recipe.data)}-{recipe.loss}-seed{recipe.seed}"
-    training.check(recipe)
-    with Display(1, quiet) as display, _tensorboard(out if tensorboard else None) as write, _stop_signal() as stopped:
+    with ranks.joined(recipe.device) as together:
+        training.check(recipe, together)
+        with (
+            Display(1, quiet or not together.first) as display,
+            _tensorboard(out if tensorboard and together.first else None) as write,
+            _stop_signal(together.world > 1) as stopped,
+        ):
 
-        def show(progress: training.Progress) -> None:
-            display.show(out, progress)
-            write(progress)
+            def show(progress: training.Progress) -> None:
+                display.show(out, progress)
+                write(progress)
 
-        result = training.train(recipe, out, on_progress=show, should_stop=stopped)
+            result = training.train(recipe, out, on_progress=show, should_stop=stopped, ranks=together)
+    if not together.first:
+        return 0
     if json:
         _say(json_module.dumps(result, indent=1))
         return 0
@@ -416,18 +426,32 @@ COMMANDS: dict[str, Callable[..., int]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process."""
     former = signal.signal(signal.SIGTERM, _interrupt)
+    words = sys.argv[1:] if arguments is None else arguments
     try:
+        if ranks.launched() > 1 and words and words[0] in COMMANDS and words[0] != "train":
+            raise LabError(f"anyk {words[0]} is one process: start it without torchrun, which is for anyk train.")
         code = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="anyk",
             description="Train for 'the right class is among the first k', and find out whether it helps.",
             args=arguments,
+            console_outputs=ranks.speaks(),
         )
     except LabError as error:
-        _warn(f"anyk: {error}")
+        if not ranks.speaks() and not isinstance(error, (ranks.Agreed, ranks.OwnError)):
+            ranks.wait_to_be_ended()
+        _no_more_signals()
+        if ranks.speaks() or not isinstance(error, ranks.Agreed):
+            _warn(f"anyk: {error}")
         code = 2
-    except (KeyboardInterrupt, _stopped()):
-        _warn(f"Stopped. To go on: {_command()}")
+    except SystemExit as ended:  # of the parser
+        if ended.code and not ranks.speaks():
+            ranks.wait_to_be_ended()
+        raise
+    except (KeyboardInterrupt, Stopped):
+        _no_more_signals()
+        if ranks.speaks():
+            _warn(f"Stopped. To go on: {_command()}")
         code = 130
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -437,23 +461,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _stopped() -> type[Exception]:
-    from anyk.lab.training import Stopped
-
-    return Stopped
-
-
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+def _no_more_signals() -> None:
+    """torchrun hands a signal on to processes that may have had it already, and ends all when one has failed."""
+    if ranks.launched() > 1:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
-def _stop_signal() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM as a flag, so that a step ends before the run does; a second one ends it at once."""
+def _stop_signal(patient: bool) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM as a flag, so that a step ends before the run does; a second one ends it at once.
+
+    Not so if patient: torchrun hands a signal on to processes that may have had it already, and kills after half a minute."""
     stop = threading.Event()
 
     def note(number: int, frame: Any) -> None:
-        if stop.is_set():
+        if stop.is_set() and not patient:
             raise KeyboardInterrupt
         stop.set()
 
@@ -462,7 +489,7 @@ def _stop_signal() -> Iterator[Callable[[], bool]]:
         yield stop.is_set
     finally:
         for number, handler in former.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if patient and stop.is_set() else handler)
 
 
 @contextmanager
@@ -525,7 +552,8 @@ def _say(words: str) -> None:
 
 
 def _command() -> str:
-    return shlex.join(["anyk", *sys.argv[1:]])
+    started = ["torchrun", "--nproc-per-node", f"{ranks.launched()}", "-m"] if ranks.launched() > 1 else []
+    return shlex.join([*started, "anyk", *sys.argv[1:]])
 
 
 def _slug(data: str) -> str:

@@ -17,11 +17,11 @@ from PIL import Image
 from anyk.lab import comparison, criteria, files, info, page, training
 from anyk.lab.comparison import Comparison, Example, Guess, Method, Moves, SeedRun, Try
 from anyk.lab.data import load, split
-from anyk.lab.errors import LabError
+from anyk.lab.errors import LabError, Stopped
 from anyk.lab.pool import Outcome, Pool, wait_in_turns
 from anyk.lab.recipes import LossName, Recipe, Setting
 from anyk.lab.runs import Run
-from anyk.lab.training import Progress, Stopped
+from anyk.lab.training import Progress
 
 BASELINE: LossName = "softmax"
 TUNING_SEED = 0

@@ -6,3 +6,7 @@ class LabError(Exception):
 
     The command line prints it without a traceback and ends with exit code 2.
     """
+
+
+class Stopped(Exception):
+    """A run was asked to stop; its checkpoint is written."""

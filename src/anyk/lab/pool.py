@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from anyk.lab import training
-from anyk.lab.errors import LabError
+from anyk.lab.errors import LabError, Stopped
 from anyk.lab.recipes import Recipe
 from anyk.lab.runs import Run
 from anyk.lab.training import Progress
@@ -152,7 +152,7 @@ def _work(parent: Connection, folder: str, fields: dict[str, Any]) -> None:
                 Recipe.from_json(fields), folder, on_progress=tell, should_stop=stop.is_set, patience=LEAVING_SECONDS
             )
         )
-    except training.Stopped:
+    except Stopped:
         outcome = Outcome()
     except Exception as error:
         outcome = Outcome(error=explain(error))

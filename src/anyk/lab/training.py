@@ -2,14 +2,18 @@
 
 Nothing random is remembered from step to step: the order of an epoch and the augmentation of a step follow from the seed
 and their number. A run that goes on from a checkpoint therefore takes exactly the steps it would have taken.
+
+Several processes train one recipe as one does: the batches are cut as for one, each rank takes a part of each, and the
+gradients are averaged with the weights of the parts. The folder does not know how many they were.
 """
 
 import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,8 @@ from torch.nn import functional
 import anyk
 from anyk.lab import criteria, info, models
 from anyk.lab.data import Dataset, Parts, Split, load, split
-from anyk.lab.errors import LabError
+from anyk.lab.errors import LabError, Stopped
+from anyk.lab.ranks import ALONE, Ranks, synchronise_batch_norm
 from anyk.lab.recipes import Recipe
 from anyk.lab.runs import Run
 
@@ -28,10 +33,6 @@ KS = (1, 5, 10, 20)
 #: a checkpoint is written at an evaluation, or in between, when the last one is older than this
 CHECKPOINT_SECONDS = 10.0
 EVALUATION_BATCH = 2048
-
-
-class Stopped(Exception):
-    """The run was asked to stop; its checkpoint is written."""
 
 
 @dataclass(frozen=True)
@@ -50,35 +51,43 @@ def train(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
     patience: float = 0.0,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Train a recipe to its end and return the content of ``result.json``.
 
     Args:
         recipe: what to train.
         folder: the run folder; a run that was interrupted there goes on, one that has ended is not run again.
-        on_progress: called after each step and each evaluation.
+        on_progress: called after each step and each evaluation, in each rank.
         should_stop: asked before each step; True saves a checkpoint and raises :class:`Stopped`.
         patience: seconds to wait for another process to leave the folder.
+        ranks: the processes that train together, all of which call this; see :func:`anyk.lab.ranks.joined`.
     """
     run = Run(folder)
-    with run.locked(patience):
-        run.begin(recipe, info.environment())
-        result = run.result()
+    with ExitStack() as folder_is_ours:
+
+        def begin() -> dict[str, Any] | None:
+            folder_is_ours.enter_context(run.locked(patience))
+            run.begin(recipe, info.environment())
+            return run.result()
+
+        result = ranks.from_first(begin)
         if result is not None:
             return result
         try:
-            with _alone(recipe):
-                return _Training(recipe, run).to_the_end(on_progress, should_stop)
+            with _alone(recipe), ranks.watching():
+                training = ranks.together(lambda: _Training(recipe, run, ranks))
+                return training.to_the_end(on_progress, should_stop)
         except Exception as error:
-            if not isinstance(error, Stopped):
+            if ranks.first and not isinstance(error, Stopped):
                 run.fail(str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}")
             raise
 
 
-def check(recipe: Recipe) -> None:
+def check(recipe: Recipe, ranks: Ranks = ALONE) -> None:
     """Raise what :func:`train` would raise about the recipe and its data, before a folder is made for it."""
     with _alone(recipe):
-        _Training(recipe, Run(""))
+        ranks.together(lambda: _Training(recipe, Run(""), ranks))
 
 
 @contextmanager
@@ -94,10 +103,11 @@ def _alone(recipe: Recipe) -> Iterator[None]:
 
 
 class _Training:
-    def __init__(self, recipe: Recipe, run: Run) -> None:
+    def __init__(self, recipe: Recipe, run: Run, ranks: Ranks) -> None:
         self.run = run
-        self.device = _device(recipe.device)
-        self.dataset = load(recipe.data)
+        self.ranks = ranks
+        self.device = _device(ranks.device(recipe.device))
+        self.dataset = ranks.one_before_the_others(lambda: load(recipe.data))
         self.recipe = recipe = recipe.resolved(self.dataset.kind, len(self.dataset.train))
         if recipe.augment and self.dataset.kind != "images":
             raise LabError(f"augment changes images, but {self.dataset.name} holds embeddings: leave it out.")
@@ -108,7 +118,7 @@ class _Training:
         self.reader = Reader(self.dataset, self.device)
 
         torch.manual_seed(_seed(recipe.seed, "weights"))
-        self.model = models.build(recipe, self.dataset).to(self.device)
+        self.model = synchronise_batch_norm(models.build(recipe, self.dataset).to(self.device), ranks)
         self.criterion = criteria.criterion(recipe, len(self.dataset.classes)).to(self.device)
         self.optimizer = _optimizer(recipe, self.model)
 
@@ -126,6 +136,7 @@ class _Training:
 
     def to_the_end(self, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]) -> dict[str, Any]:
         self._restore()
+        self.replica = self.ranks.replicate(self.model, self.reader(self.dataset.train, self.parts.train[:1]))
         started = time.perf_counter() - self.seconds
         random_steps = bool(self.recipe.augment or self.recipe.mixup or self.recipe.dropout)
         every = self.recipe.evaluate_every or self.steps_per_epoch
@@ -133,8 +144,9 @@ class _Training:
         self.model.train()
         if self.evaluations == 0 and self.steps == 0:
             self._evaluate()
+        [stop] = self.ranks.any(should_stop())
         while self.step < self.steps and not self._gave_up():
-            if should_stop():
+            if stop:
                 self.seconds = time.perf_counter() - started
                 self._save()
                 raise Stopped(f"stopped at step {self.step} of {self.steps}")
@@ -142,7 +154,7 @@ class _Training:
             if epoch != order_epoch:
                 order, order_epoch = self._order(epoch), epoch
             if random_steps:
-                torch.manual_seed(_seed(self.recipe.seed, "step", self.step))
+                torch.manual_seed(_seed(self.recipe.seed, "step", self.step, *([self.ranks.rank] if self.ranks.rank else [])))
             # Batches of nearly one size: a last one of a single example would be too small for batch normalisation.
             start, end = (number * len(order) // self.steps_per_epoch for number in (place, place + 1))
             self._take_step(order[start:end])
@@ -150,7 +162,8 @@ class _Training:
             if self.step % every == 0 or self.step == self.steps:
                 self.seconds = time.perf_counter() - started
                 line = self._evaluate()
-            if time.monotonic() - self.saved_at > CHECKPOINT_SECONDS:
+            stop, save = self.ranks.any(should_stop(), time.monotonic() - self.saved_at > CHECKPOINT_SECONDS)
+            if save:
                 self.seconds = time.perf_counter() - started
                 self._save()
             on_progress(Progress(self.step, self.steps, line))
@@ -163,24 +176,28 @@ class _Training:
 
     def _take_step(self, index: Tensor) -> None:
         recipe, progress = self.recipe, self.step / self.steps
-        inputs, target = self.reader(self.dataset.train, index), self.labels[index].to(self.device)
-        if recipe.augment:
+        part = self.ranks.part(index)
+        inputs, target = self.reader(self.dataset.train, part), self.labels[part].to(self.device)
+        if recipe.augment and len(part):
             inputs = models.augment(inputs, recipe.augment)
         if recipe.mixup:
-            inputs, target = _mixup(inputs, target, recipe.mixup, len(self.dataset.classes))
+            share = _mixup_share(recipe.mixup, _seed(recipe.seed, "mixup", self.step))
+            inputs, target = _mixup(inputs, target, share, len(self.dataset.classes))
         criteria.reschedule(self.criterion, recipe, progress)
         for group in self.optimizer.param_groups:
             group["lr"] = criteria.learning_rate(recipe, progress)
         started = time.perf_counter()
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.amp):
-            loss = self.criterion(self.model(inputs), target)
-        loss.backward()
+            scores = self.replica(inputs)
+            # A rank without examples takes part in the averaging all the same.
+            loss = self.criterion(scores, target) if len(part) else scores.sum()
+        (loss * self.ranks.weight(part, index)).backward()
         if recipe.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
         self.optimizer.step()
         self.seconds_in_model += time.perf_counter() - started
-        self.loss_sum += loss.detach() * len(index)
+        self.loss_sum += loss.detach() * len(part)
         self.loss_count += len(index)
         self.step += 1
 
@@ -193,12 +210,7 @@ class _Training:
     # Evaluation ------------------------------------------------------------------------------------------------------------
 
     def _evaluate(self) -> dict[str, Any]:
-        train_loss = float(self.loss_sum) / max(self.loss_count, 1)
-        if not math.isfinite(train_loss):
-            raise LabError(
-                f"the training loss is {train_loss} at step {self.step}: "
-                f"lower the learning rate ({self.recipe.learning_rate:g}) or raise the temperature."
-            )
+        train_loss = float(self.ranks.total(self.loss_sum)) / max(self.loss_count, 1)
         self.loss_sum.zero_()
         self.loss_count = 0
         started = time.perf_counter()
@@ -213,7 +225,19 @@ class _Training:
             "temperature": _current_temperature(self.criterion),
             "seconds": round(self.seconds, 3),
         }
-        self.run.add_metrics(line)
+        self.ranks.together(lambda: self._note(line))
+        return line
+
+    def _note(self, line: dict[str, Any]) -> None:
+        """Write an evaluation down, and keep the weights if it is the best so far."""
+        if not math.isfinite(line["train_loss"]):
+            raise LabError(
+                f"the training loss is {line['train_loss']} at step {self.step}: "
+                f"lower the learning rate ({self.recipe.learning_rate:g}) or raise the temperature."
+            )
+        validation = line["validation"]
+        if self.ranks.first:
+            self.run.add_metrics(line)
         self.evaluations += 1
         for metric in self._counting_metrics(validation):
             if metric not in self.best or self.recipe.select == "last" or validation[metric] > self.best[metric]["value"]:
@@ -224,7 +248,6 @@ class _Training:
                     "validation": validation,
                 }
                 self.unsaved[metric] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        return line
 
     def _counting_metrics(self, validation: dict[str, float]) -> list[str]:
         """The metrics that have a best evaluation of their own."""
@@ -238,22 +261,28 @@ class _Training:
 
     def _accuracies(self, examples: Split, index: Tensor) -> dict[str, float]:
         ks = sorted({*KS, *criteria.trained_ks(self.criterion)})
-        return accuracies(self.model, examples, index, self.reader, len(self.dataset.classes), ks, self.recipe.amp)
+        return accuracies(self.model, examples, index, self.reader, len(self.dataset.classes), ks, self.recipe.amp, self.ranks)
 
     # Saving and going on ---------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
+        # The sum of each rank, not the total: it would be rounded in another place than without a restart.
+        loss_sums = self.ranks.each(self.loss_sum.cpu())
+        self.ranks.together(lambda: self._write_checkpoint(torch.stack(loss_sums)) if self.ranks.first else None)
+        self.unsaved.clear()
+        self.saved_at = time.monotonic()
+
+    def _write_checkpoint(self, loss_sums: Tensor) -> None:
         """First the best weights, then the checkpoint: a kill in between leaves best weights that the rest of the run makes
         again, bit for bit."""
         for metric, weights in self.unsaved.items():
             self.run.save_tensors(f"best-{metric}.safetensors", weights, {})
-        self.unsaved.clear()
         tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         for number, values in self.optimizer.state_dict()["state"].items():
             for name, value in values.items():
                 if isinstance(value, Tensor):
                     tensors[f"optimizer/{number}/{name}"] = value
-        tensors["loss_sum"] = self.loss_sum
+        tensors["loss_sum"] = loss_sums
         state = {
             "step": self.step,
             "evaluations": self.evaluations,
@@ -264,21 +293,27 @@ class _Training:
             "data": self.dataset.fingerprint,
         }
         self.run.save_tensors("checkpoint.safetensors", tensors, state)
-        self.saved_at = time.monotonic()
+
+    def _read_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        found = self.run.load_tensors("checkpoint.safetensors")
+        if found is not None and found[1]["data"] != self.dataset.fingerprint:
+            raise LabError(f"{self.recipe.data} has changed since {self.run.folder} was begun: choose another folder.")
+        self.run.keep_metrics(0 if found is None else found[1]["evaluations"])
+        return found
 
     def _restore(self) -> None:
-        found = self.run.load_tensors("checkpoint.safetensors")
+        found = self.ranks.from_first(self._read_checkpoint)
         if found is None:
-            self.run.keep_metrics(0)
             return
         tensors, state = found
-        if state["data"] != self.dataset.fingerprint:
-            raise LabError(f"{self.recipe.data} has changed since {self.run.folder} was begun: choose another folder.")
         self.step, self.evaluations, self.best = state["step"], state["evaluations"], state["best"]
         self.loss_count, self.seconds = state["loss_count"], state["seconds"]
         self.seconds_in_model = state["seconds_in_model"]
-        self.loss_sum.copy_(tensors.pop("loss_sum"))
-        self.run.keep_metrics(self.evaluations)
+        loss_sums = tensors.pop("loss_sum").reshape(-1)
+        if len(loss_sums) == self.ranks.world:
+            self.loss_sum.copy_(loss_sums[self.ranks.rank])
+        elif self.ranks.first:  # there were more or fewer ranks: one takes the total
+            self.loss_sum.copy_(loss_sums.sum())
         self.model.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model/")})
         moments: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
@@ -292,12 +327,7 @@ class _Training:
         test: dict[str, float] = {}
         chosen: dict[str, Tensor] = {}
         for metric in self.best:
-            weights = self.unsaved.get(metric)
-            if weights is None:
-                saved = self.run.load_tensors(f"best-{metric}.safetensors")
-                if saved is None:
-                    raise LabError(f"best-{metric}.safetensors is gone: delete {self.run.folder} and run again.")
-                weights = saved[0]
+            weights = self.unsaved.get(metric) or self.ranks.from_first(partial(self._best_weights, metric))
             self.model.load_state_dict(weights)
             measured = self._accuracies(self.parts.test, self.parts.test_index)
             if self.recipe.select == "each":
@@ -330,8 +360,18 @@ class _Training:
             "validation": validation,
             "test": test,
         }
-        self.run.finish(result, chosen)
-        return self.run.result() or {}
+
+        def finish() -> dict[str, Any]:
+            self.run.finish(result, chosen)
+            return self.run.result() or {}
+
+        return self.ranks.from_first(finish)
+
+    def _best_weights(self, metric: str) -> dict[str, Tensor]:
+        saved = self.run.load_tensors(f"best-{metric}.safetensors")
+        if saved is None:
+            raise LabError(f"best-{metric}.safetensors is gone: delete {self.run.folder} and run again.")
+        return saved[0]
 
 
 class Predictor:
@@ -392,21 +432,24 @@ def accuracies(
     classes: int,
     ks: Sequence[int] = KS,
     amp: bool = False,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
-    """Top-k accuracies, their mean over top-1 and top-5, and the cross-entropy, in evaluation mode."""
+    """Top-k accuracies, their mean over top-1 and top-5, and the cross-entropy, in evaluation mode.
+
+    Each rank counts in its part of the examples; the counts are added up."""
     ks = [k for k in ks if k < classes] or [1]
-    hits = {k: torch.zeros((), dtype=torch.int64, device=reader.device) for k in ks}
+    hits = torch.zeros(len(ks), dtype=torch.int64, device=reader.device)
     cross_entropy = torch.zeros((), device=reader.device)
     model.eval()
-    for block in blocks(index):
+    for block in blocks(ranks.part(index)):
         target = examples.labels[block].to(reader.device)
         with torch.autocast(reader.device.type, torch.bfloat16, enabled=amp):
             scores = model(reader(examples, block))
-        for k, count in anyk.topk_hits(scores, target, ks).items():
-            hits[k] += count
+        hits += torch.stack(list(anyk.topk_hits(scores, target, ks).values()))
         cross_entropy += functional.cross_entropy(scores.float(), target, reduction="sum")
     model.train()
-    measured = {f"top{k}": int(hits[k]) / len(index) for k in ks}
+    hits, cross_entropy = ranks.total(hits), ranks.total(cross_entropy)
+    measured = {f"top{k}": count / len(index) for k, count in zip(ks, hits.tolist(), strict=True)}
     counted = [measured[metric] for metric in ("top1", "top5") if metric in measured]
     return {**measured, "mean": sum(counted) / len(counted), "cross_entropy": float(cross_entropy) / len(index)}
 
@@ -424,11 +467,15 @@ def noisy_labels(dataset: Dataset, parts: Parts, recipe: Recipe) -> Tensor:
     return labels
 
 
-def _mixup(inputs: Tensor, target: Tensor, alpha: float, classes: int) -> tuple[Tensor, Tensor]:
-    """Mix each example with another of the batch; the targets become probabilities."""
-    # A Beta variable from two Gamma variables of torch's own generator, the same for the whole batch.
-    first, second = torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64)).tolist()
-    share = first / max(first + second, 1e-300)
+def _mixup_share(alpha: float, seed: int) -> float:
+    """A Beta variable, the same for the whole batch, from two Gamma variables."""
+    generator = torch.Generator().manual_seed(seed)
+    first, second = torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64), generator=generator).tolist()
+    return first / max(first + second, 1e-300)
+
+
+def _mixup(inputs: Tensor, target: Tensor, share: float, classes: int) -> tuple[Tensor, Tensor]:
+    """Mix each example with another of the batch (of this rank's part of it); the targets become probabilities."""
     other = torch.randperm(len(inputs), device=inputs.device)
     probabilities = functional.one_hot(target, classes).to(inputs.dtype)
     return torch.lerp(inputs[other], inputs, share), torch.lerp(probabilities[other], probabilities, share)

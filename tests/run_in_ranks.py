@@ -1,0 +1,59 @@
+"""Run by torchrun in the tests: trains the recipes of a JSON file, one after the other, in all ranks together.
+
+The file is a list of {"folder", "recipe", "kill"}: "kill" is [rank, step], where that rank kills itself on the first start.
+"""
+
+import json
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import lab_data
+from anyk.lab import ranks, training
+from anyk.lab.recipes import Recipe
+
+
+def load_or_make(data):
+    return lab_data.image_set() if data == "images" else LOAD(data)
+
+
+def kill(number, step, rank, progress):
+    if (progress.step, rank) == (step, number) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def batch_norm_is_that_of_the_whole_batch(together):
+    generator = torch.Generator().manual_seed(0)
+    for size in (7, 2):  # two images are too few for three ranks
+        images = torch.randn(size, 4, 3, 2, generator=generator, dtype=torch.float64) + 5
+        factors = torch.randn(images.shape, generator=generator, dtype=torch.float64)
+        alone, models = images.clone().requires_grad_(), [nn.Sequential(nn.BatchNorm2d(4).double()) for _ in range(2)]
+        expected = models[0](alone)
+        (expected * factors).sum().backward()
+        part = together.part(torch.arange(size))
+        mine = images[part].requires_grad_()
+        model = ranks.synchronise_batch_norm(models[1], together)
+        output = model(mine)
+        (output * factors[part]).sum().backward()
+        assert_close(output, expected[part])
+        assert_close(mine.grad, alone.grad[part])
+        for own, whole in zip(model.parameters(), models[0].parameters(), strict=True):
+            assert_close(together.total(own.grad), whole.grad)
+        assert_close(model.state_dict(), models[0].state_dict())
+        assert_close(model.eval()(images), models[0].eval()(images))
+
+
+if __name__ == "__main__":
+    LOAD, training.load = training.load, load_or_make
+    with ranks.joined("cpu") as together:
+        batch_norm_is_that_of_the_whole_batch(together)
+        for run in json.loads(Path(sys.argv[1]).read_text()):
+            training.CHECKPOINT_SECONDS = 0.0 if "kill" in run else 10.0
+            watch = partial(kill, *run["kill"], together.rank) if "kill" in run else lambda progress: None
+            training.train(Recipe.from_json(run["recipe"]), run["folder"], on_progress=watch, ranks=together)
