@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from anyk.lab import info, training
-from anyk.lab.errors import LabError
+from anyk.lab.errors import LabError, Stopped
 from anyk.lab.pool import Outcome, ended, explain
 from anyk.lab.recipes import Recipe
 from anyk.lab.runs import FolderTaken, Run
@@ -347,7 +347,7 @@ def _work(place: _Place, fields: dict[str, Any], board: Any) -> Outcome:
                     return Outcome()
                 if time.monotonic() > deadline:
                     raise
-    except training.Stopped:
+    except Stopped:
         return Outcome()
     except Exception as error:
         return Outcome(error=explain(error))
