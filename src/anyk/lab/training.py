@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,19 @@ from torch.nn import functional
 import anyk
 from anyk.lab import criteria, info, models
 from anyk.lab.data import Dataset, Parts, Split, load, split
+from anyk.lab.data.streaming import Stream, block_order
 from anyk.lab.errors import LabError
-from anyk.lab.recipes import Recipe
+from anyk.lab.recipes import Recipe, Setting
 from anyk.lab.runs import Run
 
 KS = (1, 5, 10, 20)
 #: a checkpoint is written at an evaluation, or in between, when the last one is older than this
 CHECKPOINT_SECONDS = 10.0
 EVALUATION_BATCH = 2048
+#: the fields of a recipe that the order of the examples follows from, beside the seed
+SHUFFLE = ("shuffle", "shuffle_block", "shuffle_window")
+
+AnySetting = TypeVar("AnySetting", bound=Setting)
 
 
 class Stopped(Exception):
@@ -98,14 +103,14 @@ class _Training:
         self.run = run
         self.device = _device(recipe.device)
         self.dataset = load(recipe.data)
-        self.recipe = recipe = recipe.resolved(self.dataset.kind, len(self.dataset.train))
+        self.recipe = recipe = resolved(recipe, self.dataset)
         if recipe.augment and self.dataset.kind != "images":
             raise LabError(f"augment changes images, but {self.dataset.name} holds embeddings: leave it out.")
         self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
         self.labels = noisy_labels(self.dataset, self.parts, recipe)
         self.steps_per_epoch = math.ceil(len(self.parts.train) / recipe.batch_size)
         self.steps = recipe.epochs * self.steps_per_epoch
-        self.reader = Reader(self.dataset, self.device)
+        self.reader = Reader(self.dataset, self.device, recipe)
 
         torch.manual_seed(_seed(recipe.seed, "weights"))
         self.model = models.build(recipe, self.dataset).to(self.device)
@@ -145,6 +150,7 @@ class _Training:
                 torch.manual_seed(_seed(self.recipe.seed, "step", self.step))
             # Batches of nearly one size: a last one of a single example would be too small for batch normalisation.
             start, end = (number * len(order) // self.steps_per_epoch for number in (place, place + 1))
+            self.reader.expect(self.dataset.train, order[start + self.recipe.shuffle_window : end + self.recipe.shuffle_window])
             self._take_step(order[start:end])
             line = None
             if self.step % every == 0 or self.step == self.steps:
@@ -159,7 +165,14 @@ class _Training:
 
     def _order(self, epoch: int) -> Tensor:
         generator = torch.Generator().manual_seed(_seed(self.recipe.seed, "order", epoch))
-        return self.parts.train[torch.randperm(len(self.parts.train), generator=generator)]
+        train, recipe = self.parts.train, self.recipe
+        if recipe.shuffle != "block":
+            return train[torch.randperm(len(train), generator=generator)]
+        order = block_order(train, self.dataset.train.starts, recipe.shuffle_block, recipe.shuffle_window, generator)
+        # From here on, each step announces what comes a window later.
+        start = self.step % self.steps_per_epoch * len(order) // self.steps_per_epoch
+        self.reader.expect(self.dataset.train, order[start : start + recipe.shuffle_window])
+        return order
 
     def _take_step(self, index: Tensor) -> None:
         recipe, progress = self.recipe, self.step / self.steps
@@ -262,6 +275,7 @@ class _Training:
             "seconds": self.seconds,
             "seconds_in_model": self.seconds_in_model,
             "data": self.dataset.fingerprint,
+            "shuffle": {name: getattr(self.recipe, name) for name in SHUFFLE},
         }
         self.run.save_tensors("checkpoint.safetensors", tensors, state)
         self.saved_at = time.monotonic()
@@ -274,6 +288,9 @@ class _Training:
         tensors, state = found
         if state["data"] != self.dataset.fingerprint:
             raise LabError(f"{self.recipe.data} has changed since {self.run.folder} was begun: choose another folder.")
+        # "auto" depends on the memory of the machine. The order that was begun is the one to go on with.
+        self.recipe = self.recipe.but(**state.get("shuffle", {"shuffle": "full"}))
+        self.reader = Reader(self.dataset, self.device, self.recipe)
         self.step, self.evaluations, self.best = state["step"], state["evaluations"], state["best"]
         self.loss_count, self.seconds = state["loss_count"], state["seconds"]
         self.seconds_in_model = state["seconds_in_model"]
@@ -344,9 +361,9 @@ class Predictor:
             raise LabError(f"{folder} has no model.safetensors: its run has not ended.")
         recipe = run.recipe()
         self.dataset = load(recipe.data)
-        recipe = recipe.resolved(self.dataset.kind, len(self.dataset.train))
+        recipe = resolved(recipe, self.dataset)
         self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
-        self.reader = Reader(self.dataset, _device(device))
+        self.reader = Reader(self.dataset, _device(device), recipe)
         self.model = models.build(recipe, self.dataset).to(device)
         self.model.load_state_dict(weights[0])
         self.model.eval()
@@ -362,6 +379,13 @@ class Predictor:
         return torch.cat(classes), torch.cat(probabilities)
 
 
+def resolved(setting: AnySetting, dataset: Dataset) -> AnySetting:
+    """The setting with what it leaves open filled in for the data set and this machine."""
+    train = dataset.train
+    memory = (info.usable_memory() or math.inf) if train.maps else math.inf
+    return setting.resolved(dataset.kind, len(train), train.example_bytes, memory)
+
+
 def blocks(index: Tensor) -> Iterator[Tensor]:
     """Pieces of a size that suits evaluation."""
     for start in range(0, len(index), EVALUATION_BATCH):
@@ -369,18 +393,31 @@ def blocks(index: Tensor) -> Iterator[Tensor]:
 
 
 class Reader:
-    """Batches of a data set as the models want them: float32 on the device, images with mean 0 and deviation 1."""
+    """Batches of a data set as the models want them: float32 on the device, images with mean 0 and deviation 1.
 
-    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+    With a recipe that shuffles block by block, a memory-mapped set is streamed, evaluations too.
+    """
+
+    def __init__(self, dataset: Dataset, device: torch.device, recipe: Recipe | None = None) -> None:
         self.device = device
+        self.streams: dict[int, Stream] = {}
+        if recipe is not None and recipe.shuffle == "block":
+            for examples in (dataset.train, dataset.test):
+                if examples is not None and examples.maps:
+                    self.streams[id(examples)] = Stream(examples, recipe.shuffle_block, recipe.shuffle_window)
         self.images = dataset.kind == "images"
         if self.images:
             self.mean = torch.tensor(dataset.mean, device=device)[:, None, None] * 255
             self.scale = 1 / (torch.tensor(dataset.std, device=device)[:, None, None] * 255)
 
     def __call__(self, examples: Split, index: Tensor) -> Tensor:
-        inputs = examples.take(index).to(self.device, torch.float32)
+        inputs = self.streams.get(id(examples), examples).take(index).to(self.device, torch.float32)
         return (inputs - self.mean) * self.scale if self.images else inputs
+
+    def expect(self, examples: Split, index: Tensor) -> None:
+        """Announce what will be wanted, so that it can be read from the disk meanwhile."""
+        if id(examples) in self.streams:
+            self.streams[id(examples)].expect(index)
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ every byte, not a sample of them.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -25,12 +26,25 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from anyk.lab.data.cache import cache_folder
+from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.sets import Dataset, Split
 from anyk.lab.errors import LabError
 
 _BLOCK_BYTES = 1 << 24
 _STALE_SECONDS = 3600
 _NAMES = {torch.float16: "F16", torch.float32: "F32", torch.int64: "I64"}
+_DTYPES = {
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 def read(folder: str | Path) -> Dataset:
@@ -46,11 +60,11 @@ def read(folder: str | Path) -> Dataset:
         raise LabError(f"{folder} has no train.safetensors: an embedding set needs at least one file train*.safetensors.")
     splits, digests = {}, []
     for split, paths in files.items():
-        parts, labels = zip(*map(_open, paths), strict=True) if paths else ((), ())
-        for path, part, part_labels in zip(paths, parts, labels, strict=True):
+        maps, labels = zip(*map(_open, paths), strict=True) if paths else ((), ())
+        for path, part, part_labels in zip(paths, maps, labels, strict=True):
             digests.append([path.name, _inspected(path, part, part_labels)])
         if paths:
-            splits[split] = Split(parts, labels[0] if len(labels) == 1 else torch.cat(labels))
+            splits[split] = Split(tuple(part.rows for part in maps), labels[0] if len(labels) == 1 else torch.cat(labels), maps)
     fingerprint = hashlib.sha256(json.dumps([description["classes"], digests]).encode()).hexdigest()[:16]
     dataset = Dataset(
         name=str(description.get("name") or folder.resolve().name),
@@ -125,7 +139,7 @@ def write_split(file: BinaryIO, examples: Split, dtype: torch.dtype | None, sour
     header += b" " * (-len(header) % 8)
     file.write(struct.pack("<Q", len(header)) + header)
     file.write(_bytes(labels))
-    for part in examples.parts:
+    for part in examples.maps or examples.parts:
         for first, block in _blocks(part):
             stored = block.to(dtype)
             if not _is_finite(stored):
@@ -205,9 +219,10 @@ def check(dataset: Dataset, sources: Mapping[str, list[str]] | None = None, *, s
         )
 
 
-def digest(part: Tensor, source: str) -> str:
+def digest(part: Tensor | MappedRows, source: str) -> str:
     """A digest of every value of a tensor (N, …); raises where one is NaN or infinite."""
-    hashed = hashlib.sha1(f"{part.dtype} {list(part.shape)}".encode(), usedforsecurity=False)
+    rows = part.rows if isinstance(part, MappedRows) else part
+    hashed = hashlib.sha1(f"{rows.dtype} {list(rows.shape)}".encode(), usedforsecurity=False)
     for first, block in _blocks(part):
         if block.is_floating_point() and not _is_finite(block):
             _raise_not_finite(block, first, source)
@@ -231,29 +246,57 @@ def _read_description(path: Path) -> dict[str, Any]:
     return description
 
 
-def _open(path: Path) -> tuple[Tensor, Tensor]:
-    """Embeddings and labels of one file, memory-mapped."""
+def _open(path: Path) -> tuple[MappedRows, Tensor]:
+    """The embeddings of one file, memory-mapped, and its labels, in memory."""
     try:
         # safetensors checks that header and size agree, so that a short file cannot end a run by a signal later.
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="np") as file:
             names = set(file.keys())
-            for name in ("embeddings", "labels"):
-                if name not in names:
-                    found = ", ".join(sorted(names)) or "nothing"
-                    raise LabError(f'{path} has no tensor "{name}" (it has {found}): save it with "embeddings" and "labels".')
-            part, labels = file.get_tensor("embeddings"), file.get_tensor("labels")
-    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, OverflowError) as error:
-        raise LabError(f"{path} is damaged or not a safetensors file ({_one_line(error)}): copy it or make it again.") from None
+        for name in ("embeddings", "labels"):
+            if name not in names:
+                found = ", ".join(sorted(names)) or "nothing"
+                raise LabError(f'{path} has no tensor "{name}" (it has {found}): save it with "embeddings" and "labels".')
+        with open(path, "rb") as raw:
+            (length,) = struct.unpack("<Q", raw.read(8))
+            header = json.loads(raw.read(length))
+            about, about_labels = header["embeddings"], header["labels"]
+            begin, end = about_labels["data_offsets"]
+            raw.seek(8 + length + begin)
+            # frombuffer takes no empty buffer
+            labels = torch.frombuffer(bytearray(raw.read(end - begin) or 8), dtype=_DTYPES[about_labels["dtype"]])
+        labels = labels[: torch.Size(about_labels["shape"]).numel()].view(about_labels["shape"])
+        part = MappedRows(path, 8 + length + about["data_offsets"][0], about["shape"], _DTYPES[about["dtype"]])
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise LabError(
+                f"{path} is one file too many for this process: raise `ulimit -n`, or use fewer, larger files."
+            ) from None
+        raise LabError(_damaged(path, error)) from None
+    except (
+        SafetensorError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        OverflowError,
+        struct.error,
+    ) as error:
+        raise LabError(_damaged(path, error)) from None
     if labels.dtype != torch.int64:
         raise LabError(f"labels in {path} are {_dtype_name(labels)}: save them as int64.")
-    if labels.dim() != 1 or part.dim() != 2 or len(labels) != len(part):
+    if labels.dim() != 1 or part.rows.dim() != 2 or len(labels) != len(part.rows):
         raise LabError(
-            f"{path} should have embeddings (N, d) and labels (N,), but has {tuple(part.shape)} and {tuple(labels.shape)}."
+            f"{path} should have embeddings (N, d) and labels (N,), but has {tuple(part.rows.shape)} and {tuple(labels.shape)}."
         )
     return part, labels
 
 
-def _inspected(path: Path, part: Tensor, labels: Tensor) -> str:
+def _damaged(path: Path, error: Exception) -> str:
+    return f"{path} is damaged or not a safetensors file ({_one_line(error)}): copy it or make it again."
+
+
+def _inspected(path: Path, part: MappedRows, labels: Tensor) -> str:
     """The digest of a file, from the cache where the file has not changed since it was read through."""
     status = path.stat()
     stamp = {"path": str(path.resolve()), "size": status.st_size, "changed": status.st_mtime_ns}
@@ -272,12 +315,17 @@ def _inspected(path: Path, part: Tensor, labels: Tensor) -> str:
     return found
 
 
-def _blocks(part: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Consecutive rows, and the number of the first, a few megabytes at a time."""
-    row_bytes = max(1, part.nbytes // max(1, len(part)))
+def _blocks(part: Tensor | MappedRows) -> Iterator[tuple[int, Tensor]]:
+    """Consecutive rows, and the number of the first, a few megabytes at a time; of mapped ones, those behind are given back."""
+    whole = part.rows if isinstance(part, MappedRows) else part
+    row_bytes = max(1, whole.nbytes // max(1, len(whole)))
     rows = max(1, _BLOCK_BYTES // row_bytes)
-    for first in range(0, len(part), rows):
-        yield first, part[first : first + rows]
+    for first in range(0, len(whole), rows):
+        if isinstance(part, MappedRows):
+            part.fetch(min(first + rows, len(whole)), min(first + 2 * rows, len(whole)))
+        yield first, whole[first : first + rows]
+        if isinstance(part, MappedRows):
+            part.release(first, min(first + rows, len(whole)))
 
 
 def _bytes(block: Tensor) -> Any:
