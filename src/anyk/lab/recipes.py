@@ -101,7 +101,8 @@ class Setting:
     """order of the examples: full, or block by block and window by window, for sets larger than the memory; auto: block where
     the files of the training examples are larger than a quarter of the memory"""
     shuffle_block: int = 0
-    """examples that lie together and are read at once; 0: 128 KiB of them"""
+    """examples that lie together and are read at once; 0: 128 KiB of them, fewer where a window would not have a block for
+    each class"""
     shuffle_window: int = 0
     """examples that are in memory and mixed at a time; 0: 256 MiB of them"""
     evaluate_every: int = 0
@@ -149,7 +150,9 @@ class Setting:
         if self.temperature_end is not None and self.temperature == "auto":
             raise LabError('temperature_end needs a number as temperature to start from, not "auto".')
 
-    def resolved(self: Self, kind: str, examples: int, example_bytes: int = 1, memory: float = math.inf) -> Self:
+    def resolved(
+        self: Self, kind: str, examples: int, classes: int = 1, example_bytes: int = 1, memory: float = math.inf
+    ) -> Self:
         """The same with every zero and "auto" that stands for "by the data" filled in.
 
         The batch is at most a twentieth of the examples: an epoch of one step trains nothing. The examples are shuffled in
@@ -159,6 +162,7 @@ class Setting:
         Args:
             kind: embeddings or images
             examples: how many there are to train with
+            classes: of how many classes
             example_bytes: the stored size of one
             memory: bytes; infinite where the examples are in memory already
         """
@@ -166,8 +170,9 @@ class Setting:
         shuffle = self.shuffle if self.shuffle != "auto" else "block" if examples * example_bytes > memory / 4 else "full"
         values["shuffle"] = shuffle
         if shuffle == "block":
-            values["shuffle_block"] = max(1, BLOCK_BYTES // example_bytes)
             values["shuffle_window"] = max(1, WINDOW_BYTES // example_bytes)
+            window = self.shuffle_window or values["shuffle_window"]
+            values["shuffle_block"] = max(1, min(BLOCK_BYTES // example_bytes, window // classes))
         return self.but(**{name: value for name, value in values.items() if getattr(self, name) in (0, "auto", ("auto",))})
 
     def to_json(self) -> dict[str, Any]:
@@ -226,7 +231,7 @@ BY_KIND: dict[str, dict[str, Any]] = {
 }
 
 
-#: what is read at once; small blocks mix a set that is stored class by class better, larger ones are read faster
+#: what is read at once; larger blocks are read faster, and more of them make a better mixture
 BLOCK_BYTES = 1 << 17
 #: what is mixed at a time
 WINDOW_BYTES = 1 << 28

@@ -383,7 +383,7 @@ def resolved(setting: AnySetting, dataset: Dataset) -> AnySetting:
     """The setting with what it leaves open filled in for the data set and this machine."""
     train = dataset.train
     memory = (info.usable_memory() or math.inf) if train.maps else math.inf
-    return setting.resolved(dataset.kind, len(train), train.example_bytes, memory)
+    return setting.resolved(dataset.kind, len(train), len(dataset.classes), train.example_bytes, memory)
 
 
 def blocks(index: Tensor) -> Iterator[Tensor]:

@@ -131,15 +131,16 @@ def split(dataset: Dataset, validation: float, test: float, seed: int) -> Parts:
 
 
 def _divide(index: Tensor, labels: Tensor, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Keep the first and put aside ``fraction`` of each class, at random; classes take turns at the examples left over."""
+    """Of positions in ascending order, keep most and put aside ``fraction`` of each class, at random; classes take turns at the
+    examples left over."""
     if not len(index):
         return index, index
     shuffled = index[torch.randperm(len(index), generator=generator)]
-    classes = labels[shuffled]
-    order = torch.argsort(classes, stable=True)
-    shuffled, classes = shuffled[order], classes[order]
-    count = torch.bincount(classes)
-    place = torch.arange(len(classes)) - (count.cumsum(0) - count)[classes]
+    # Millions of examples: small numbers are sorted in a fraction of the time and memory.
+    classes = labels[shuffled].numpy()
+    classes = classes.astype(np.uint16 if int(classes.max()) < 1 << 16 else np.int64)
+    by_class = torch.from_numpy(classes.argsort(kind="stable"))
+    count = torch.from_numpy(np.bincount(classes))
     # The whole part of each class's share, and the fractional parts given to random classes so that the total is right.
     share = count.double() * fraction
     aside = share.floor().long()
@@ -148,8 +149,12 @@ def _divide(index: Tensor, labels: Tensor, fraction: float, generator: torch.Gen
     if left > 0:
         aside[chance.topk(min(left, len(count))).indices] += 1
     aside = torch.minimum(aside, (count - 1).clamp(min=0))
-    held = place < aside[classes]
-    return shuffled[~held].sort().values, shuffled[held].sort().values
+    # The first of each class in the shuffled order.
+    first = (count.cumsum(0) - count - (aside.cumsum(0) - aside)).repeat_interleave(aside)
+    held = shuffled[by_class[first + torch.arange(len(first))]].sort().values
+    kept = torch.ones(len(labels), dtype=torch.bool)
+    kept[held] = False
+    return index[kept[index]], held
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

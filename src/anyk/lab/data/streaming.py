@@ -24,9 +24,9 @@ _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 def block_order(index: Tensor, starts: Tensor, block: int, window: int, generator: torch.Generator) -> Tensor:
     """Shuffle positions so that whoever follows the order has only a small part of the examples in use at any time.
 
-    The examples of each part are cut into blocks that lie together on the disk. The blocks are shuffled and dealt into windows
-    of ``window`` examples, and the examples of each window are shuffled. Each position comes exactly once. All windows have
-    equally many blocks, give or take one: a short window at the end would be badly mixed.
+    The examples of each part are cut into blocks that lie together on the disk. Each window of ``window`` examples gets one
+    block from every stretch of the set, drawn at random, and the examples of each window are shuffled. So each position comes
+    exactly once, and where the set is stored class by class, every window has of all the classes that it has blocks for.
 
     Args:
         index: (N,) positions in ascending order; some may be missing
@@ -40,15 +40,22 @@ def block_order(index: Tensor, starts: Tensor, block: int, window: int, generato
 
     >>> order = block_order(torch.arange(12), torch.tensor([0, 7, 12]), 2, 6, torch.Generator().manual_seed(0))
     >>> order[:6].tolist(), order[6:].tolist()
-    ([6, 0, 9, 7, 1, 10], [8, 5, 3, 2, 11, 4])
+    ([1, 5, 8, 4, 7, 0], [2, 11, 10, 3, 6, 9])
     """
     edges = torch.cat([torch.arange(first, end, block) for first, end in starts.unfold(0, 2, 1).tolist()] + [starts[-1:]])
     places = torch.searchsorted(index, edges)
     firsts, counts = places[:-1], places.diff()
-    shuffled = torch.randperm(len(counts), generator=generator)
+    windows = min(_windows(int(starts[-1]), window), len(counts))
+    stretches = len(counts) // windows
+    # A row for each stretch and a column for each window; the blocks left over go to different windows.
+    table = torch.rand(stretches, windows, generator=generator).argsort(1)
+    table += torch.arange(0, stretches * windows, windows)[:, None]
+    extra = torch.arange(stretches * windows, len(counts)).tolist()
+    lucky = dict(zip(torch.randperm(windows, generator=generator).tolist(), extra, strict=False))
     out = torch.empty_like(index)
     filled = 0
-    for blocks in shuffled.tensor_split(_windows(int(starts[-1]), window)):
+    for number in range(windows):
+        blocks = torch.cat([table[:, number], torch.tensor([lucky[number]])]) if number in lucky else table[:, number]
         here = counts[blocks]
         rows = (firsts[blocks] - (here.cumsum(0) - here)).repeat_interleave(here)
         rows += torch.arange(len(rows))
