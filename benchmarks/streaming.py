@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import re
-import sys
 import tempfile
 import threading
 import time
@@ -101,8 +100,8 @@ def memory(folder: Path, gigabytes: float) -> list[str]:
     size = sum(file.stat().st_size for file in (folder / "set").glob("train*")) / 1e9
     return [
         f"{rows:,} x {WIDTH} in float16, {size:.1f} GB in {files} files, one epoch with validation and test. Blocks of "
-        f"{about['shuffle_block']} and windows of {about['shuffle_window']:,} examples. Peaks beyond the process before the run, "
-        "after the set was made; the model (with gradient, moments and best weights) is taken off.",
+        f"{about['shuffle_block']} and windows of {about['shuffle_window']:,} examples. Peaks beyond the process before the "
+        "run, after the set was made; the model (with gradient, moments and best weights) is taken off.",
         "",
         markdown_table(["", "anonymous (RssAnon)", "mapped (RssFile)", "train / validation examples", "seconds"], table),
     ]
@@ -192,19 +191,19 @@ def shuffle(folder: Path, data: Path, seeds: int, epochs: int) -> list[str]:
             )
         table.append(row)
     return [
-        f"{given.name}, {count:,} x {given.train.shape[0]}, {classes} classes, written class by class: the worst case. Softmax, "
-        f"{epochs} epochs, {seeds} seeds, the last epoch's test accuracy in percent; difference to the full shuffle on the same "
-        "seeds with its 95 % interval and the p of the paired t-test. A window is a twentieth of the set; the default has at "
-        "least as many blocks in it as there are classes.",
+        f"{given.name}, {count:,} x {given.train.shape[0]}, {classes} classes, written class by class: the worst case. "
+        f"Softmax, {epochs} epochs, {seeds} seeds, the last epoch's test accuracy in percent; difference to the full shuffle "
+        "on the same seeds with its 95 % interval and the p of the paired t-test. A window is a twentieth of the set; by "
+        "default it has at least as many blocks as there are classes.",
         "",
         markdown_table(["", "top-1", "against full", "top-5", "against full"], table),
     ]
 
 
-def record(path: Path, section: str, lines: list[str]) -> None:
+def record(path: Path, section: str, options: str, lines: list[str]) -> None:
     """Replaces one section of the page and keeps the others."""
     kept = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", path.read_text(), re.M | re.S)) if path.exists() else {}
-    command = f"`python benchmarks/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}`, {machine()}."
+    command = f"`python benchmarks/streaming.py {section} {options}`, {machine()}."
     kept[section] = "\n".join(["", command, "", *lines, ""]) + "\n"
     text = "# Sets larger than the memory\n\n" + "".join(f"## {name}\n{kept[name]}" for name in SECTIONS if name in kept)
     path.write_text(text.rstrip() + "\n")
@@ -226,14 +225,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         os.environ["ANYK_CACHE"] = str(Path(name) / "cache")
         if given.section == "memory":
+            options = f"--gigabytes {given.gigabytes or 10:g}"
             lines = memory(Path(name), given.gigabytes or 10)
         elif given.section == "speed":
+            options = f"--gigabytes {given.gigabytes or 1:g} --rounds {given.rounds}"
             lines = speed(Path(name), given.gigabytes or 1, given.rounds)
         elif given.data is None:
             parser.error("shuffle needs DATA, a folder of embeddings")
         else:
+            options = f"{given.data.name} --seeds {given.seeds} --epochs {given.epochs}"
             lines = shuffle(Path(name), given.data, given.seeds, given.epochs)
-    record(given.out, given.section, lines)
+    record(given.out, given.section, options, lines)
 
 
 if __name__ == "__main__":

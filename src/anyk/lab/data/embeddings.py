@@ -1,6 +1,7 @@
 """Embedding sets: a folder of safetensors files that is read memory-mapped and written whole or not at all.
 
-    dataset.json          {"name": "...", "classes": ["...", ...]} and whatever else is worth knowing
+    dataset.json          {"name": "...", "classes": ["...", ...]} and whatever else is worth knowing; "files", where it is
+                          given, lists files that have to be there
     train*.safetensors    `embeddings` (N, d) in float16 or float32 and `labels` (N,) in int64; several follow in sorted order
     test*.safetensors     the same; may be absent
 
@@ -55,6 +56,9 @@ def read(folder: str | Path) -> Dataset:
     """
     folder = Path(folder)
     description = _read_description(folder / "dataset.json")
+    for name in description.get("files") or ():
+        if not (folder / str(name)).is_file():
+            raise LabError(f"{folder} has lost {name}, which dataset.json lists: copy it again.")
     files = {split: sorted(folder.glob(f"{split}*.safetensors")) for split in ("train", "test")}
     if not files["train"]:
         raise LabError(f"{folder} has no train.safetensors: an embedding set needs at least one file train*.safetensors.")
@@ -85,6 +89,7 @@ def write(
     dtype: torch.dtype | None = None,
     about: Mapping[str, Any] | None = None,
     texts: Mapping[str, str] | None = None,
+    shard_rows: int | None = None,
     force: bool = False,
 ) -> Path:
     """Write an embedding set; the folder appears when everything in it is on the disk, and not before.
@@ -98,24 +103,47 @@ def write(
         dtype: float16 or float32; None keeps float16 and makes float32 of all others
         about: more entries of dataset.json
         texts: more text files, name to content
+        shard_rows: the most examples in one file; None: one file for each split
         force: replace a set that is there
 
     Raises:
         LabError: where the folder holds something already, or the dataset is not sound.
     """
     folder = Path(folder)
+    if shard_rows is not None and shard_rows < 1:
+        raise LabError(f"shard_rows should be at least 1, but is {shard_rows}.")
     refuse_to_overwrite(folder, force)
     check(dataset, strict=False)
     splits = {"train": dataset.train} | ({"test": dataset.test} if dataset.test is not None else {})
     description = {"name": dataset.name, "classes": list(dataset.classes), **(about or {})}
     with _appears_whole(folder) as building:
         for split, examples in splits.items():
-            with _synced(building / f"{split}.safetensors") as file:
-                write_split(file, examples, dtype, source=dataset.name)
+            for number, shard in enumerate(_shards(examples, shard_rows)):
+                name = f"{split}.safetensors" if shard_rows is None else f"{split}-{number:05d}.safetensors"
+                with _synced(building / name) as file:
+                    write_split(file, shard, dtype, source=dataset.name)
+                if shard_rows is not None:  # one of many can be forgotten in a copy
+                    description["files"] = [*description.get("files", []), name]
         for name, text in {**(texts or {}), "dataset.json": json.dumps(description, indent=1)}.items():
             with _synced(building / name) as file:
                 file.write(text.encode())
     return folder
+
+
+def _shards(examples: Split, rows: int | None) -> Iterator[Split]:
+    """Consecutive examples, so many at a time; their parts are views."""
+    if rows is None:
+        yield examples
+        return
+    starts = examples.starts.tolist()
+    for first in range(0, len(examples), rows):
+        end = min(first + rows, len(examples))
+        pieces = [
+            part[max(first - start, 0) : end - start]
+            for part, start in zip(examples.parts, starts, strict=False)
+            if start < end and start + len(part) > first
+        ]
+        yield Split(tuple(pieces), examples.labels[first:end])
 
 
 def write_split(file: BinaryIO, examples: Split, dtype: torch.dtype | None, source: str) -> None:
