@@ -205,8 +205,9 @@ def record(path: Path, section: str, options: str, lines: list[str]) -> None:
     kept = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", path.read_text(), re.M | re.S)) if path.exists() else {}
     command = f"`python benchmarks/streaming.py {section} {options}`, {machine()}."
     kept[section] = "\n".join(["", command, "", *lines, ""]) + "\n"
-    text = "# Sets larger than the memory\n\n" + "".join(f"## {name}\n{kept[name]}" for name in SECTIONS if name in kept)
-    path.write_text(text.rstrip() + "\n")
+    title = "# Sets larger than the memory"
+    text = "\n\n".join([title, *(f"## {name}\n\n{kept[name].strip()}" for name in SECTIONS if name in kept)])
+    path.write_text(text + "\n")
     print(kept[section])
 
 
