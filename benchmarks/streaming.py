@@ -116,9 +116,10 @@ def loading(dataset: Dataset) -> Iterator[None]:
         training.load = kept
 
 
-def speed(folder: Path, gigabytes: float, rounds: int) -> list[str]:
+def speed(folder: Path, gigabytes: float, rounds: int, heads: list[int]) -> list[str]:
     table = []
-    for classes, size in ((1000, gigabytes / 2), (10, gigabytes)):
+    for classes in heads:
+        size = gigabytes / 2 if classes > 100 else gigabytes  # a large head takes its time
         place = folder / f"set-{classes}"
         rows = make(place, size, classes)
         streamed = embeddings.read(place)
@@ -217,6 +218,7 @@ def main() -> None:
     parser.add_argument("data", nargs="?", type=Path, help="shuffle: a folder of embeddings")
     parser.add_argument("--gigabytes", type=float)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--classes", type=int, nargs="+", default=[1000, 10], help="speed: sizes of the head")
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--folder", type=Path, help="where the sets are made; the system's temporary folder")
@@ -229,8 +231,10 @@ def main() -> None:
             options = f"--gigabytes {given.gigabytes or 10:g}"
             lines = memory(Path(name), given.gigabytes or 10)
         elif given.section == "speed":
-            options = f"--gigabytes {given.gigabytes or 1:g} --rounds {given.rounds}"
-            lines = speed(Path(name), given.gigabytes or 1, given.rounds)
+            options = (
+                f"--gigabytes {given.gigabytes or 1:g} --rounds {given.rounds} --classes {' '.join(map(str, given.classes))}"
+            )
+            lines = speed(Path(name), given.gigabytes or 1, given.rounds, given.classes)
         elif given.data is None:
             parser.error("shuffle needs DATA, a folder of embeddings")
         else:

@@ -136,11 +136,15 @@ class Stream:
         self._held[slots] = missing
         self._used[slots] = self._time
         self._asked[missing] = -_FORGOTTEN
-        store = self._store.numpy()
-        for slot, piece in zip(slots.tolist(), missing.tolist(), strict=True):
-            ((part, first, end),) = self._runs([piece])
-            store[slot * self._block : slot * self._block + end - first] = self._examples.arrays[part][first:end]
-            self._examples.maps[part].release(first, end)
+        # All that can be is worked out for all pieces at once: this loop is most of what streaming costs.
+        part = self._first_pieces.searchsorted(missing, side="right") - 1
+        first = (missing - self._first_pieces[part]) * self._block
+        end = np.minimum(first + self._block, np.diff(self._first_rows)[part])
+        into = slots * self._block
+        store, arrays, maps = self._store.numpy(), self._examples.arrays, self._examples.maps
+        for number, place, begin, stop in zip(part.tolist(), into.tolist(), first.tolist(), end.tolist(), strict=True):
+            store[place : place + stop - begin] = arrays[number][begin:stop]
+            maps[number].release(begin, stop)
 
     def _scan(self, index: Tensor, wanted: _Numbers, ascending: bool) -> Tensor:
         """Rows that are taken from the files directly; those that follow are announced where it goes straight on."""
