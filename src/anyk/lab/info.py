@@ -85,6 +85,17 @@ def memory() -> dict[str, int | None]:
     return {"total": total, "available": facts.get("MemAvailable")}
 
 
+def usable_memory() -> int | None:
+    """Bytes of memory that this process may use: the machine's, or what its container is limited to; None: unknown."""
+    limits = [memory()["total"]]
+    for place in ("memory.max", "memory/memory.limit_in_bytes"):  # control groups, version 2 and 1
+        try:
+            limits.append(int(Path("/sys/fs/cgroup", place).read_text()))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return min((limit for limit in limits if limit), default=None)
+
+
 def devices() -> list[dict[str, Any]]:
     """What a recipe's ``device`` can be here."""
     found: list[dict[str, Any]] = [{"device": "cpu", "name": _processor(), "memory": memory()["total"]}]

@@ -5,6 +5,7 @@ columns of `anyk report`. Two runs with equal recipes on the same machine end wi
 """
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -90,6 +91,14 @@ class Setting:
     """examples in a step; 0: by the kind of data"""
     epochs: int = 0
     """passes over the training examples; 0: by the kind of data"""
+    shuffle: Literal["auto", "full", "block"] = "auto"
+    """order of the examples: full, or block by block and window by window, for sets larger than the memory; auto: block where
+    the files of the training examples are larger than a quarter of the memory"""
+    shuffle_block: int = 0
+    """examples that lie together and are read at once; 0: 128 KiB of them, fewer where a window would not have a block for
+    each class"""
+    shuffle_window: int = 0
+    """examples that are in memory and mixed at a time; 0: 256 MiB of them"""
     evaluate_every: int = 0
     """steps between evaluations on validation; 0: once an epoch"""
     select: Metric | Literal["each", "last"] = "mean"
@@ -135,12 +144,29 @@ class Setting:
         if self.temperature_end is not None and self.temperature == "auto":
             raise LabError('temperature_end needs a number as temperature to start from, not "auto".')
 
-    def resolved(self: Self, kind: str, examples: int) -> Self:
+    def resolved(
+        self: Self, kind: str, examples: int, classes: int = 1, example_bytes: int = 1, memory: float = math.inf
+    ) -> Self:
         """The same with every zero and "auto" that stands for "by the data" filled in.
 
-        The batch is at most a twentieth of the examples: an epoch of one step trains nothing.
+        The batch is at most a twentieth of the examples: an epoch of one step trains nothing. The examples are shuffled in
+        blocks if they, with ``example_bytes`` each on the disk, take more than a quarter of the ``memory``: in a full shuffle,
+        every row comes from anywhere, and is read from the disk at its turn unless the system can keep all of them.
+
+        Args:
+            kind: embeddings or images
+            examples: how many there are to train with
+            classes: of how many classes
+            example_bytes: the stored size of one
+            memory: bytes; infinite where the examples are in memory already
         """
         values = {**BY_KIND[kind], "batch_size": max(1, min(BY_KIND[kind]["batch_size"], examples // 20))}
+        shuffle = self.shuffle if self.shuffle != "auto" else "block" if examples * example_bytes > memory / 4 else "full"
+        values["shuffle"] = shuffle
+        if shuffle == "block":
+            values["shuffle_window"] = max(1, WINDOW_BYTES // example_bytes)
+            window = self.shuffle_window or values["shuffle_window"]
+            values["shuffle_block"] = max(1, min(BLOCK_BYTES // example_bytes, window // classes))
         return self.but(**{name: value for name, value in values.items() if getattr(self, name) in (0, "auto", ("auto",))})
 
     def to_json(self) -> dict[str, Any]:
@@ -199,6 +225,11 @@ BY_KIND: dict[str, dict[str, Any]] = {
 }
 
 
+#: what is read at once; larger blocks are read faster, and more of them make a better mixture
+BLOCK_BYTES = 1 << 17
+#: what is mixed at a time
+WINDOW_BYTES = 1 << 28
+
 TYPES: dict[str, Any] = typing.get_type_hints(Recipe)
 _POSITIVE = (1e-30, 1e30)
 _RANGES: dict[str, tuple[float, float]] = {
@@ -215,6 +246,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "clip": _POSITIVE,
     "batch_size": (0, 1e12),
     "epochs": (0, 1e9),
+    "shuffle_block": (0, 1e12),
+    "shuffle_window": (0, 1e12),
     "evaluate_every": (0, 1e12),
     "patience": (0, 1e9),
     "mixup": (0.0, 1e30),

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +24,20 @@ from torch.nn import functional
 import anyk
 from anyk.lab import criteria, info, models
 from anyk.lab.data import Dataset, Parts, Split, load, split
+from anyk.lab.data.streaming import Stream, block_order
 from anyk.lab.errors import LabError, Stopped
 from anyk.lab.ranks import ALONE, Ranks, synchronise_batch_norm
-from anyk.lab.recipes import Recipe
+from anyk.lab.recipes import Recipe, Setting
 from anyk.lab.runs import Run
 
 KS = (1, 5, 10, 20)
 #: a checkpoint is written at an evaluation, or in between, when the last one is older than this
 CHECKPOINT_SECONDS = 10.0
 EVALUATION_BATCH = 2048
+#: the fields of a recipe that the order of the examples follows from, beside the seed
+SHUFFLE = ("shuffle", "shuffle_block", "shuffle_window")
+
+AnySetting = TypeVar("AnySetting", bound=Setting)
 
 
 @dataclass(frozen=True)
@@ -108,14 +113,15 @@ class _Training:
         self.ranks = ranks
         self.device = _device(ranks.device(recipe.device))
         self.dataset = ranks.one_before_the_others(lambda: load(recipe.data))
-        self.recipe = recipe = recipe.resolved(self.dataset.kind, len(self.dataset.train))
+        # By the first rank's machine: how the examples are shuffled may depend on its memory.
+        self.recipe = recipe = ranks.from_first(lambda: resolved(recipe, self.dataset))
         if recipe.augment and self.dataset.kind != "images":
             raise LabError(f"augment changes images, but {self.dataset.name} holds embeddings: leave it out.")
         self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
         self.labels = noisy_labels(self.dataset, self.parts, recipe)
         self.steps_per_epoch = math.ceil(len(self.parts.train) / recipe.batch_size)
         self.steps = recipe.epochs * self.steps_per_epoch
-        self.reader = Reader(self.dataset, self.device)
+        self.reader = Reader(self.dataset, self.device, recipe)
 
         torch.manual_seed(_seed(recipe.seed, "weights"))
         self.model = synchronise_batch_norm(models.build(recipe, self.dataset).to(self.device), ranks)
@@ -157,6 +163,7 @@ class _Training:
                 torch.manual_seed(_seed(self.recipe.seed, "step", self.step, *([self.ranks.rank] if self.ranks.rank else [])))
             # Batches of nearly one size: a last one of a single example would be too small for batch normalisation.
             start, end = (number * len(order) // self.steps_per_epoch for number in (place, place + 1))
+            self.reader.expect(self.dataset.train, order[start + self.recipe.shuffle_window : end + self.recipe.shuffle_window])
             self._take_step(order[start:end])
             line = None
             if self.step % every == 0 or self.step == self.steps:
@@ -172,7 +179,14 @@ class _Training:
 
     def _order(self, epoch: int) -> Tensor:
         generator = torch.Generator().manual_seed(_seed(self.recipe.seed, "order", epoch))
-        return self.parts.train[torch.randperm(len(self.parts.train), generator=generator)]
+        train, recipe = self.parts.train, self.recipe
+        if recipe.shuffle != "block":
+            return train[torch.randperm(len(train), generator=generator)]
+        order = block_order(train, self.dataset.train.starts, recipe.shuffle_block, recipe.shuffle_window, generator)
+        # From here on, each step announces what comes a window later.
+        start = self.step % self.steps_per_epoch * len(order) // self.steps_per_epoch
+        self.reader.expect(self.dataset.train, order[start : start + recipe.shuffle_window])
+        return order
 
     def _take_step(self, index: Tensor) -> None:
         recipe, progress = self.recipe, self.step / self.steps
@@ -291,6 +305,7 @@ class _Training:
             "seconds": self.seconds,
             "seconds_in_model": self.seconds_in_model,
             "data": self.dataset.fingerprint,
+            "shuffle": {name: getattr(self.recipe, name) for name in SHUFFLE},
         }
         self.run.save_tensors("checkpoint.safetensors", tensors, state)
 
@@ -306,6 +321,9 @@ class _Training:
         if found is None:
             return
         tensors, state = found
+        # "auto" depends on the memory of the machine. The order that was begun is the one to go on with.
+        self.recipe = self.recipe.but(**state.get("shuffle", {"shuffle": "full"}))
+        self.reader = Reader(self.dataset, self.device, self.recipe)
         self.step, self.evaluations, self.best = state["step"], state["evaluations"], state["best"]
         self.loss_count, self.seconds = state["loss_count"], state["seconds"]
         self.seconds_in_model = state["seconds_in_model"]
@@ -384,9 +402,9 @@ class Predictor:
             raise LabError(f"{folder} has no model.safetensors: its run has not ended.")
         recipe = run.recipe()
         self.dataset = load(recipe.data)
-        recipe = recipe.resolved(self.dataset.kind, len(self.dataset.train))
+        recipe = resolved(recipe, self.dataset)
         self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
-        self.reader = Reader(self.dataset, _device(device))
+        self.reader = Reader(self.dataset, _device(device), recipe)
         self.model = models.build(recipe, self.dataset).to(device)
         self.model.load_state_dict(weights[0])
         self.model.eval()
@@ -402,6 +420,13 @@ class Predictor:
         return torch.cat(classes), torch.cat(probabilities)
 
 
+def resolved(setting: AnySetting, dataset: Dataset) -> AnySetting:
+    """The setting with what it leaves open filled in for the data set and this machine."""
+    train = dataset.train
+    memory = (info.usable_memory() or math.inf) if train.maps else math.inf
+    return setting.resolved(dataset.kind, len(train), len(dataset.classes), train.example_bytes, memory)
+
+
 def blocks(index: Tensor) -> Iterator[Tensor]:
     """Pieces of a size that suits evaluation."""
     for start in range(0, len(index), EVALUATION_BATCH):
@@ -409,18 +434,31 @@ def blocks(index: Tensor) -> Iterator[Tensor]:
 
 
 class Reader:
-    """Batches of a data set as the models want them: float32 on the device, images with mean 0 and deviation 1."""
+    """Batches of a data set as the models want them: float32 on the device, images with mean 0 and deviation 1.
 
-    def __init__(self, dataset: Dataset, device: torch.device) -> None:
+    With a recipe that shuffles block by block, a memory-mapped set is streamed, evaluations too.
+    """
+
+    def __init__(self, dataset: Dataset, device: torch.device, recipe: Recipe | None = None) -> None:
         self.device = device
+        self.streams: dict[int, Stream] = {}
+        if recipe is not None and recipe.shuffle == "block":
+            for examples in (dataset.train, dataset.test):
+                if examples is not None and examples.maps:
+                    self.streams[id(examples)] = Stream(examples, recipe.shuffle_block, recipe.shuffle_window)
         self.images = dataset.kind == "images"
         if self.images:
             self.mean = torch.tensor(dataset.mean, device=device)[:, None, None] * 255
             self.scale = 1 / (torch.tensor(dataset.std, device=device)[:, None, None] * 255)
 
     def __call__(self, examples: Split, index: Tensor) -> Tensor:
-        inputs = examples.take(index).to(self.device, torch.float32)
+        inputs = self.streams.get(id(examples), examples).take(index).to(self.device, torch.float32)
         return (inputs - self.mean) * self.scale if self.images else inputs
+
+    def expect(self, examples: Split, index: Tensor) -> None:
+        """Announce what will be wanted, so that it can be read from the disk meanwhile."""
+        if id(examples) in self.streams:
+            self.streams[id(examples)].expect(index)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Embedding sets: a folder of safetensors files that is read memory-mapped and written whole or not at all.
 
-    dataset.json          {"name": "...", "classes": ["...", ...]} and whatever else is worth knowing
+    dataset.json          {"name": "...", "classes": ["...", ...]} and whatever else is worth knowing; "files", where it is
+                          given, lists files that have to be there
     train*.safetensors    `embeddings` (N, d) in float16 or float32 and `labels` (N,) in int64; several follow in sorted order
     test*.safetensors     the same; may be absent
 
@@ -10,6 +11,7 @@ every byte, not a sample of them.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -25,12 +27,25 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from anyk.lab.data.cache import cache_folder
+from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.sets import Dataset, Split
 from anyk.lab.errors import LabError
 
 _BLOCK_BYTES = 1 << 24
 _STALE_SECONDS = 3600
 _NAMES = {torch.float16: "F16", torch.float32: "F32", torch.int64: "I64"}
+_DTYPES = {
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 def read(folder: str | Path) -> Dataset:
@@ -41,16 +56,19 @@ def read(folder: str | Path) -> Dataset:
     """
     folder = Path(folder)
     description = _read_description(folder / "dataset.json")
+    for name in description.get("files") or ():
+        if not (folder / str(name)).is_file():
+            raise LabError(f"{folder} has lost {name}, which dataset.json lists: copy it again.")
     files = {split: sorted(folder.glob(f"{split}*.safetensors")) for split in ("train", "test")}
     if not files["train"]:
         raise LabError(f"{folder} has no train.safetensors: an embedding set needs at least one file train*.safetensors.")
     splits, digests = {}, []
     for split, paths in files.items():
-        parts, labels = zip(*map(_open, paths), strict=True) if paths else ((), ())
-        for path, part, part_labels in zip(paths, parts, labels, strict=True):
+        maps, labels = zip(*map(_open, paths), strict=True) if paths else ((), ())
+        for path, part, part_labels in zip(paths, maps, labels, strict=True):
             digests.append([path.name, _inspected(path, part, part_labels)])
         if paths:
-            splits[split] = Split(parts, labels[0] if len(labels) == 1 else torch.cat(labels))
+            splits[split] = Split(tuple(part.rows for part in maps), labels[0] if len(labels) == 1 else torch.cat(labels), maps)
     fingerprint = hashlib.sha256(json.dumps([description["classes"], digests]).encode()).hexdigest()[:16]
     dataset = Dataset(
         name=str(description.get("name") or folder.resolve().name),
@@ -71,6 +89,7 @@ def write(
     dtype: torch.dtype | None = None,
     about: Mapping[str, Any] | None = None,
     texts: Mapping[str, str] | None = None,
+    shard_rows: int | None = None,
     force: bool = False,
 ) -> Path:
     """Write an embedding set; the folder appears when everything in it is on the disk, and not before.
@@ -84,24 +103,47 @@ def write(
         dtype: float16 or float32; None keeps float16 and makes float32 of all others
         about: more entries of dataset.json
         texts: more text files, name to content
+        shard_rows: the most examples in one file; None: one file for each split
         force: replace a set that is there
 
     Raises:
         LabError: where the folder holds something already, or the dataset is not sound.
     """
     folder = Path(folder)
+    if shard_rows is not None and shard_rows < 1:
+        raise LabError(f"shard_rows should be at least 1, but is {shard_rows}.")
     refuse_to_overwrite(folder, force)
     check(dataset, strict=False)
     splits = {"train": dataset.train} | ({"test": dataset.test} if dataset.test is not None else {})
     description = {"name": dataset.name, "classes": list(dataset.classes), **(about or {})}
     with _appears_whole(folder) as building:
         for split, examples in splits.items():
-            with _synced(building / f"{split}.safetensors") as file:
-                write_split(file, examples, dtype, source=dataset.name)
+            for number, shard in enumerate(_shards(examples, shard_rows)):
+                name = f"{split}.safetensors" if shard_rows is None else f"{split}-{number:05d}.safetensors"
+                with _synced(building / name) as file:
+                    write_split(file, shard, dtype, source=dataset.name)
+                if shard_rows is not None:  # one of many can be forgotten in a copy
+                    description["files"] = [*description.get("files", []), name]
         for name, text in {**(texts or {}), "dataset.json": json.dumps(description, indent=1)}.items():
             with _synced(building / name) as file:
                 file.write(text.encode())
     return folder
+
+
+def _shards(examples: Split, rows: int | None) -> Iterator[Split]:
+    """Consecutive examples, so many at a time; their parts are views."""
+    if rows is None:
+        yield examples
+        return
+    starts = examples.starts.tolist()
+    for first in range(0, len(examples), rows):
+        end = min(first + rows, len(examples))
+        pieces = [
+            part[max(first - start, 0) : end - start]
+            for part, start in zip(examples.parts, starts, strict=False)
+            if start < end and start + len(part) > first
+        ]
+        yield Split(tuple(pieces), examples.labels[first:end])
 
 
 def write_split(file: BinaryIO, examples: Split, dtype: torch.dtype | None, source: str) -> None:
@@ -125,7 +167,7 @@ def write_split(file: BinaryIO, examples: Split, dtype: torch.dtype | None, sour
     header += b" " * (-len(header) % 8)
     file.write(struct.pack("<Q", len(header)) + header)
     file.write(_bytes(labels))
-    for part in examples.parts:
+    for part in examples.maps or examples.parts:
         for first, block in _blocks(part):
             stored = block.to(dtype)
             if not _is_finite(stored):
@@ -205,9 +247,10 @@ def check(dataset: Dataset, sources: Mapping[str, list[str]] | None = None, *, s
         )
 
 
-def digest(part: Tensor, source: str) -> str:
+def digest(part: Tensor | MappedRows, source: str) -> str:
     """A digest of every value of a tensor (N, …); raises where one is NaN or infinite."""
-    hashed = hashlib.sha1(f"{part.dtype} {list(part.shape)}".encode(), usedforsecurity=False)
+    rows = part.rows if isinstance(part, MappedRows) else part
+    hashed = hashlib.sha1(f"{rows.dtype} {list(rows.shape)}".encode(), usedforsecurity=False)
     for first, block in _blocks(part):
         if block.is_floating_point() and not _is_finite(block):
             _raise_not_finite(block, first, source)
@@ -231,29 +274,57 @@ def _read_description(path: Path) -> dict[str, Any]:
     return description
 
 
-def _open(path: Path) -> tuple[Tensor, Tensor]:
-    """Embeddings and labels of one file, memory-mapped."""
+def _open(path: Path) -> tuple[MappedRows, Tensor]:
+    """The embeddings of one file, memory-mapped, and its labels, in memory."""
     try:
         # safetensors checks that header and size agree, so that a short file cannot end a run by a signal later.
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="np") as file:
             names = set(file.keys())
-            for name in ("embeddings", "labels"):
-                if name not in names:
-                    found = ", ".join(sorted(names)) or "nothing"
-                    raise LabError(f'{path} has no tensor "{name}" (it has {found}): save it with "embeddings" and "labels".')
-            part, labels = file.get_tensor("embeddings"), file.get_tensor("labels")
-    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, OverflowError) as error:
-        raise LabError(f"{path} is damaged or not a safetensors file ({_one_line(error)}): copy it or make it again.") from None
+        for name in ("embeddings", "labels"):
+            if name not in names:
+                found = ", ".join(sorted(names)) or "nothing"
+                raise LabError(f'{path} has no tensor "{name}" (it has {found}): save it with "embeddings" and "labels".')
+        with open(path, "rb") as raw:
+            (length,) = struct.unpack("<Q", raw.read(8))
+            header = json.loads(raw.read(length))
+            about, about_labels = header["embeddings"], header["labels"]
+            begin, end = about_labels["data_offsets"]
+            raw.seek(8 + length + begin)
+            # frombuffer takes no empty buffer
+            labels = torch.frombuffer(bytearray(raw.read(end - begin) or 8), dtype=_DTYPES[about_labels["dtype"]])
+        labels = labels[: torch.Size(about_labels["shape"]).numel()].view(about_labels["shape"])
+        part = MappedRows(path, 8 + length + about["data_offsets"][0], about["shape"], _DTYPES[about["dtype"]])
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise LabError(
+                f"{path} is one file too many for this process: raise `ulimit -n`, or use fewer, larger files."
+            ) from None
+        raise LabError(_damaged(path, error)) from None
+    except (
+        SafetensorError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        OverflowError,
+        struct.error,
+    ) as error:
+        raise LabError(_damaged(path, error)) from None
     if labels.dtype != torch.int64:
         raise LabError(f"labels in {path} are {_dtype_name(labels)}: save them as int64.")
-    if labels.dim() != 1 or part.dim() != 2 or len(labels) != len(part):
+    if labels.dim() != 1 or part.rows.dim() != 2 or len(labels) != len(part.rows):
         raise LabError(
-            f"{path} should have embeddings (N, d) and labels (N,), but has {tuple(part.shape)} and {tuple(labels.shape)}."
+            f"{path} should have embeddings (N, d) and labels (N,), but has {tuple(part.rows.shape)} and {tuple(labels.shape)}."
         )
     return part, labels
 
 
-def _inspected(path: Path, part: Tensor, labels: Tensor) -> str:
+def _damaged(path: Path, error: Exception) -> str:
+    return f"{path} is damaged or not a safetensors file ({_one_line(error)}): copy it or make it again."
+
+
+def _inspected(path: Path, part: MappedRows, labels: Tensor) -> str:
     """The digest of a file, from the cache where the file has not changed since it was read through."""
     status = path.stat()
     stamp = {"path": str(path.resolve()), "size": status.st_size, "changed": status.st_mtime_ns}
@@ -272,12 +343,17 @@ def _inspected(path: Path, part: Tensor, labels: Tensor) -> str:
     return found
 
 
-def _blocks(part: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Consecutive rows, and the number of the first, a few megabytes at a time."""
-    row_bytes = max(1, part.nbytes // max(1, len(part)))
+def _blocks(part: Tensor | MappedRows) -> Iterator[tuple[int, Tensor]]:
+    """Consecutive rows, and the number of the first, a few megabytes at a time; of mapped ones, those behind are given back."""
+    whole = part.rows if isinstance(part, MappedRows) else part
+    row_bytes = max(1, whole.nbytes // max(1, len(whole)))
     rows = max(1, _BLOCK_BYTES // row_bytes)
-    for first in range(0, len(part), rows):
-        yield first, part[first : first + rows]
+    for first in range(0, len(whole), rows):
+        if isinstance(part, MappedRows):
+            part.fetch(min(first + rows, len(whole)), min(first + 2 * rows, len(whole)))
+        yield first, whole[first : first + rows]
+        if isinstance(part, MappedRows):
+            part.release(first, min(first + rows, len(whole)))
 
 
 def _bytes(block: Tensor) -> Any:

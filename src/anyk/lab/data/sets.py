@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from anyk.lab.data.mapped import MappedRows
 from anyk.lab.errors import LabError
 
 
@@ -20,6 +23,8 @@ class Split:
 
     parts: tuple[Tensor, ...]
     labels: Tensor
+    maps: tuple[MappedRows, ...] = ()
+    """where the parts are memory-mapped, the mapping of each"""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -29,18 +34,43 @@ class Split:
         """The shape of one example."""
         return self.parts[0].shape[1:]
 
+    @property
+    def example_bytes(self) -> int:
+        """The size of one example as it is stored."""
+        return self.shape.numel() * self.parts[0].dtype.itemsize
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """The position of the first example of each part, and the end: (parts + 1,)."""
+        return torch.tensor([0, *(len(part) for part in self.parts)]).cumsum(0)
+
+    @cached_property
+    def arrays(self) -> list[np.ndarray[Any, Any]]:
+        """The parts as NumPy arrays, over the same memory."""
+        return [part.numpy() for part in self.parts]
+
     def take(self, index: Tensor) -> Tensor:
         """The examples at (B,) positions, in that order, as they are stored."""
         if len(self.parts) == 1:
             return self.parts[0].index_select(0, index)
-        starts = torch.tensor([0, *(len(part) for part in self.parts)]).cumsum(0)
-        which = torch.searchsorted(starts, index, right=True) - 1
-        out = torch.empty(len(index), *self.shape, dtype=self.parts[0].dtype)
-        for number, part in enumerate(self.parts):
-            here = (which == number).nonzero().squeeze(1)
-            if len(here):
-                out[here] = part.index_select(0, index[here] - starts[number])
-        return out
+        # Sorted, each part fills a stretch of the result. NumPy, because a batch may touch hundreds of parts for a few rows
+        # each, and a call of torch costs several times what such rows do.
+        wanted = index.numpy()
+        order = wanted.argsort()
+        wanted = wanted[order]
+        starts = self.starts.numpy()
+        ends = wanted.searchsorted(starts)
+        if ends[-1] - ends[0] != len(wanted):
+            raise IndexError(f"positions should be 0 to {len(self) - 1}, but are {wanted[0]} to {wanted[-1]}")
+        wanted -= starts[:-1].repeat(np.diff(ends))
+        out = np.empty((len(wanted), *self.shape), self.arrays[0].dtype)
+        for array, first, end in zip(self.arrays, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+            if first < end:
+                # Not "raise", which would take the rows into a buffer of its own first; the places are known to be right.
+                np.take(array, wanted[first:end], axis=0, out=out[first:end], mode="clip")
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return torch.from_numpy(out).index_select(0, torch.from_numpy(back))
 
 
 @dataclass(frozen=True)
@@ -101,15 +131,16 @@ def split(dataset: Dataset, validation: float, test: float, seed: int) -> Parts:
 
 
 def _divide(index: Tensor, labels: Tensor, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Keep the first and put aside ``fraction`` of each class, at random; classes take turns at the examples left over."""
+    """Of positions in ascending order, keep most and put aside ``fraction`` of each class, at random; classes take turns at the
+    examples left over."""
     if not len(index):
         return index, index
     shuffled = index[torch.randperm(len(index), generator=generator)]
-    classes = labels[shuffled]
-    order = torch.argsort(classes, stable=True)
-    shuffled, classes = shuffled[order], classes[order]
-    count = torch.bincount(classes)
-    place = torch.arange(len(classes)) - (count.cumsum(0) - count)[classes]
+    # Millions of examples: small numbers are sorted in a fraction of the time and memory.
+    classes = labels[shuffled].numpy()
+    classes = classes.astype(np.uint16 if int(classes.max()) < 1 << 16 else np.int64)
+    by_class = torch.from_numpy(classes.argsort(kind="stable"))
+    count = torch.from_numpy(np.bincount(classes))
     # The whole part of each class's share, and the fractional parts given to random classes so that the total is right.
     share = count.double() * fraction
     aside = share.floor().long()
@@ -118,8 +149,12 @@ def _divide(index: Tensor, labels: Tensor, fraction: float, generator: torch.Gen
     if left > 0:
         aside[chance.topk(min(left, len(count))).indices] += 1
     aside = torch.minimum(aside, (count - 1).clamp(min=0))
-    held = place < aside[classes]
-    return shuffled[~held].sort().values, shuffled[held].sort().values
+    # The first of each class in the shuffled order.
+    first = (count.cumsum(0) - count - (aside.cumsum(0) - aside)).repeat_interleave(aside)
+    held = shuffled[by_class[first + torch.arange(len(first))]].sort().values
+    kept = torch.ones(len(labels), dtype=torch.bool)
+    kept[held] = False
+    return index[kept[index]], held
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

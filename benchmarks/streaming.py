@@ -1,0 +1,247 @@
+"""Training on sets larger than the memory: what it holds, what it costs, and what the block shuffle does to the result.
+
+    python benchmarks/streaming.py memory [--gigabytes 10]       an epoch over a set of that size: anonymous and mapped memory
+    python benchmarks/streaming.py speed [--gigabytes 1]         streamed against the same examples in memory, in turns
+    python benchmarks/streaming.py shuffle DATA [--seeds 6]      final accuracy on an embedding set, stored class by class
+
+Each puts its section into benchmarks/streaming.md (--out). The sets are made in --folder and removed afterwards; the page
+cache is warm. 2048 dimensions in float16, batch 500, one thread, everything through `anyk.lab.training`.
+"""
+
+import argparse
+import json
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from measuring import machine, markdown_table
+
+from anyk.lab import training
+from anyk.lab.data import Dataset, Split, embeddings
+from anyk.lab.recipes import Recipe
+from anyk.lab.statistics import mean, paired, std
+
+WIDTH, BATCH = 2048, 500
+SHARD_ROWS = 32_768
+SECTIONS = ("memory", "speed", "shuffle")
+
+
+def make(folder: Path, gigabytes: float, classes: int) -> int:
+    """A set of that size in shards of 128 MiB, stored class by class: noise, for its size and not for what it teaches."""
+    rows = max(4 * classes, int(gigabytes * 1e9 / (2 * WIDTH)))
+    noise = torch.randn(SHARD_ROWS, WIDTH, generator=torch.Generator().manual_seed(0)).half()
+    labels = torch.arange(rows) * classes // rows
+    folder.mkdir(parents=True)
+    for number, first in enumerate(range(0, rows, SHARD_ROWS)):
+        count = min(SHARD_ROWS, rows - first)
+        part = Split((noise[:count].roll(number, 1),), labels[first : first + count])
+        with open(folder / f"train-{number:05d}.safetensors", "wb") as file:
+            embeddings.write_split(file, part, None, "made")
+    with open(folder / "test.safetensors", "wb") as file:
+        embeddings.write_split(file, Split((noise[:classes],), torch.arange(classes)), None, "made")
+    (folder / "dataset.json").write_text(json.dumps({"name": "made", "classes": [str(number) for number in range(classes)]}))
+    return rows
+
+
+def megabytes(key: str) -> float:
+    return int(re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+
+class Watch:
+    """The largest anonymous and mapped memory of this process, looked at a hundred times a second."""
+
+    def __enter__(self) -> "Watch":
+        self.before = self.anonymous = megabytes("RssAnon")
+        self.files_before = self.files = megabytes("RssFile")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stop.wait(0.01):
+            self.anonymous = max(self.anonymous, megabytes("RssAnon"))
+            self.files = max(self.files, megabytes("RssFile"))
+
+
+def memory(folder: Path, gigabytes: float) -> list[str]:
+    classes = 10
+    rows = make(folder / "set", gigabytes, classes)
+    recipe = Recipe(data=str(folder / "set"), loss="softmax", epochs=1, batch_size=BATCH, shuffle="block")
+    table = []
+    for name, change in (("first start: reads all for NaN and the digest", {}), ("second start", {"seed": 1})):
+        with Watch() as watch:
+            started = time.perf_counter()
+            result = training.train(recipe.but(**change), folder / name.split(":")[0])
+            seconds = time.perf_counter() - started
+        # Weights, gradient, two moments, and the best weights so far.
+        model = result["parameters"] * 4 * 5 / 2**20
+        table.append(
+            [
+                name,
+                f"{watch.anonymous - watch.before - model:,.0f} MiB",
+                f"{watch.files - watch.files_before:,.0f} MiB",
+                f"{result['data']['train']:,} / {result['data']['validation']:,}",
+                f"{seconds:.0f}",
+            ]
+        )
+    about = result["recipe"]
+    files = len(list((folder / "set").glob("train*")))
+    size = sum(file.stat().st_size for file in (folder / "set").glob("train*")) / 1e9
+    return [
+        f"{rows:,} x {WIDTH} in float16, {size:.1f} GB in {files} files, one epoch with validation and test. Blocks of "
+        f"{about['shuffle_block']} and windows of {about['shuffle_window']:,} examples. Peaks beyond the process before the "
+        "run, after the set was made; the model (with gradient, moments and best weights) is taken off.",
+        "",
+        markdown_table(["", "anonymous (RssAnon)", "mapped (RssFile)", "train / validation examples", "seconds"], table),
+    ]
+
+
+@contextmanager
+def loading(dataset: Dataset) -> Iterator[None]:
+    kept, training.load = training.load, lambda _: dataset
+    try:
+        yield
+    finally:
+        training.load = kept
+
+
+def speed(folder: Path, gigabytes: float, rounds: int, heads: list[int]) -> list[str]:
+    table = []
+    for classes in heads:
+        size = gigabytes / 2 if classes > 100 else gigabytes  # a large head takes its time
+        place = folder / f"set-{classes}"
+        rows = make(place, size, classes)
+        streamed = embeddings.read(place)
+        copied = Split((torch.cat(streamed.train.parts),), streamed.train.labels)
+        in_memory = Dataset("made", "embeddings", streamed.classes, copied, streamed.test, streamed.fingerprint)
+        seconds: dict[str, list[tuple[float, float]]] = {"full": [], "block": []}
+        for number in range(rounds + 1):
+            for shuffle, dataset in (("full", in_memory), ("block", streamed)):
+                # An epoch of training; evaluations are few examples and the same for both.
+                recipe = Recipe(
+                    data=str(place), loss="softmax", epochs=1, batch_size=BATCH, shuffle=shuffle, seed=number, validation=0.01,
+                    shuffle_window=16_384,
+                )  # fmt: skip
+                with loading(dataset):
+                    processor = time.process_time()
+                    result = training.train(recipe, folder / f"{classes}-{shuffle}-{number}")
+                    processor = time.process_time() - processor
+                if number:  # the first one warms everything up
+                    seconds[shuffle].append((result["seconds"], processor))
+        full, block = (min(wall for wall, _ in seconds[shuffle]) for shuffle in ("full", "block"))
+        full_cpu, block_cpu = (min(cpu for _, cpu in seconds[shuffle]) for shuffle in ("full", "block"))
+        table.append(
+            [
+                f"{WIDTH} to {classes} classes, {rows:,} examples",
+                f"{rows / full:,.0f}",
+                f"{rows / block:,.0f}",
+                f"{full / block:.0%}",
+                f"{full_cpu / block_cpu:.0%}",
+            ]
+        )
+    return [
+        f"A linear head, softmax, one epoch; in memory: one float16 tensor, fully shuffled; streamed: from files of 128 MiB in "
+        f"windows of 16,384 examples, several of them an epoch. The best of {rounds} rounds in turns; target 70 %.",
+        "",
+        markdown_table(
+            ["", "in memory, examples/s", "streamed, examples/s", "speed against memory", "by processor time"], table
+        ),
+    ]
+
+
+def shuffle(folder: Path, data: Path, seeds: int, epochs: int) -> list[str]:
+    given = embeddings.read(data)
+    order = given.train.labels.argsort(stable=True)
+    by_class = Split((given.train.take(order),), given.train.labels[order])
+    embeddings.write(folder / "set", Dataset(given.name, "embeddings", given.classes, by_class, given.test, ""))
+    classes, count = len(given.classes), len(order)
+    window = count // 20
+    arms = {"full": Recipe(shuffle="full")}
+    for blocks in (2 * classes, classes, classes // 4):
+        arms[f"window {window:,}, {blocks} blocks in it"] = Recipe(
+            shuffle="block", shuffle_window=window, shuffle_block=max(1, window // blocks)
+        )
+    tests: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
+    for seed in range(seeds):
+        for number, (name, arm) in enumerate(arms.items()):
+            recipe = arm.but(
+                data=str(folder / "set"), loss="softmax", epochs=epochs, seed=seed, evaluate_every=10**9, batch_size=BATCH
+            )
+            tests[name].append(training.train(recipe, folder / f"{number}-{seed}")["test"])
+            print(seed, name, tests[name][-1], flush=True)
+    table = []
+    for name, measured in tests.items():
+        row = [name]
+        for metric in ("top1", "top5"):
+            values, base = ([100 * test[metric] for test in part] for part in (measured, tests["full"]))
+            row.append(f"{mean(values):.2f} ± {std(values) or 0:.2f}")
+            found = paired(values, base)
+            row.append(
+                "" if found.p is None else f"{found.difference:+.2f} [{found.low:+.2f}, {found.high:+.2f}], p = {found.p:.2f}"
+            )
+        table.append(row)
+    return [
+        f"{given.name}, {count:,} x {given.train.shape[0]}, {classes} classes, written class by class: the worst case. "
+        f"Softmax, {epochs} epochs, {seeds} seeds, the last epoch's test accuracy in percent; difference to the full shuffle "
+        "on the same seeds with its 95 % interval and the p of the paired t-test. A window is a twentieth of the set; by "
+        "default it has at least as many blocks as there are classes.",
+        "",
+        markdown_table(["", "top-1", "against full", "top-5", "against full"], table),
+    ]
+
+
+def record(path: Path, section: str, options: str, lines: list[str]) -> None:
+    """Replaces one section of the page and keeps the others."""
+    kept = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", path.read_text(), re.M | re.S)) if path.exists() else {}
+    command = f"`python benchmarks/streaming.py {section} {options}`, {machine()}."
+    kept[section] = "\n".join(["", command, "", *lines, ""]) + "\n"
+    title = "# Sets larger than the memory"
+    text = "\n\n".join([title, *(f"## {name}\n\n{kept[name].strip()}" for name in SECTIONS if name in kept)])
+    path.write_text(text + "\n")
+    print(kept[section])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("section", choices=SECTIONS)
+    parser.add_argument("data", nargs="?", type=Path, help="shuffle: a folder of embeddings")
+    parser.add_argument("--gigabytes", type=float)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--classes", type=int, nargs="+", default=[1000, 10], help="speed: sizes of the head")
+    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--folder", type=Path, help="where the sets are made; the system's temporary folder")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+        os.environ["ANYK_CACHE"] = str(Path(name) / "cache")
+        if given.section == "memory":
+            options = f"--gigabytes {given.gigabytes or 10:g}"
+            lines = memory(Path(name), given.gigabytes or 10)
+        elif given.section == "speed":
+            options = (
+                f"--gigabytes {given.gigabytes or 1:g} --rounds {given.rounds} --classes {' '.join(map(str, given.classes))}"
+            )
+            lines = speed(Path(name), given.gigabytes or 1, given.rounds, given.classes)
+        elif given.data is None:
+            parser.error("shuffle needs DATA, a folder of embeddings")
+        else:
+            options = f"{given.data.name} --seeds {given.seeds} --epochs {given.epochs}"
+            lines = shuffle(Path(name), given.data, given.seeds, given.epochs)
+    record(given.out, given.section, options, lines)
+
+
+if __name__ == "__main__":
+    main()
