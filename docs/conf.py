@@ -39,7 +39,7 @@ html_copy_source = False
 html_show_copyright = False
 
 CONTENTS = {
-    "Use it": ("start", "choosing", "own-data", "lab", "imagenet", "scale"),
+    "Use it": ("start", "choosing", "explore", "own-data", "lab", "imagenet", "scale"),
     "Know it": ("mathematics", "numerics", "extending", "migrating", "reference"),
 }
 """The pages in their order; a page that is missing here, or there, fails the build."""
