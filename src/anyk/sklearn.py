@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -82,7 +83,8 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             float32, learning rate falling to zero by a cosine; "auto": lbfgs for up to 10 000 examples.
         learning_rate, batch_size: of adam.
         max_iter: the most iterations of lbfgs or epochs of adam; None: 500 iterations, or 20 epochs and at least 2000 steps.
-        tol: lbfgs ends when no entry of the gradient is larger. With early stopping, what counts as an improvement.
+        tol: lbfgs ends when no entry of the gradient is larger, or when a step lowers the loss by less than a ten-thousandth
+            of this. With early stopping, what counts as an improvement.
         early_stopping: keep a part of the examples for validation, stop when their loss no longer falls, and return to the
             best step.
         validation_fraction: that part, stratified by class where every class has two examples or more.
@@ -161,7 +163,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.device = device
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TopKClassifier:  # noqa: N803
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TopKClassifier:
         """Fit the model.
 
         Args:
@@ -170,14 +172,14 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             sample_weight: (n_samples,) what each example counts; a whole number is the same as repeating it (with lbfgs).
         """
         self._check_parameters()
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32])  # noqa: N806
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32])
         check_classification_targets(y)
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         weights = weights * compute_sample_weight(self.class_weight, y)
         classes, target = np.unique(y, return_inverse=True)
         start = self._last_fit(classes, X.shape[1])
         if not (weights > 0).all():  # an example that does not count must not move the mean or a batch either
-            X, target, weights = X[weights > 0], target[weights > 0], weights[weights > 0]  # noqa: N806
+            X, target, weights = X[weights > 0], target[weights > 0], weights[weights > 0]
             if not len(weights):
                 raise ValueError("sample_weight: expected some weight above 0, got none")
 
@@ -185,9 +187,9 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         generator = torch.Generator().manual_seed(int(rng.randint(np.iinfo(np.int32).max)))
         held_out = None
         if self.early_stopping:
-            train, held_out = _split(target, self.validation_fraction, rng)
-            held_out = X[held_out], target[held_out], weights[held_out]
-            X, target, weights = X[train], target[train], weights[train]  # noqa: N806
+            train, rest = _split(target, self.validation_fraction, rng)
+            held_out = X[rest], target[rest], weights[rest]
+            X, target, weights = X[train], target[train], weights[train]
         solver = self.solver
         if solver == "auto":
             solver = "lbfgs" if X.shape[0] <= MOST_EXAMPLES_FOR_LBFGS else "adam"
@@ -211,6 +213,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         except _NoImprovement:
             pass
         watch.restore_best()
+        watch.curve = watch.curve or [watch.last]  # lbfgs found nothing left to do
 
         layers = _unscaled(model.layers(), centre, scale)
         if not all(np.isfinite(array).all() for layer in layers for array in layer):
@@ -218,34 +221,34 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_ = classes
         self.coefs_ = [weight for weight, _ in layers]
         self.intercepts_ = [bias for _, bias in layers]
-        self.n_iter_ = max(1, len(watch.curve))
+        self.n_iter_ = len(watch.curve)
         self.loss_ = watch.best if held_out is not None else watch.last
         self.loss_curve_, self.validation_loss_curve_ = watch.curve, watch.validation_curve
         return self
 
-    def decision_function(self, X: Any) -> np.ndarray:  # noqa: N803
+    def decision_function(self, X: Any) -> np.ndarray:
         """Scores (n_samples, n_classes); with two classes, as scikit-learn has it, second less first (n_samples,)."""
         scores = self._scores(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
-    def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
+    def predict_proba(self, X: Any) -> np.ndarray:
         """Softmax of the scores (n_samples, n_classes). Trained for more than top-1, they rank well but are not calibrated."""
         scores = self._scores(X)
         odds = np.exp(scores - scores.max(1, keepdims=True))
         return odds / odds.sum(1, keepdims=True)
 
-    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+    def predict(self, X: Any) -> np.ndarray:
         """The class with the highest score, (n_samples,)."""
         best = self._scores(X).argmax(1)
         return self.classes_[best]
 
-    def predict_topk(self, X: Any, k: int = 5) -> np.ndarray:  # noqa: N803
+    def predict_topk(self, X: Any, k: int = 5) -> np.ndarray:
         """The k classes with the highest scores, best first, (n_samples, k); of equal scores the first in ``classes_``."""
         scores = self._scores(X)
         k = checks.count("k", k, 1, scores.shape[1], "the number of classes")
         return self.classes_[np.argsort(-scores, axis=1, kind="stable")[:, :k]]
 
-    def score_topk(self, X: Any, y: Any, k: int = 5, sample_weight: Any = None) -> float:  # noqa: N803
+    def score_topk(self, X: Any, y: Any, k: int = 5, sample_weight: Any = None) -> float:
         """The fraction of examples whose label is among the first k classes, see :func:`topk_score`."""
         return topk_score(self, X, y, k, sample_weight)
 
@@ -254,7 +257,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         modules: list[nn.Module] = []
         for weight, bias in zip(self.coefs_, self.intercepts_, strict=True):
-            linear = torch.nn.utils.skip_init(nn.Linear, *weight.shape)
+            linear = nn.utils.skip_init(nn.Linear, *weight.shape)  # type: ignore[no-untyped-call]  # draws nothing
             with torch.no_grad():
                 linear.weight.copy_(torch.from_numpy(weight.T.copy()))
                 linear.bias.copy_(torch.from_numpy(bias))
@@ -266,9 +269,9 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
-    def _scores(self, X: Any) -> np.ndarray:  # noqa: N803
+    def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)  # noqa: N806
+        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         scores = X @ self.coefs_[0] + self.intercepts_[0]
         for weight, bias in zip(self.coefs_[1:], self.intercepts_[1:], strict=True):
             scores = np.maximum(scores, 0) @ weight + bias
@@ -278,7 +281,8 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _check_parameters(self) -> None:
         checks.one_of("solver", self.solver, SOLVERS)
-        checks.one_of("standardize", self.standardize, ("auto", True, False))
+        if not isinstance(self.standardize, bool):
+            checks.one_of("standardize", self.standardize, ("auto", True, False))
         if not isinstance(self.operator, Operator):
             checks.one_of("operator", self.operator, OPERATORS)
         if isinstance(self.hidden_layer_sizes, str) or not isinstance(self.hidden_layer_sizes, Sequence):
@@ -307,14 +311,14 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not np.array_equal(classes, self.classes_):
             raise ValueError(f"y: expected the classes of the last fit, {self.classes_}, with warm_start, got {classes}")
         sizes = [features, *self.hidden_layer_sizes, len(classes)]
-        if [weight.shape for weight in self.coefs_] != list(zip(sizes[:-1], sizes[1:], strict=True)):
+        if [weight.shape for weight in self.coefs_] != list(pairwise(sizes)):
             raise ValueError(
                 f"hidden_layer_sizes: expected those of the last fit with warm_start, got {self.hidden_layer_sizes!r}"
             )
         return list(zip(self.coefs_, self.intercepts_, strict=True))
 
-    def _scaling(self, X: Any, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
-        if self.standardize == "auto" and sparse.issparse(X) or self.standardize is False:
+    def _scaling(self, X: Any, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self.standardize is False or (self.standardize == "auto" and sparse.issparse(X)):
             return np.zeros(X.shape[1]), np.ones(X.shape[1])
         found = StandardScaler(with_mean=False).fit(X, sample_weight=weights)  # it finds the mean all the same
         return found.mean_.astype(np.float64), found.scale_.astype(np.float64)
@@ -328,9 +332,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         m = max(16, 2 * p_k.shape[-1]) if self.m == "auto" else self.m
         if m is not None:
             m = min(checks.at_least_one("m", m), n_classes)
-        return partial(
-            losses.topk_cross_entropy, p_k=p_k.tolist(), operator=operator, m=m, top1=self.top1, reduction="none"
-        )
+        return partial(losses.topk_cross_entropy, p_k=p_k.tolist(), operator=operator, m=m, top1=self.top1, reduction="none")
 
     def _lbfgs(self, objective: _Objective, examples: _Examples, n_classes: int, watch: _Watch) -> None:
         model, max_iter = objective.model, self.max_iter or LBFGS_ITERATIONS
@@ -341,11 +343,11 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             nonlocal latest
             model.load(flat)
             total = objective.penalty()
-            total.backward()
+            total.backward()  # type: ignore[no-untyped-call]
             latest = total.item()
             for chunk in chunks:
                 part = objective.mean_loss(chunk) * (len(chunk.target) / len(examples.target))
-                part.backward()
+                part.backward()  # type: ignore[no-untyped-call]
                 latest += part.item()
             return latest, model.flat_gradient()
 
@@ -359,11 +361,11 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             jac=True,
             method="L-BFGS-B",
             callback=after_iteration,
-            options={"maxiter": max_iter, "maxfun": 20 * max_iter, "maxls": 50, "gtol": self.tol, "ftol": 64 * np.finfo(float).eps},
+            options={"maxiter": max_iter, "maxfun": 20 * max_iter, "maxls": 50, "gtol": self.tol, "ftol": 1e-4 * self.tol},
         )
         model.load(result.x)
         watch.last = float(result.fun)
-        if result.status == 1:
+        if result.status == 1 and not self.early_stopping:
             warnings.warn(
                 f"lbfgs did not converge in max_iter = {max_iter} iterations: give a larger max_iter, alpha or tol",
                 ConvergenceWarning,
@@ -383,7 +385,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 optimizer.zero_grad()
                 some = examples.take(order[batch])
                 loss = objective.mean_loss(some) + objective.penalty()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 schedule.step()
                 total += loss.item() * len(some.target)
@@ -422,7 +424,9 @@ class _Examples(NamedTuple):
         if not sparse.issparse(self.features):
             return self.features @ weight
         weight = weight / self.scale[:, None]
-        columns, starts = (torch.as_tensor(a, device=weight.device).long() for a in (self.features.indices, self.features.indptr))
+        columns, starts = (
+            torch.as_tensor(a, device=weight.device).long() for a in (self.features.indices, self.features.indptr)
+        )
         values = torch.as_tensor(self.features.data).to(weight)
         product = functional.embedding_bag(
             columns, weight, starts, mode="sum", per_sample_weights=values, include_last_offset=True
@@ -457,7 +461,7 @@ class _Model:
     def load(self, flat: np.ndarray) -> None:
         """Take these values and forget the gradients."""
         sizes = [tensor.numel() for tensor in self.parameters]
-        for tensor, values in zip(self.parameters, torch.from_numpy(np.array(flat)).split(sizes), strict=True):
+        for tensor, values in zip(self.parameters, torch.split(torch.from_numpy(np.array(flat)), sizes), strict=True):
             tensor.data.copy_(values.view_as(tensor))
             tensor.grad = torch.zeros_like(tensor)
 
@@ -530,7 +534,7 @@ def _split(target: np.ndarray, fraction: float, rng: Any) -> tuple[np.ndarray, n
 def _zero_scores(sizes: list[int], generator: torch.Generator) -> Layers:
     """Equal scores for all classes to start with; hidden layers as He et al. (2015) draw them."""
     layers = []
-    for inputs, outputs in zip(sizes[:-2], sizes[1:-1], strict=True):
+    for inputs, outputs in pairwise(sizes[:-1]):
         weight = torch.randn(inputs, outputs, generator=generator, dtype=torch.float64) * math.sqrt(2 / inputs)
         layers.append((weight, torch.zeros(outputs)))
     return [*layers, (torch.zeros(sizes[-2], sizes[-1]), torch.zeros(sizes[-1]))]
@@ -562,7 +566,7 @@ def _possible_p_k(p_k: Any, n_classes: int) -> np.ndarray:
 # Scores -----------------------------------------------------------------------------------------------------------------
 
 
-def topk_score(estimator: Any, X: Any, y: Any, k: int, sample_weight: Any = None) -> float:  # noqa: N803
+def topk_score(estimator: Any, X: Any, y: Any, k: int, sample_weight: Any = None) -> float:
     """The fraction of examples whose label is among the first k classes of any fitted scikit-learn classifier or pipeline.
 
     As in :func:`anyk.topk_accuracy`, ties count against the classifier. A label that it was not fitted with is a miss.
@@ -583,7 +587,9 @@ def topk_score(estimator: Any, X: Any, y: Any, k: int, sample_weight: Any = None
         1.0
     """
     k = checks.at_least_one("k", k)
-    scores = np.asarray(estimator.decision_function(X) if hasattr(estimator, "decision_function") else estimator.predict_proba(X))
+    scores = np.asarray(
+        estimator.decision_function(X) if hasattr(estimator, "decision_function") else estimator.predict_proba(X)
+    )
     if scores.ndim == 1:
         scores = np.stack([np.zeros_like(scores), scores], 1)
     classes, y = np.asarray(estimator.classes_), np.asarray(y)
@@ -602,7 +608,7 @@ def topk_scorer(k: int) -> Callable[..., float]:
         >>> from sklearn.model_selection import cross_val_score
         >>> from anyk.sklearn import TopKClassifier, topk_scorer
         >>> X, y = load_digits(return_X_y=True)
-        >>> cross_val_score(TopKClassifier(max_iter=20, tol=1), X[:300], y[:300], cv=3, scoring=topk_scorer(3)).round().tolist()
-        [1.0, 1.0, 1.0]
+        >>> float(cross_val_score(TopKClassifier(), X[:300], y[:300], cv=3, scoring=topk_scorer(3)).min()) > 0.9
+        True
     """
     return partial(topk_score, k=checks.at_least_one("k", k))
