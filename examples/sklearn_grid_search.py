@@ -26,9 +26,7 @@ def main() -> None:
         refit="top3",
         cv=3,
     ).fit(X, y)
-    print(
-        f"best for top-3: p_k {search.best_params_['topkclassifier__p_k']}, alpha {search.best_params_['topkclassifier__alpha']}"
-    )
+    print("best for top-3:", search.best_params_)
     print(f"test: top-1 {topk_score(search, X_test, y_test, 1):.3f}, top-3 {topk_score(search, X_test, y_test, 3):.3f}")
 
     features, classifier = search.best_estimator_[:-1], search.best_estimator_[-1]

@@ -20,8 +20,8 @@ except ModuleNotFoundError as missing:
 from anyk.sklearn import TopKClassifier
 
 MODULES = (
-    "argparse ast asyncio calendar configparser difflib doctest email.message fractions ftplib http.client http.cookiejar imaplib "
-    "inspect ipaddress logging mailbox pathlib pdb shutil smtplib statistics tarfile tempfile threading turtle unittest.case "
+    "argparse ast asyncio calendar configparser difflib doctest email.message fractions ftplib http.client http.cookiejar "
+    "imaplib inspect ipaddress logging mailbox pathlib pdb shutil smtplib statistics tarfile tempfile threading unittest.case "
     "urllib.parse urllib.request zipfile"
 )
 
@@ -45,7 +45,11 @@ def main() -> None:
     classifier = TopKClassifier(p_k=(0.5, 0, 0, 0, 0.5), alpha=1e-2).fit(x, y)
     print(f"{len(texts)} docstrings of {len(set(labels))} modules")
     print(f"test: top-1 {classifier.score(x_test, y_test):.3f}, top-5 {classifier.score_topk(x_test, y_test, 5):.3f}")
-    for text in ("Draw a circle with the given radius.", "Send the message to the server.", "Return the median of the data."):
+    for text in (
+        "Remove a directory and everything in it.",
+        "Send the message to the server.",
+        "Return the median of the data.",
+    ):
         guesses = classifier.predict_topk(encoder.encode([text]), k=5)[0]
         print(f"{text} {', '.join(guesses)}?")
 
