@@ -55,7 +55,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder,
-            num_train_epochs=4,
+            num_train_epochs=3,
             per_device_train_batch_size=50,
             gradient_accumulation_steps=2,
             learning_rate=5e-3,
@@ -69,7 +69,7 @@ def main() -> None:
         trainer = Trainer(
             BertForSequenceClassification(config),
             arguments,
-            train_dataset=sentences(4000, topics),
+            train_dataset=sentences(3000, topics),
             eval_dataset=sentences(500, topics),
             compute_loss_func=topk_loss,
             compute_metrics=metrics,

@@ -45,7 +45,7 @@ def main() -> None:
     train, validation = torch.utils.data.random_split(data, [4000, 1000])
     trainer = pl.Trainer(
         accelerator="cpu",
-        max_epochs=5,
+        max_epochs=4,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

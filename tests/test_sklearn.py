@@ -325,6 +325,9 @@ def test_early_stopping_returns_to_the_best_step(solver, capsys):
     assert classifier.n_iter_ == len(curve) == len(classifier.loss_curve_) < 50
     assert classifier.loss_ == min(curve)
     assert curve[-1] > min(curve)
+    if solver == "lbfgs":  # the same steps, ended at the best one
+        shorter = clone(classifier).set_params(max_iter=1 + int(np.argmin(curve)), verbose=False).fit(X, y)
+        np.testing.assert_allclose(shorter.coefs_[0], classifier.coefs_[0])
     words = capsys.readouterr()
     assert words.out == ""
     assert words.err.splitlines()[-1].startswith(f"TopKClassifier {len(curve)}: loss ")

@@ -101,7 +101,8 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         coefs_, intercepts_: weights (inputs, outputs) and intercepts (outputs,) of each layer.
         p_k_: the P_K that was trained for.
         n_iter_: iterations of lbfgs or epochs of adam.
-        loss_: the loss at the end, with the penalty; of the validation examples with early stopping.
+        loss_: the loss at the end, with the penalty (of adam: the mean over the last epoch); with early stopping the best loss
+            of the validation examples, without it.
         loss_curve_, validation_loss_curve_: the losses of each iteration or epoch.
         n_features_in_, feature_names_in_: as everywhere in scikit-learn.
 
