@@ -43,37 +43,20 @@ def main() -> None:
     set_seed(0)
     torch.set_num_threads(1)
     topics = torch.rand(CLASSES, WORDS).topk(10).indices
-    config = BertConfig(
-        vocab_size=WORDS,
-        hidden_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=128,
-        max_position_embeddings=LENGTH,
-        num_labels=CLASSES,
-    )
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
+    config = BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, num_labels=CLASSES, **sizes)
+    training = {
+        "num_train_epochs": 4,
+        "per_device_train_batch_size": 50,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 5e-3,
+    }
+    quiet = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            folder,
-            num_train_epochs=3,
-            per_device_train_batch_size=50,
-            gradient_accumulation_steps=2,
-            learning_rate=5e-3,
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            logging_strategy="no",
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
-        trainer = Trainer(
-            BertForSequenceClassification(config),
-            arguments,
-            train_dataset=sentences(3000, topics),
-            eval_dataset=sentences(500, topics),
-            compute_loss_func=topk_loss,
-            compute_metrics=metrics,
-        )
+        arguments = TrainingArguments(folder, use_cpu=True, dataloader_pin_memory=False, **training, **quiet)
+        model = BertForSequenceClassification(config)
+        ours = {"compute_loss_func": topk_loss, "compute_metrics": metrics}
+        trainer = Trainer(model, arguments, train_dataset=sentences(4000, topics), eval_dataset=sentences(500, topics), **ours)
         trainer.train()
         found = trainer.evaluate()
     print(f"evaluation: loss {found['eval_loss']:.3f}, top-1 {found['eval_top1']:.3f}, top-5 {found['eval_top5']:.3f}")
