@@ -35,7 +35,7 @@ def readable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and eager(tensor)
 
 
-def one_of(name: str, value: object, known: Iterable[str]) -> None:
+def one_of(name: str, value: object, known: Iterable[object]) -> None:
     known = list(known)
     if value not in known:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}")

@@ -17,7 +17,7 @@ from anyk.lab.data.cache import cache_folder
 
 KEY_PACKAGES = ("torch", "numpy", "matplotlib", "safetensors", "scipy")
 """their versions can change what a run computes or shows"""
-USER_EXTRAS = ("lab", "embed", "tensorboard", "cluster")
+USER_EXTRAS = ("lab", "embed", "sklearn", "cluster", "tensorboard")
 """the extras that are for users; the others serve the development of anyk"""
 
 

@@ -1,0 +1,615 @@
+"""A scikit-learn classifier that is trained for the first k guesses.
+
+The model is linear, or a small multi-layer perceptron. It is fitted with torch and kept as NumPy arrays: a fitted classifier
+predicts without a device, and pickles like any other estimator.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+try:
+    import numpy as np
+    from scipy import optimize, sparse
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.utils import check_random_state, compute_sample_weight
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+except ImportError:
+    raise ImportError('anyk.sklearn needs scikit-learn 1.6 or later: pip install "anyk[sklearn]"') from None
+
+from anyk import checks, losses, metrics
+from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SinkhornSort, SoftSort, SortingNetwork
+
+__all__ = ["TopKClassifier", "topk_score", "topk_scorer"]
+
+OPERATORS: dict[str, Callable[[Any], Operator]] = {
+    "splitter": partial(SortingNetwork, "splitter"),
+    "bitonic": partial(SortingNetwork, "bitonic"),
+    "odd_even": partial(SortingNetwork, "odd_even"),
+    "neuralsort": NeuralSort,
+    "softsort": SoftSort,
+    "sinkhorn": SinkhornSort,
+    "lapsum": LapSum,
+    "ksubset": KSubset,
+}
+SOLVERS = ("auto", "lbfgs", "adam")
+MOST_EXAMPLES_FOR_LBFGS = 10_000
+LBFGS_ITERATIONS = 500
+ADAM_EPOCHS, ADAM_STEPS = 20, 2000
+# L-BFGS looks at all examples in each step, but not at once: so many scores at a time.
+SCORES_AT_ONCE = 2**21
+
+
+class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A linear classifier, or a multi-layer perceptron, trained by :class:`anyk.TopKCrossEntropyLoss`.
+
+    With standardised features x, scores s(x) and example weights w it minimises
+
+        sum_i w_i L(s(x_i), y_i) / sum_i w_i  +  alpha / 2 * (sum of the squared weights, without the intercepts).
+
+    Fits NumPy arrays, data frames and sparse matrices. Predictions do not depend on torch.
+
+    Args:
+        p_k: weights of top-1, top-2, …, summing to 1, or one such row for each class, in the order of ``classes_``. With n
+            classes every top-n guess is right: entries from the n-th on are dropped and the others scaled to sum to 1
+            (to top-1 alone if none is left). ``p_k_`` is what was used; for 5 classes or fewer the default is softmax
+            regression.
+        operator: "splitter", "bitonic", "odd_even", "lapsum", "ksubset", "softsort", "neuralsort", "sinkhorn", or an
+            ``anyk.Operator``, which then brings its own temperature.
+        temperature: of an operator given by name; smaller is harder. A number or "auto".
+        m: number of best classes of each example that are ranked; None: all; "auto": 16, or twice the k of P_K if that is more.
+        top1: "separate", "mixed" or "operator", see :func:`anyk.topk_cross_entropy`.
+        hidden_layer_sizes: widths of hidden layers (ReLU); () is a linear model.
+        standardize: subtract each feature's mean and divide by its standard deviation, both from the data given to ``fit``;
+            "auto": dense input yes, sparse input no, since rare words would get the largest weights. ``coefs_`` are for
+            features as they come.
+        alpha: L2 penalty, on the weights of the standardised features.
+        solver: "lbfgs": all examples in each step, in float64, to convergence, with nothing to tune; "adam": mini-batches in
+            float32, learning rate falling to zero by a cosine; "auto": lbfgs for up to 10 000 examples.
+        learning_rate, batch_size: of adam.
+        max_iter: the most iterations of lbfgs or epochs of adam; None: 500 iterations, or 20 epochs and at least 2000 steps.
+        tol: lbfgs ends when no entry of the gradient is larger, or when a step lowers the loss by less than a ten-thousandth
+            of this. With early stopping, what counts as an improvement.
+        early_stopping: keep a part of the examples for validation, stop when their loss no longer falls, and return to the
+            best step.
+        validation_fraction: that part, stratified by class where every class has two examples or more.
+        n_iter_no_change: how many iterations or epochs without improvement early stopping waits.
+        class_weight: {class: weight}, "balanced", or None.
+        warm_start: go on from the last fit instead of from zero.
+        random_state: seed of initial hidden weights, order of mini-batches and validation split. torch's own random numbers
+            are not touched.
+        device: where to train, such as "cpu" or "cuda".
+        verbose: write the loss of each iteration or epoch to standard error.
+
+    Attributes:
+        classes_: (n_classes,) the labels.
+        coefs_, intercepts_: weights (inputs, outputs) and intercepts (outputs,) of each layer.
+        p_k_: the P_K that was trained for.
+        n_iter_: iterations of lbfgs or epochs of adam.
+        loss_: the loss at the end, with the penalty (of adam: the mean over the last epoch); with early stopping the best loss
+            of the validation examples, without it.
+        loss_curve_, validation_loss_curve_: the losses of each iteration or epoch.
+        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+
+    Example:
+        >>> from sklearn.datasets import load_digits
+        >>> from anyk.sklearn import TopKClassifier
+        >>> X, y = load_digits(return_X_y=True)
+        >>> classifier = TopKClassifier(p_k=(0.5, 0, 0.5)).fit(X[:1000], y[:1000])
+        >>> classifier.predict_topk(X[1000:1002], k=3).shape
+        (2, 3)
+        >>> classifier.score_topk(X[1000:], y[1000:], k=3) > 0.95
+        True
+    """
+
+    def __init__(
+        self,
+        p_k: Any = (0.5, 0, 0, 0, 0.5),
+        operator: str | Operator = "splitter",
+        *,
+        temperature: float | str = 1.0,
+        m: int | str | None = "auto",
+        top1: str = "separate",
+        hidden_layer_sizes: Sequence[int] = (),
+        standardize: bool | str = "auto",
+        alpha: float = 1e-3,
+        solver: str = "auto",
+        learning_rate: float = 1e-3,
+        batch_size: int = 200,
+        max_iter: int | None = None,
+        tol: float = 1e-4,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 5,
+        class_weight: Any = None,
+        warm_start: bool = False,
+        random_state: Any = None,
+        device: Any = "cpu",
+        verbose: bool = False,
+    ) -> None:
+        self.p_k = p_k
+        self.operator = operator
+        self.temperature = temperature
+        self.m = m
+        self.top1 = top1
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.standardize = standardize
+        self.alpha = alpha
+        self.solver = solver
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.tol = tol
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.class_weight = class_weight
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TopKClassifier:
+        """Fit the model.
+
+        Args:
+            X: (n_samples, n_features) array, data frame or sparse matrix.
+            y: (n_samples,) labels of any kind.
+            sample_weight: (n_samples,) what each example counts; a whole number is the same as repeating it (with lbfgs).
+        """
+        self._check_parameters()
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32])
+        check_classification_targets(y)
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        weights = weights * compute_sample_weight(self.class_weight, y)
+        classes, target = np.unique(y, return_inverse=True)
+        start = self._last_fit(classes, X.shape[1])
+        if not (weights > 0).all():  # an example that does not count must not move the mean or a batch either
+            X, target, weights = X[weights > 0], target[weights > 0], weights[weights > 0]
+            if not len(weights):
+                raise ValueError("sample_weight: expected some weight above 0, got none")
+
+        rng = check_random_state(self.random_state)
+        generator = torch.Generator().manual_seed(int(rng.randint(np.iinfo(np.int32).max)))
+        held_out = None
+        if self.early_stopping:
+            train, rest = _split(target, self.validation_fraction, rng)
+            held_out = X[rest], target[rest], weights[rest]
+            X, target, weights = X[train], target[train], weights[train]
+        solver = self.solver
+        if solver == "auto":
+            solver = "lbfgs" if X.shape[0] <= MOST_EXAMPLES_FOR_LBFGS else "adam"
+        device = torch.device(self.device)
+        dtype = torch.float64 if solver == "lbfgs" and device.type != "mps" else torch.float32
+
+        centre, scale = self._scaling(X, weights)
+        sizes = [X.shape[1], *map(int, self.hidden_layer_sizes), len(classes)]
+        layers = _zero_scores(sizes, generator) if start is None else _scaled(start, centre, scale)
+        model = _Model([tensor.to(device, dtype).requires_grad_() for layer in layers for tensor in layer])
+        self.p_k_ = _possible_p_k(self.p_k, len(classes))
+        objective = _Objective(model, self._loss(len(classes), self.p_k_), float(self.alpha))
+        examples = partial(_Examples.of, centre=centre, scale=scale, device=device, dtype=dtype)
+        watch = _Watch(self, objective, None if held_out is None else examples(*held_out))
+        fitted = examples(X, target, weights)
+        try:
+            if solver == "lbfgs":
+                self._lbfgs(objective, fitted, len(classes), watch)
+            else:
+                self._adam(objective, fitted, generator, watch)
+        except _NoImprovement:
+            pass
+        watch.restore_best()
+        watch.curve = watch.curve or [watch.last]  # lbfgs found nothing left to do
+
+        layers = _unscaled(model.layers(), centre, scale)
+        if not all(np.isfinite(array).all() for layer in layers for array in layer):
+            raise ValueError(f"learning_rate: expected one with which the weights stay finite, got {self.learning_rate!r}")
+        self.classes_ = classes
+        self.coefs_ = [weight for weight, _ in layers]
+        self.intercepts_ = [bias for _, bias in layers]
+        self.n_iter_ = len(watch.curve)
+        self.loss_ = watch.best if held_out is not None else watch.last
+        self.loss_curve_, self.validation_loss_curve_ = watch.curve, watch.validation_curve
+        return self
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Scores (n_samples, n_classes); with two classes, as scikit-learn has it, second less first (n_samples,)."""
+        scores = self._scores(X)
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Softmax of the scores (n_samples, n_classes). Trained for more than top-1, they rank well but are not calibrated."""
+        scores = self._scores(X)
+        odds = np.exp(scores - scores.max(1, keepdims=True))
+        return odds / odds.sum(1, keepdims=True)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The class with the highest score, (n_samples,)."""
+        best = self._scores(X).argmax(1)
+        return self.classes_[best]
+
+    def predict_topk(self, X: Any, k: int = 5) -> np.ndarray:
+        """The k classes with the highest scores, best first, (n_samples, k); of equal scores the first in ``classes_``."""
+        scores = self._scores(X)
+        k = checks.count("k", k, 1, scores.shape[1], "the number of classes")
+        return self.classes_[np.argsort(-scores, axis=1, kind="stable")[:, :k]]
+
+    def score_topk(self, X: Any, y: Any, k: int = 5, sample_weight: Any = None) -> float:
+        """The fraction of examples whose label is among the first k classes, see :func:`topk_score`."""
+        return topk_score(self, X, y, k, sample_weight)
+
+    def to_torch(self) -> nn.Sequential:
+        """The fitted model as a ``torch.nn.Sequential`` from features as they come to scores, in torch's default dtype."""
+        check_is_fitted(self)
+        modules: list[nn.Module] = []
+        for weight, bias in zip(self.coefs_, self.intercepts_, strict=True):
+            linear = nn.utils.skip_init(nn.Linear, *weight.shape)  # type: ignore[no-untyped-call]  # draws nothing
+            with torch.no_grad():
+                linear.weight.copy_(torch.from_numpy(weight.T.copy()))
+                linear.bias.copy_(torch.from_numpy(bias))
+            modules += [nn.ReLU(), linear] if modules else [linear]
+        return nn.Sequential(*modules)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _scores(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
+        scores = X @ self.coefs_[0] + self.intercepts_[0]
+        for weight, bias in zip(self.coefs_[1:], self.intercepts_[1:], strict=True):
+            scores = np.maximum(scores, 0) @ weight + bias
+        return scores
+
+    # Fitting ------------------------------------------------------------------------------------------------------------
+
+    def _check_parameters(self) -> None:
+        checks.one_of("solver", self.solver, SOLVERS)
+        if not isinstance(self.standardize, bool):
+            checks.one_of("standardize", self.standardize, ("auto", True, False))
+        if not isinstance(self.operator, Operator):
+            checks.one_of("operator", self.operator, OPERATORS)
+        if isinstance(self.hidden_layer_sizes, str) or not isinstance(self.hidden_layer_sizes, Sequence):
+            raise TypeError(f"hidden_layer_sizes: expected a sequence of integers, got {self.hidden_layer_sizes!r}")
+        for size in self.hidden_layer_sizes:
+            checks.at_least_one("hidden_layer_sizes", size)
+        checks.at_least_one("batch_size", self.batch_size)
+        checks.at_least_one("n_iter_no_change", self.n_iter_no_change)
+        if self.max_iter is not None:
+            checks.at_least_one("max_iter", self.max_iter)
+        if isinstance(self.m, str):
+            checks.one_of("m", self.m, ("auto",))
+        for name, low, high, wanted in (
+            ("alpha", 0, math.inf, "a number of at least 0"),
+            ("tol", 0, math.inf, "a number of at least 0"),
+            ("learning_rate", sys.float_info.min, math.inf, "a number above 0"),
+            ("validation_fraction", sys.float_info.min, 1, "a number between 0 and 1"),
+        ):
+            value = getattr(self, name)
+            if not low <= checks.number(name, value, wanted) < high:
+                raise ValueError(f"{name}: expected {wanted}, got {value!r}")
+
+    def _last_fit(self, classes: np.ndarray, features: int) -> Layers | None:
+        if not (self.warm_start and hasattr(self, "coefs_")):
+            return None
+        if not np.array_equal(classes, self.classes_):
+            raise ValueError(f"y: expected the classes of the last fit, {self.classes_}, with warm_start, got {classes}")
+        sizes = [features, *self.hidden_layer_sizes, len(classes)]
+        if [weight.shape for weight in self.coefs_] != list(pairwise(sizes)):
+            raise ValueError(
+                f"hidden_layer_sizes: expected those of the last fit with warm_start, got {self.hidden_layer_sizes!r}"
+            )
+        return list(zip(self.coefs_, self.intercepts_, strict=True))
+
+    def _scaling(self, X: Any, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self.standardize is False or (self.standardize == "auto" and sparse.issparse(X)):
+            return np.zeros(X.shape[1]), np.ones(X.shape[1])
+        found = StandardScaler(with_mean=False).fit(X, sample_weight=weights)  # it finds the mean all the same
+        return found.mean_.astype(np.float64), found.scale_.astype(np.float64)
+
+    def _loss(self, n_classes: int, p_k: np.ndarray) -> Callable[[Tensor, Tensor], Tensor]:
+        operator = self.operator
+        if isinstance(operator, Operator):
+            operator = copy.deepcopy(operator).requires_grad_(False).to(self.device)
+        else:
+            operator = OPERATORS[operator](self.temperature)
+        m = max(16, 2 * p_k.shape[-1]) if self.m == "auto" else self.m
+        if m is not None:
+            m = min(checks.at_least_one("m", m), n_classes)
+        return partial(losses.topk_cross_entropy, p_k=p_k.tolist(), operator=operator, m=m, top1=self.top1, reduction="none")
+
+    def _lbfgs(self, objective: _Objective, examples: _Examples, n_classes: int, watch: _Watch) -> None:
+        model, max_iter = objective.model, self.max_iter or LBFGS_ITERATIONS
+        chunks = [examples.take(rows) for rows in _slices(len(examples.target), max(1, SCORES_AT_ONCE // n_classes))]
+        latest = math.nan
+
+        def loss_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            nonlocal latest
+            model.load(flat)
+            total = objective.penalty()
+            total.backward()  # type: ignore[no-untyped-call]
+            latest = total.item()
+            for chunk in chunks:
+                part = objective.mean_loss(chunk) * (len(chunk.target) / len(examples.target))
+                part.backward()  # type: ignore[no-untyped-call]
+                latest += part.item()
+            return latest, model.flat_gradient()
+
+        def after_iteration(flat: np.ndarray) -> None:
+            model.load(flat)
+            watch.after_iteration(latest)
+
+        result = optimize.minimize(
+            loss_and_gradient,
+            model.flat(),
+            jac=True,
+            method="L-BFGS-B",
+            callback=after_iteration,
+            options={"maxiter": max_iter, "maxfun": 20 * max_iter, "maxls": 50, "gtol": self.tol, "ftol": 1e-4 * self.tol},
+        )
+        model.load(result.x)
+        watch.last = float(result.fun)
+        if result.status == 1 and not self.early_stopping:
+            warnings.warn(
+                f"lbfgs did not converge in max_iter = {max_iter} iterations: give a larger max_iter, alpha or tol",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+
+    def _adam(self, objective: _Objective, examples: _Examples, generator: torch.Generator, watch: _Watch) -> None:
+        number = len(examples.target)
+        steps = math.ceil(number / self.batch_size)
+        epochs = self.max_iter or max(ADAM_EPOCHS, math.ceil(ADAM_STEPS / steps))
+        optimizer = torch.optim.Adam(objective.model.parameters, lr=self.learning_rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
+        for _ in range(epochs):
+            order = torch.randperm(number, generator=generator)
+            total = 0.0
+            for batch in _slices(number, self.batch_size):
+                optimizer.zero_grad()
+                some = examples.take(order[batch])
+                loss = objective.mean_loss(some) + objective.penalty()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                schedule.step()
+                total += loss.item() * len(some.target)
+            watch.last = total / number
+            watch.after_iteration(watch.last)
+
+
+Layers = list[tuple[Any, Any]]
+"""weights (inputs, outputs) and intercepts (outputs,)"""
+
+
+class _Examples(NamedTuple):
+    """Features, class indices and weights of mean 1. Sparse features stay sparse; they are standardised by the first layer."""
+
+    features: Any
+    target: Tensor
+    weights: Tensor
+    centre: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(
+        cls, features: Any, target: Any, weights: Any, *, centre: Any, scale: Any, device: torch.device, dtype: torch.dtype
+    ) -> _Examples:
+        to = partial(torch.as_tensor, device=device, dtype=dtype)
+        if not sparse.issparse(features):
+            features = to((features - centre) / scale)
+        return cls(features, torch.as_tensor(target, device=device), to(weights / weights.mean()), to(centre), to(scale))
+
+    def take(self, rows: Any) -> _Examples:
+        features = self.features[rows.numpy() if sparse.issparse(self.features) and isinstance(rows, Tensor) else rows]
+        return self._replace(features=features, target=self.target[rows], weights=self.weights[rows])
+
+    def times(self, weight: Tensor) -> Tensor:
+        """Standardised features times the weights of the first layer."""
+        if not sparse.issparse(self.features):
+            return self.features @ weight
+        weight = weight / self.scale[:, None]
+        columns, starts = (
+            torch.as_tensor(a, device=weight.device).long() for a in (self.features.indices, self.features.indptr)
+        )
+        values = torch.as_tensor(self.features.data).to(weight)
+        product = functional.embedding_bag(
+            columns, weight, starts, mode="sum", per_sample_weights=values, include_last_offset=True
+        )
+        return product - self.centre @ weight
+
+
+class _Model:
+    """Weights and intercepts in turn, first layer first."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.parameters = parameters
+
+    def __call__(self, examples: _Examples) -> Tensor:
+        first, bias, *later = self.parameters
+        scores = examples.times(first) + bias
+        for weight, bias in zip(later[::2], later[1::2], strict=True):
+            scores = scores.relu() @ weight + bias
+        return scores
+
+    def layers(self) -> Layers:
+        arrays = [tensor.detach().to("cpu").double().numpy() for tensor in self.parameters]
+        return list(zip(arrays[::2], arrays[1::2], strict=True))
+
+    def flat(self) -> np.ndarray:
+        return torch.cat([tensor.detach().flatten() for tensor in self.parameters]).cpu().double().numpy()
+
+    def flat_gradient(self) -> np.ndarray:
+        gradients = [tensor.grad for tensor in self.parameters if tensor.grad is not None]
+        return torch.cat([gradient.flatten() for gradient in gradients]).cpu().double().numpy()
+
+    def load(self, flat: np.ndarray) -> None:
+        """Take these values and forget the gradients."""
+        sizes = [tensor.numel() for tensor in self.parameters]
+        for tensor, values in zip(self.parameters, torch.split(torch.from_numpy(np.array(flat)), sizes), strict=True):
+            tensor.data.copy_(values.view_as(tensor))
+            tensor.grad = torch.zeros_like(tensor)
+
+
+class _Objective(NamedTuple):
+    model: _Model
+    losses: Callable[[Tensor, Tensor], Tensor]
+    alpha: float
+
+    def mean_loss(self, examples: _Examples) -> Tensor:
+        return (examples.weights * self.losses(self.model(examples), examples.target)).mean()
+
+    def penalty(self) -> Tensor:
+        return self.alpha / 2 * torch.stack([weight.square().sum() for weight in self.model.parameters[::2]]).sum()
+
+
+class _NoImprovement(Exception):
+    """Early stopping."""
+
+
+class _Watch:
+    """What happens after each iteration: the curves, the words, and early stopping if there are examples held out for it."""
+
+    def __init__(self, classifier: TopKClassifier, objective: _Objective, held_out: _Examples | None) -> None:
+        self.classifier, self.objective, self.held_out = classifier, objective, held_out
+        self.curve: list[float] = []
+        self.validation_curve: list[float] = []
+        self.last, self.best = math.nan, math.inf
+        self._best_model: np.ndarray | None = None
+        self._waited = 0
+
+    def after_iteration(self, loss: float) -> None:
+        self.curve.append(loss)
+        words = f"TopKClassifier {len(self.curve)}: loss {loss:.6g}"
+        improved = True
+        if self.held_out is not None:
+            with torch.no_grad():
+                validation = self.objective.mean_loss(self.held_out).item()
+            self.validation_curve.append(validation)
+            words += f", validation {validation:.6g}"
+            improved = validation < self.best - self.classifier.tol
+            if validation < self.best or self._best_model is None:
+                self.best, self._best_model = validation, self.objective.model.flat()
+        if self.classifier.verbose:
+            sys.stderr.write(words + "\n")
+        self._waited = 0 if improved else self._waited + 1
+        if self._waited >= self.classifier.n_iter_no_change:
+            raise _NoImprovement
+
+    def restore_best(self) -> None:
+        if self._best_model is not None:
+            self.objective.model.load(self._best_model)
+
+
+def _slices(number: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, number, size))
+
+
+def _split(target: np.ndarray, fraction: float, rng: Any) -> tuple[np.ndarray, np.ndarray]:
+    counts = np.bincount(target)
+    number = max(1, round(fraction * len(target)))
+    if number >= len(target):
+        raise ValueError(f"early_stopping: expected examples to train with and to validate with, got n_samples = {len(target)}")
+    present = (counts > 0).sum()
+    stratify = target if counts[counts > 0].min() > 1 and present <= min(number, len(target) - number) else None
+    train, held_out = train_test_split(np.arange(len(target)), test_size=number, stratify=stratify, random_state=rng)
+    return train, held_out
+
+
+def _zero_scores(sizes: list[int], generator: torch.Generator) -> Layers:
+    """Equal scores for all classes to start with; hidden layers as He et al. (2015) draw them."""
+    layers = []
+    for inputs, outputs in pairwise(sizes[:-1]):
+        weight = torch.randn(inputs, outputs, generator=generator, dtype=torch.float64) * math.sqrt(2 / inputs)
+        layers.append((weight, torch.zeros(outputs)))
+    return [*layers, (torch.zeros(sizes[-2], sizes[-1]), torch.zeros(sizes[-1]))]
+
+
+def _scaled(layers: Layers, centre: np.ndarray, scale: np.ndarray) -> Layers:
+    """Layers for features as they come, made ones for standardised features."""
+    (weight, bias), *later = layers
+    layers = [(weight * scale[:, None], bias + centre @ weight), *later]
+    return [(torch.from_numpy(weight), torch.from_numpy(bias)) for weight, bias in layers]
+
+
+def _unscaled(layers: Layers, centre: np.ndarray, scale: np.ndarray) -> Layers:
+    (weight, bias), *later = layers
+    weight = weight / scale[:, None]
+    return [(weight, bias - centre @ weight), *later]
+
+
+def _possible_p_k(p_k: Any, n_classes: int) -> np.ndarray:
+    """P_K over the k for which a guess can be wrong: below the number of classes."""
+    possible = losses.distribution(p_k).detach().cpu().double().numpy()[..., : max(1, n_classes - 1)]
+    total = possible.sum(-1, keepdims=True)
+    top1 = np.eye(1, possible.shape[-1])[0]
+    possible = np.where(total > 0, possible / np.where(total > 0, total, 1), top1)
+    used = np.flatnonzero(possible.reshape(-1, possible.shape[-1]).any(0))
+    return possible[..., : used[-1] + 1]
+
+
+# Scores -----------------------------------------------------------------------------------------------------------------
+
+
+def topk_score(estimator: Any, X: Any, y: Any, k: int, sample_weight: Any = None) -> float:
+    """The fraction of examples whose label is among the first k classes of any fitted scikit-learn classifier or pipeline.
+
+    As in :func:`anyk.topk_accuracy`, ties count against the classifier. A label that it was not fitted with is a miss.
+
+    Args:
+        estimator: has ``classes_`` and ``decision_function`` or ``predict_proba``.
+        X: (n_samples, n_features).
+        y: (n_samples,) labels.
+        k: how many guesses; beyond the number of classes every known label is a hit.
+        sample_weight: (n_samples,) what each example counts.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> from anyk.sklearn import topk_score
+        >>> X, y = load_iris(return_X_y=True)
+        >>> topk_score(LogisticRegression(max_iter=500).fit(X, y), X, y, k=3)
+        1.0
+    """
+    k = checks.at_least_one("k", k)
+    scores = np.asarray(
+        estimator.decision_function(X) if hasattr(estimator, "decision_function") else estimator.predict_proba(X)
+    )
+    if scores.ndim == 1:
+        scores = np.stack([np.zeros_like(scores), scores], 1)
+    classes, y = np.asarray(estimator.classes_), np.asarray(y)
+    if y.shape != scores.shape[:1]:
+        raise ValueError(f"y: expected shape {scores.shape[:1]} to fit X, got {y.shape}")
+    place = np.searchsorted(classes, y).clip(max=len(classes) - 1)
+    ranks = metrics.target_ranks(torch.from_numpy(scores), torch.from_numpy(place)).numpy()
+    return float(np.average((ranks <= k) & (classes[place] == y), weights=sample_weight))
+
+
+def topk_scorer(k: int) -> Callable[..., float]:
+    """:func:`topk_score` for this k as a scorer: ``scoring=`` of ``GridSearchCV``, ``cross_val_score`` and the like.
+
+    Example:
+        >>> from sklearn.datasets import load_digits
+        >>> from sklearn.model_selection import cross_val_score
+        >>> from anyk.sklearn import TopKClassifier, topk_scorer
+        >>> X, y = load_digits(return_X_y=True)
+        >>> float(cross_val_score(TopKClassifier(), X[:300], y[:300], cv=3, scoring=topk_scorer(3)).min()) > 0.9
+        True
+    """
+    return partial(topk_score, k=checks.at_least_one("k", k))

