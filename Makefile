@@ -52,7 +52,7 @@ $(VENV)/demo: $(VENV)/torch pyproject.toml
 	touch $@
 
 $(VENV)/test: $(VENV)/torch pyproject.toml
-	$(INSTALL) --editable .[examples,test,check,docs]
+	$(INSTALL) --editable .[test,check]
 	touch $@ $(VENV)/demo $(VENV)/docs
 
 $(VENV)/docs: $(VENV)/torch pyproject.toml

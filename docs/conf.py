@@ -39,18 +39,18 @@ html_copy_source = False
 html_show_copyright = False
 
 CONTENTS = {
-    "Use it": ("start", "choosing", "explore", "own-data", "lab", "imagenet", "scale"),
+    "Use it": ("start", "choosing", "explore", "own-data", "lab", "tools", "imagenet", "scale"),
     "Know it": ("mathematics", "numerics", "extending", "migrating", "reference"),
 }
 """The pages in their order; a page that is missing here, or there, fails the build."""
 
-PUBLIC_MODULES = ("anyk", "anyk.networks", "anyk.parallel")
+PUBLIC_MODULES = ("anyk", "anyk.networks", "anyk.parallel", "anyk.sklearn")
 """Every name in their __all__ must be documented in reference.md."""
 
 LISTED = re.compile(r"^- `(anyk\.[\w.]+)`.*\n((?:  .*\n)*)", re.MULTILINE)
 """An entry of reference.md: the name, and a few words that the docstring replaces on the site."""
 
-HIDDEN = {"extra_repr", "forward", "scale_power", "sorts", "dtype", "p_k", "weight", "unconverged"}
+HIDDEN = {"set_fit_request", "set_score_request", "extra_repr", "forward", "scale_power", "sorts", "dtype", "p_k", "weight", "unconverged"}
 """What a class has for its base class, and no user calls."""
 
 
