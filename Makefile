@@ -25,6 +25,8 @@ check: $(VENV)/test
 
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/head.py
+	$(BIN)/python benchmarks/costs.py
 	$(BIN)/python benchmarks/lab.py
 
 docs: $(VENV)/docs

@@ -35,3 +35,34 @@ def test_head_measures(tmp_path):
 def test_long_run_ends_finite(operator):
     result = run("long_run.py", "--steps", "50", "--only", operator)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+
+
+def test_the_costs_that_the_guide_tells(monkeypatch):
+    """docs/scale.md, "On paper": its figures are those of the formulae."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import costs
+
+    page = (BENCHMARKS.parent / "docs" / "scale.md").read_text()
+    told = page[page.index("## On paper") :]
+
+    def tells(words, value, figure):
+        assert words in told, words
+        assert value == pytest.approx(figure, rel=0.1)
+
+    million = 10**6
+    tells("move 8 n d bytes for each step, 8 GB at n = 1e6", costs.Job(million, replicas=1024).averaged, 8e9)
+    tells("18 MB over 8 GPUs", costs.sharded(million, 8, 1).bytes_moved, 18e6)
+    tells("Over 1024 GPUs they are 58 GB a step", costs.sharded(million, 1024, 1).bytes_moved, 58e9)
+    tells("32 replicas x 32 shards moves 0.4 GB", costs.sharded(million, 32, 32).bytes_moved, 0.4e9)
+    assert costs.best_group(million, 1024) == 32
+    tells("8 GPUs take 0.13 s", costs.sharded(10 * million, 8, 1).seconds(costs.GPU), 0.13)
+    tells("80 GB hold n = 4 million", costs.Job(4 * million, chunked=False).memory, 74e9)
+    single, candidates = costs.Job(million, chunked=False), costs.Job(million, softmax=False)
+    tells("6 times quicker at n = 1e6", single.seconds(costs.GPU) / candidates.seconds(costs.GPU), 6.5)
+    hundred_million = costs.as_fits(costs.sharded(100 * million, 64, 1))
+    tells("fits on 64 GPUs with 64 rows each", hundred_million.rows, 64)
+    assert hundred_million.memory < costs.GPU_MEMORY
+    group = 2 * 1024 / 52
+    tells("g = 2 d / (m+2), 40 here", group, 40)
+    job = costs.Job(million, shards=40)
+    assert job.gathered == pytest.approx(job.features, rel=0.1)
