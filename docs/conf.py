@@ -50,7 +50,18 @@ PUBLIC_MODULES = ("anyk", "anyk.networks", "anyk.parallel", "anyk.sklearn")
 LISTED = re.compile(r"^- `(anyk\.[\w.]+)`.*\n((?:  .*\n)*)", re.MULTILINE)
 """An entry of reference.md: the name, and a few words that the docstring replaces on the site."""
 
-HIDDEN = {"set_fit_request", "set_score_request", "extra_repr", "forward", "scale_power", "sorts", "dtype", "p_k", "weight", "unconverged"}
+HIDDEN = {
+    "set_fit_request",
+    "set_score_request",
+    "extra_repr",
+    "forward",
+    "scale_power",
+    "sorts",
+    "dtype",
+    "p_k",
+    "weight",
+    "unconverged",
+}
 """What a class has for its base class, and no user calls."""
 
 

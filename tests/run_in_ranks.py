@@ -10,12 +10,14 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
 import lab_data
 from anyk.lab import ranks, training
+from anyk.lab.errors import LabError
 from anyk.lab.recipes import Recipe
 
 
@@ -49,9 +51,19 @@ def batch_norm_is_that_of_the_whole_batch(together):
         assert_close(model.eval()(images), models[0].eval()(images))
 
 
+def an_error_of_one_rank_is_raised_in_all(together):
+    def load():
+        if together.rank == together.world - 1:
+            raise LabError("a file that only this rank misses")
+
+    with pytest.raises(LabError, match="a file that only this rank misses"):
+        together.one_before_the_others(load)
+
+
 if __name__ == "__main__":
     LOAD, training.load = training.load, load_or_make
     with ranks.joined("cpu") as together:
+        an_error_of_one_rank_is_raised_in_all(together)
         batch_norm_is_that_of_the_whole_batch(together)
         for run in json.loads(Path(sys.argv[1]).read_text()):
             training.CHECKPOINT_SECONDS = 0.0 if "kill" in run else 10.0

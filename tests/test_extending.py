@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import anyk
+from anyk import baselines
+from anyk.lab import criteria
+from anyk.lab.errors import LabError
 from lab_data import write_embedding_set
 
 ROOT = Path(__file__).parent.parent
@@ -52,7 +56,7 @@ USE = """
         line = comparison.code(recipe)
         print(line)
         names = {"__name__": "page"}
-        exec(line if "mine." not in line else "import mine\\n" + line, names)
+        exec(line, names)
         assert names["criterion"](torch.randn(4, 12), torch.arange(4)).isfinite()
 """
 
@@ -105,3 +109,11 @@ def test_a_broken_extension_is_named(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "nowhere, an extension of anyk, cannot be loaded" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_names_are_given_once() -> None:
+    for base, taken in ((anyk.Operator, "lapsum"), (baselines.TopKLoss, "hinge")):
+        with pytest.raises(ValueError, match=f"name: expected one that is free, got '{taken}', which anyk"):
+            type("Mine", (base,), {}, name=taken)
+    with pytest.raises(LabError, match="two losses have the name lapsum"):
+        criteria._merged({"lapsum": criteria.LOSSES["lapsum"]}, {"lapsum": criteria.LOSSES["splitter"]})

@@ -77,6 +77,8 @@ def test_a_failing_run_does_not_stop_the_others(data: str, tmp_path: Path) -> No
     assert Run(tmp_path / "bad").error() == outcomes["bad"].error
     assert seen["good"][-1] == Run(tmp_path / "good").metrics()[-1]["step"]
     again = sweeps.run_all({"good": base}, tmp_path, jobs=1)
+    with pytest.raises(LabError, match="jobs should be at least 0"):
+        sweeps.run_all({"good": base}, tmp_path, jobs=-1)
     assert again["good"].result == outcomes["good"].result
 
 

@@ -275,7 +275,7 @@ def test_the_stream_changes_nothing_but_where_rows_come_from(
 ) -> None:
     result = training.train(streamed(points), tmp_path / "streamed")
     assert result["test"]["top5"] > 0.8
-    assert (result["recipe"]["shuffle"], result["recipe"]["shuffle_block"], result["recipe"]["shuffle_window"]) == (
+    assert (result["shuffle"]["shuffle"], result["shuffle"]["shuffle_block"], result["shuffle"]["shuffle_window"]) == (
         "block",
         4,
         48,
@@ -325,9 +325,9 @@ def test_another_machine_goes_on_with_the_order_that_was_begun(
         training.train(recipe, tmp_path / "moved", should_stop=iter([False] * 7 + [True]).__next__)
     monkeypatch.setattr(info, "usable_memory", lambda: 10**12)
     result = training.train(recipe, tmp_path / "moved")
-    assert result["recipe"]["shuffle"] == "block"
+    assert result["shuffle"]["shuffle"] == "block"
     assert outcome(tmp_path / "moved") == outcome(tmp_path / "small machine")
-    assert training.train(recipe, tmp_path / "large machine")["recipe"]["shuffle"] == "full"
+    assert training.train(recipe, tmp_path / "large machine")["shuffle"]["shuffle"] == "full"
     assert outcome(tmp_path / "large machine") != outcome(tmp_path / "small machine")
 
 

@@ -1,5 +1,6 @@
 """One run: it learns with every knob, survives what kills processes, and ends with the same bits."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 import lab_data
-from anyk.lab import criteria, training
+from anyk.lab import criteria, info, training
 from anyk.lab.data import split
 from anyk.lab.errors import LabError
 from anyk.lab.recipes import LossName, Recipe
@@ -318,3 +319,35 @@ def test_predictor_gives_the_guesses_that_the_result_counted(data: str, tmp_path
     target = predictor.parts.test.labels[predictor.parts.test_index]
     assert float((classes == target[:, None]).any(1).double().mean()) == pytest.approx(result["test"]["top5"])
     assert bool((probabilities.diff(dim=1) <= 0).all())
+
+
+def test_what_auto_comes_to_stands_beside_the_recipe(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with other memory makes no other recipe: its runs belong to the same row of a report."""
+    results = []
+    for memory in (1_000, 10**12):
+        monkeypatch.setattr(info, "usable_memory", lambda memory=memory: memory)
+        results.append(training.train(quick(data), tmp_path / str(memory)))
+    assert [result["shuffle"]["shuffle"] for result in results] == ["block", "full"]
+    assert [result["recipe"]["shuffle"] for result in results] == ["auto", "auto"]
+
+
+def test_checkpoints_take_a_small_share_of_the_time(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, written, save = [0.0], [], Run.save_tensors
+
+    def write(run: Run, name: str, *what: Any) -> None:
+        save(run, name, *what)
+        if name == "checkpoint.safetensors":
+            clock[0] += 1.0
+            written.append(clock[0])
+
+    monkeypatch.setattr(training.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(Run, "save_tensors", write)
+
+    def step(_: training.Progress) -> None:
+        clock[0] += 4.0
+
+    training.train(quick(data, epochs=8, select="last", evaluate_every=1000), tmp_path / "run", on_progress=step)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(written)]
+    assert 10 < written[0] < 20
+    assert pauses
+    assert min(pauses) > training.CHECKPOINT_SHARE

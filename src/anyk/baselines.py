@@ -40,6 +40,7 @@ class TopKLoss(nn.Module, ABC):
     def __init_subclass__(cls, name: str | None = None, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if name is not None:
+            checks.new_name(name, cls, LOSSES)
             LOSSES[name] = cls
 
     def __init__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -137,3 +137,10 @@ def temperature(value: object) -> float | str | Tensor:
     if not 0 < value < math.inf:
         raise ValueError(f"temperature: expected a positive, finite number, got {value:g}")
     return value
+
+
+def new_name(name: str, cls: type, known: Mapping[str, type]) -> None:
+    """A name that no other class has. The same class again, as from a notebook cell that is run again, takes its place."""
+    holder = known.get(name)
+    if holder is not None and (holder.__module__, holder.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"name: expected one that is free, got {name!r}, which {holder.__module__}.{holder.__qualname__} has")

@@ -552,7 +552,8 @@ def _say(words: str) -> None:
 
 
 def _command() -> str:
-    started = ["torchrun", "--nproc-per-node", f"{ranks.launched()}", "-m"] if ranks.launched() > 1 else []
+    here = os.environ.get("LOCAL_WORLD_SIZE", str(ranks.launched()))
+    started = ["torchrun", "--nproc-per-node", here, "-m"] if ranks.launched() > 1 else []
     return shlex.join([*started, "anyk", *sys.argv[1:]])
 
 

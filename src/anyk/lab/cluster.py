@@ -179,7 +179,7 @@ class Cluster:
             try:
                 seen = self._ray.get(question)
             except self._ray.exceptions.RayError as error:
-                self._on_note(f"note: the node {name} is left out, it gave no answer: {_first_line(error)}")
+                self._on_note(f"note: the node {name} gave no answer: {_first_line(error)}")
                 continue
             if "problem" in seen:
                 raise LabError(f"the node {name} {seen['problem']}")

@@ -21,7 +21,7 @@ from anyk.lab.errors import LabError, Stopped
 from anyk.lab.pool import Outcome, Pool, wait_in_turns
 from anyk.lab.recipes import LossName, Recipe, Setting
 from anyk.lab.runs import Run
-from anyk.lab.training import Progress, resolved
+from anyk.lab.training import Progress, resolved, shuffle_of
 
 BASELINE: LossName = "softmax"
 TUNING_SEED = 0
@@ -54,7 +54,8 @@ def compare(
         if value < 1:
             raise LabError(f"{name} should be at least 1, but is {value}.")
     dataset = load(setting.data)
-    setting = resolved(setting, dataset)
+    # How the examples are shuffled may depend on a machine's memory: each run finds that out for itself.
+    setting = resolved(setting, dataset).but(**shuffle_of(setting))
     losses = list(dict.fromkeys([BASELINE, *losses]))
     recipes = {loss: Recipe(**vars(setting), loss=loss) for loss in losses}
     for recipe in recipes.values():  # before hours of training, not after

@@ -5,6 +5,7 @@ The dataclasses hold what was measured and nothing derived from it; the function
 
 import base64
 import dataclasses
+import inspect
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -342,7 +343,7 @@ def code(recipe: Recipe, classes: int | None = None) -> str:
     """
     imports, comments = ["import anyk"], [f"# tuned with {recipe.optimizer}, learning rate {recipe.learning_rate:g}"]
     loss = LOSSES[recipe.loss]
-    own = [f"{name}={_quoted(value)}" for name, value in loss.arguments(recipe).items() if _is_worth_saying(recipe, name)]
+    made, own = _qualified(loss.make), _arguments(loss.make, loss.arguments(recipe))
     if not loss.is_operator and not loss.has_k:
         imports, call = ["import torch"], f"torch.nn.{loss.make.__name__}({', '.join(own)})"
     elif loss.has_k:
@@ -350,9 +351,8 @@ def code(recipe: Recipe, classes: int | None = None) -> str:
         if recipe.p_k_file is not None:
             imports, rows = _read_p_k(recipe.p_k_file)
             k = f"max(place for row in {rows} for place, weight in enumerate(row, start=1) if weight > 0)"
-        call = f"{_qualified(loss.make)}({', '.join([f'k={k}', *own])})"
+        call = f"{made}({', '.join([f'k={k}', *own])})"
     else:
-        operator = f"{_qualified(loss.make)}({', '.join(own)})"
         weights = str(list(recipe.p_k))
         if recipe.p_k_file is not None:
             imports, weights = _read_p_k(recipe.p_k_file)
@@ -361,26 +361,26 @@ def code(recipe: Recipe, classes: int | None = None) -> str:
         if recipe.temperature_end is not None:
             comments.append(f"# the temperature moved to {recipe.temperature_end!r}, geometrically over the run")
         limit = [f"m={recipe.m}"] if recipe.m is not None and (classes is None or recipe.m < classes) else []
-        others = [
-            f"{name}={_quoted(getattr(recipe, name))}"
-            for name in ("top1", "softmax_over", "label_smoothing")
-            if _is_worth_saying(recipe, name)
-        ]
-        arguments = [weights, operator, *limit, *others]
-        call = f"anyk.TopKCrossEntropyLoss({', '.join(arguments)})"
+        settings = {name: getattr(recipe, name) for name in ("top1", "softmax_over", "label_smoothing")}
+        others = _arguments(anyk.TopKCrossEntropyLoss, settings)
+        operator = f"{made}({', '.join(own)})"
+        call = f"anyk.TopKCrossEntropyLoss({', '.join([weights, operator, *limit, *others])})"
+    if not made.startswith(("anyk.", "torch.")):
+        imports = [*imports, f"import {loss.make.__module__}"]
     return "\n".join([*imports, "", *comments, f"criterion = {call}", ""])
 
 
-def _is_worth_saying(recipe: Recipe, name: str) -> bool:
-    """The temperature always, other arguments where the recipe leaves the default."""
-    return name == "temperature" or not hasattr(recipe, name) or getattr(recipe, name) != getattr(Recipe(), name)
+def _arguments(make: type, values: Mapping[str, Any]) -> list[str]:
+    """Keyword arguments: the temperature always, the others where they are not what the class takes by itself."""
+    parameters = inspect.signature(make).parameters
+    said = {name: value for name, value in values.items() if name == "temperature" or value != parameters[name].default}
+    return [f"{name}={_quoted(value)}" for name, value in said.items()]
 
 
 def _qualified(make: type) -> str:
     """How a class is called in code: those of anyk by the library's name."""
-    if getattr(anyk, make.__name__, None) is make:
-        return f"anyk.{make.__name__}"
-    return f"{make.__module__}.{make.__name__}"
+    package = "anyk" if getattr(anyk, make.__name__, None) is make else make.__module__
+    return f"{package}.{make.__name__}"
 
 
 def _quoted(value: Any) -> str:

@@ -75,13 +75,22 @@ def _load_plugins() -> None:
             ) from error
 
 
+def _merged(*tables: dict[str, Loss]) -> dict[str, Loss]:
+    merged: dict[str, Loss] = {}
+    for table in tables:
+        for name in table.keys() & merged.keys():
+            raise LabError(f"two losses have the name {name}: give one of them another.")
+        merged.update(table)
+    return merged
+
+
 _load_plugins()
-LOSSES: dict[str, Loss] = {
-    "softmax": Loss("Softmax", nn.CrossEntropyLoss),
-    **{kind: Loss(entry.title, anyk.SortingNetwork, {"kind": kind}) for kind, entry in operators.KINDS.items()},
-    **{name: Loss(make.__name__, make) for name, make in operators.OPERATORS.items()},
-    **{name: Loss(make.__name__, make) for name, make in baselines.LOSSES.items()},
-}
+LOSSES = _merged(
+    {"softmax": Loss("Softmax", nn.CrossEntropyLoss)},
+    {kind: Loss(entry.title, anyk.SortingNetwork, {"kind": kind}) for kind, entry in operators.KINDS.items()},
+    {name: Loss(make.__name__, make) for name, make in operators.OPERATORS.items()},
+    {name: Loss(make.__name__, make) for name, make in baselines.LOSSES.items()},
+)
 """All losses by their names."""
 
 

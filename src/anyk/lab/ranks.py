@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -178,7 +179,7 @@ class Ranks:
         if self.world == 1:
             return function()
         early = self.together(lambda: [function()] if self.local == 0 else [])
-        return early[0] if early else function()
+        return self.together(lambda: early or [function()])[0]
 
 
 ALONE = Ranks()
@@ -211,7 +212,8 @@ def joined(device: str) -> Iterator[Ranks]:
         store = dist.PrefixStore(  # type: ignore[attr-defined]
             f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store
         )
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+    # Long: one rank may read fifty gigabytes through while the others wait. That a rank has died is seen at once anyway.
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(days=1))
     ranks = Ranks(rank, world, local)
     _end_with_torchrun()
     try:

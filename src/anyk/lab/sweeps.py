@@ -82,6 +82,8 @@ def run_all(
         on_progress: called with a run's folder and where it stands.
         on_note: called with a sentence that the user should know.
     """
+    if jobs < 0:
+        raise LabError(f"jobs should be at least 0 (0: as many as there are processors), but is {jobs}.")
     if not recipes:
         raise LabError("the sweep has no runs: give --grid or --file.")
     for name in recipes:

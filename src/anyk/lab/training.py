@@ -31,8 +31,8 @@ from anyk.lab.recipes import Recipe, Setting
 from anyk.lab.runs import Run
 
 KS = (1, 5, 10, 20)
-#: a checkpoint is written at an evaluation, or in between, when the last one is older than this
-CHECKPOINT_SECONDS = 10.0
+#: a checkpoint is written when the last one is older than this, or than so many times what it took to write
+CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 10.0, 50
 EVALUATION_BATCH = 2048
 #: the fields of a recipe that the order of the examples follows from, beside the seed
 SHUFFLE = ("shuffle", "shuffle_block", "shuffle_window")
@@ -114,6 +114,7 @@ class _Training:
         self.device = _device(ranks.device(recipe.device))
         self.dataset = ranks.one_before_the_others(lambda: load(recipe.data))
         # By the first rank's machine: how the examples are shuffled may depend on its memory.
+        self.given_shuffle = shuffle_of(recipe)
         self.recipe = recipe = ranks.from_first(lambda: resolved(recipe, self.dataset))
         if recipe.augment and self.dataset.kind != "images":
             raise LabError(f"augment changes images, but {self.dataset.name} holds embeddings: leave it out.")
@@ -137,6 +138,7 @@ class _Training:
         self.seconds = 0.0
         self.seconds_in_model = 0.0
         self.saved_at = time.monotonic()
+        self.pause = CHECKPOINT_SECONDS
 
     # The loop --------------------------------------------------------------------------------------------------------------
 
@@ -148,8 +150,6 @@ class _Training:
         every = self.recipe.evaluate_every or self.steps_per_epoch
         order, order_epoch = torch.empty(0), -1
         self.model.train()
-        if self.evaluations == 0 and self.steps == 0:
-            self._evaluate()
         [stop] = self.ranks.any(should_stop())
         while self.step < self.steps and not self._gave_up():
             if stop:
@@ -169,7 +169,7 @@ class _Training:
             if self.step % every == 0 or self.step == self.steps:
                 self.seconds = time.perf_counter() - started
                 line = self._evaluate()
-            stop, save = self.ranks.any(should_stop(), time.monotonic() - self.saved_at > CHECKPOINT_SECONDS)
+            stop, save = self.ranks.any(should_stop(), time.monotonic() - self.saved_at > self.pause)
             if save:
                 self.seconds = time.perf_counter() - started
                 self._save()
@@ -281,10 +281,12 @@ class _Training:
 
     def _save(self) -> None:
         # The sum of each rank, not the total: it would be rounded in another place than without a restart.
+        started = time.monotonic()
         loss_sums = self.ranks.each(self.loss_sum.cpu())
         self.ranks.together(lambda: self._write_checkpoint(torch.stack(loss_sums)) if self.ranks.first else None)
         self.unsaved.clear()
         self.saved_at = time.monotonic()
+        self.pause = max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (self.saved_at - started))
 
     def _write_checkpoint(self, loss_sums: Tensor) -> None:
         """First the best weights, then the checkpoint: a kill in between leaves best weights that the rest of the run makes
@@ -305,7 +307,7 @@ class _Training:
             "seconds": self.seconds,
             "seconds_in_model": self.seconds_in_model,
             "data": self.dataset.fingerprint,
-            "shuffle": {name: getattr(self.recipe, name) for name in SHUFFLE},
+            "shuffle": shuffle_of(self.recipe),
         }
         self.run.save_tensors("checkpoint.safetensors", tensors, state)
 
@@ -360,7 +362,9 @@ class _Training:
             else next(iter(self.best.values()))["validation"]
         )
         result = {
-            "recipe": self.recipe.to_json(),
+            # What "auto" came to stands beside it: a machine with other memory makes no other recipe.
+            "recipe": self.recipe.but(**self.given_shuffle).to_json(),
+            "shuffle": shuffle_of(self.recipe),
             "data": {
                 "name": self.dataset.name,
                 "kind": self.dataset.kind,
@@ -418,6 +422,11 @@ class Predictor:
             classes.append(best.indices.cpu())
             probabilities.append(best.values.cpu())
         return torch.cat(classes), torch.cat(probabilities)
+
+
+def shuffle_of(setting: Setting) -> dict[str, Any]:
+    """The fields that say how the examples are shuffled."""
+    return {name: getattr(setting, name) for name in SHUFFLE}
 
 
 def resolved(setting: AnySetting, dataset: Dataset) -> AnySetting:

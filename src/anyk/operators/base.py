@@ -45,6 +45,7 @@ class Operator(nn.Module, ABC):
     def __init_subclass__(cls, name: str | None = None, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if name is not None:
+            checks.new_name(name, cls, OPERATORS)
             OPERATORS[name] = cls
 
     def __init__(self, temperature: float | Tensor | str = 1.0) -> None:
