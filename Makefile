@@ -2,13 +2,14 @@
 # make test    sets everything up, checks lint, format and types, and runs the tests
 # make check   lint, format and types alone
 # make bench   measures speed and memory beside cross-entropy, and writes benchmarks/results.md
+# make evidence writes docs/results.md from the run summaries in evidence/summaries
 # make torture runs hundreds of thousands of hard cases
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench torture format clean
+.PHONY: demo test check bench evidence torture format clean
 
 demo: $(VENV)/demo
 	$(BIN)/anyk compare glyphs --losses softmax splitter --m 16 --epochs 5 --budget 3 --seeds 3 --out demo
@@ -24,6 +25,9 @@ check: $(VENV)/test
 bench: $(VENV)/bench
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/lab.py
+
+evidence: $(VENV)/demo
+	$(BIN)/python evidence/write.py
 
 torture: $(VENV)/bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torture.py
