@@ -1,10 +1,11 @@
-"""Two of the paper's claims are not about accuracy; they are measured here, into evidence/summaries/measured.json.
+"""What is not an accuracy is measured here, into evidence/summaries/measured.json.
 
     python evidence/measure.py iterations --data embeddings=FOLDER
     python evidence/measure.py cost
+    python evidence/measure.py collapse
 
 iterations: how many plain Sinkhorn iterations the scores of a head need as it trains. cost: what a selection network costs
-beside full sorting.
+beside full sorting. collapse: what a loss over few candidates does to scores that begin nearly equal.
 """
 
 from __future__ import annotations
@@ -140,17 +141,71 @@ def cost(turns: int = 30) -> list[dict[str, Any]]:
     return rows
 
 
+COLLAPSE_STEPS = (0, 50, 100, 200, 400)
+COLLAPSE: tuple[dict[str, Any], ...] = (
+    {"p_k": study.PKS["half"], "m": None},
+    {"p_k": study.PKS["half"], "m": 16},
+    {"p_k": study.PKS["fifth"], "m": None},
+    {"p_k": study.PKS["fifth"], "m": 64},
+    {"p_k": study.PKS["fifth"], "m": 16},
+    {"p_k": study.PKS["half"], "m": 16, "temperature": "auto"},
+    {"p_k": study.PKS["half"], "m": None, "temperature": "auto"},
+)
+
+
+def collapse() -> dict[str, Any]:
+    """The first steps of the CNN on glyphs with the splitter at temperature 1, seen from the scores."""
+    torch.set_num_threads(1)
+    shared = study.SETTINGS["glyphs"].recipe.but(loss="splitter", learning_rate=2e-3, schedule="constant", augment=())
+    dataset = load(shared.data)
+    parts = split(dataset, shared.validation, shared.test, shared.split_seed)
+    reader = Reader(dataset, torch.device("cpu"))
+    rows = []
+    for changes in COLLAPSE:
+        recipe = shared.but(**changes)
+        torch.manual_seed(1)
+        model = models.build(recipe, dataset)
+        loss = criteria.criterion(recipe, len(dataset.classes))
+        assert isinstance(loss, anyk.TopKCrossEntropyLoss)
+        later = loss.p_k.clone()
+        later[0] = 0
+        part = anyk.TopKCrossEntropyLoss(later / later.sum(), loss.operator, m=recipe.m)
+        hidden: list[Tensor] = []
+        model.head[1].register_forward_hook(lambda module, inputs, output, hidden=hidden: hidden.append(output.detach()))
+        optimizer = torch.optim.Adam(model.parameters(), recipe.learning_rate)
+        seen: dict[str, list[float]] = {"spread": [], "alive": [], "ratio": [], "top5": []}
+        for step in range(COLLAPSE_STEPS[-1] + 1):
+            index = parts.train[torch.randint(len(parts.train), (recipe.batch_size,))]
+            target = dataset.train.labels[index]
+            hidden.clear()
+            scores = model(reader(dataset.train, index))
+            if step in COLLAPSE_STEPS:
+                leaf = scores.detach().requires_grad_()
+                (of_part,) = torch.autograd.grad(part(leaf, target), leaf)
+                (of_softmax,) = torch.autograd.grad(torch.nn.functional.cross_entropy(leaf, target), leaf)
+                seen["spread"].append(float(f"{float(leaf.detach().std(1).mean()):.3g}"))
+                seen["alive"].append(round(float((hidden[0] > 0).any(0).float().mean()), 2))
+                seen["ratio"].append(float(f"{float(of_part.norm() / of_softmax.norm()):.3g}"))
+                seen["top5"].append(round(float(anyk.topk_accuracy(leaf.detach(), target, (5,))[5]), 3))
+            optimizer.zero_grad()
+            loss(scores, target).backward()
+            optimizer.step()
+        rows.append({"p_k": recipe.p_k, "m": recipe.m, "temperature": recipe.temperature, "seen": seen})
+    return {"steps": COLLAPSE_STEPS, "rows": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("iterations", "cost"))
+    parser.add_argument("what", choices=("iterations", "cost", "collapse"))
     parser.add_argument("--data", default="", metavar="embeddings=FOLDER")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=study.SUMMARIES / "measured.json")
     arguments = parser.parse_args()
     content = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    content[arguments.what] = (
-        cost() if arguments.what == "cost" else iterations(arguments.data.partition("=")[2], arguments.seeds)
-    )
+    if arguments.what == "iterations":
+        content["iterations"] = iterations(arguments.data.partition("=")[2], arguments.seeds)
+    else:
+        content[arguments.what] = {"cost": cost, "collapse": collapse}[arguments.what]()
     write_atomically(arguments.out, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
 
 

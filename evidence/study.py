@@ -26,6 +26,7 @@ from anyk.lab.errors import LabError
 from anyk.lab.files import write_atomically
 from anyk.lab.pool import Pool
 from anyk.lab.recipes import Recipe
+from anyk.lab.runs import Run
 
 SUMMARIES = Path(__file__).parent / "summaries"
 TUNING_SEED = 0
@@ -95,7 +96,7 @@ SETTINGS: dict[str, Setting] = {
         ),
         budget=5,
         tuning={"epochs": 8},
-        temperatures={"neuralsort": 16.0, "softsort": 4.0, "sinkhorn": 16.0},
+        temperatures={"neuralsort": 32.0, "softsort": 2.0, "sinkhorn": 16.0},
         fields={"sinkhorn": {"anchors": "topk"}},
     ),
 }
@@ -348,8 +349,16 @@ def runs_of(each: Cell, known: Summaries) -> list[Summary] | None:
 # The command ---------------------------------------------------------------------------------------------------------------
 
 
-def plan(data: Sequence[str], only: Sequence[str], seeds: int | None) -> Iterator[Cell]:
+def plan(data: Sequence[str], only: Sequence[str], seeds: int | None, methods: Sequence[str] = ()) -> Iterator[Cell]:
     """All cells that were asked for, the most important first: a few seeds of the main rows before the rest of them."""
+    for method in methods:
+        if method not in METHODS:
+            raise LabError(f"there is no method {method!r}; there are {', '.join(METHODS)}.")
+    wanted = [each for each in _plan(data, only, seeds) if not methods or each.method in methods]
+    yield from dict.fromkeys(wanted)
+
+
+def _plan(data: Sequence[str], only: Sequence[str], seeds: int | None) -> Iterator[Cell]:
     names = [name for name in SECTIONS if not only or name in only]
     for name in only:
         if name not in SECTIONS:
@@ -409,6 +418,7 @@ def run(
     *,
     jobs: int,
     only: Sequence[str] = (),
+    methods: Sequence[str] = (),
     seeds: int | None = None,
     out: Path = SUMMARIES,
 ) -> int:
@@ -417,7 +427,7 @@ def run(
     fingerprints = {name: load(place).fingerprint for name, place in data.items()}
     made = 0
     with Pool(jobs) as pool:
-        for wave in waves(plan(list(data), only, seeds), known, 10 * jobs):
+        for wave in waves(plan(list(data), only, seeds, methods), known, 10 * jobs):
             places = {}
             for name, recipe in wave:
                 own = key(recipe, SETTINGS[name].recipe)
@@ -439,6 +449,20 @@ def run(
     return made
 
 
+def collect(folder: Path, out: Path = SUMMARIES) -> int:
+    """Take over all runs that have ended in the run folders, also those of a command still at work; returns how many."""
+    count = 0
+    for name in SETTINGS:
+        known = read(name, out)
+        finished = sorted(file.parent for file in (folder / name).glob("*/result.json"))
+        for place in finished:
+            known.add(Run(place).recipe(), Run(place).result() or {})
+        count += len(finished)
+        if finished:
+            known.save()
+    return count
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -448,11 +472,17 @@ def main() -> None:
     runner.add_argument("--jobs", type=int, default=2)
     runner.add_argument("--only", nargs="*", default=[], help=f"sections: {', '.join(SECTIONS)}")
     runner.add_argument("--on", nargs="*", default=list(SETTINGS), help="data sets, the most important first")
+    runner.add_argument("--methods", nargs="*", default=[], help=f"methods: {', '.join(METHODS)}")
     runner.add_argument("--seeds", type=int, default=None, help="at most so many seeds for each cell")
+    collector = commands.add_parser("collect", help="take over the runs that have ended, also while another process makes more")
+    collector.add_argument("--runs", type=Path, required=True, help="the run folders")
     arguments = parser.parse_args()
+    if arguments.command == "collect":
+        print(f"{collect(arguments.runs)} runs", file=sys.stderr)
+        return
     places = dict(word.partition("=")[::2] for word in arguments.data)
     data = {name: places.get(name, SETTINGS[name].recipe.data) for name in arguments.on}
-    run(data, arguments.runs, jobs=arguments.jobs, only=arguments.only, seeds=arguments.seeds)
+    run(data, arguments.runs, jobs=arguments.jobs, only=arguments.only, methods=arguments.methods, seeds=arguments.seeds)
 
 
 if __name__ == "__main__":

@@ -476,11 +476,13 @@ def page(evidence: Evidence, images: Path | None = None) -> str:
         f"    {COMMAND} --jobs 2",
         "",
         *_settings(evidence),
+        *_defaults(evidence),
         *_claims(judged),
         *_main(evidence),
         *_p_k(evidence),
         *_alpha(evidence, images),
         *_sizes(evidence, images),
+        *_collapse(evidence),
         *_temperature(evidence),
         *_choices(evidence),
         *_measured(evidence),
@@ -506,6 +508,55 @@ def _settings(evidence: Evidence) -> list[str]:
             f"batch {recipe.batch_size}, {recipe.epochs} epochs{augmented}, {ranked}. {len(known.runs)} runs."
         )
     return [*lines, "", *METHOD, ""]
+
+
+def qualifies(top1: statistics.Paired, top5: statistics.Paired) -> str:
+    """Whether a setting may be a default by one data set: it loses no top-1 beyond noise, and gains top-5.
+
+    >>> qualifies(statistics.Paired(-0.001, 5, -0.004, 0.002, 0.4), statistics.Paired(0.004, 5, 0.002, 0.006, 0.01))
+    'yes'
+    """
+    if top1.p is not None and top1.p < statistics.SIGNIFICANT and top1.difference < 0:
+        return "no: loses top-1"
+    if top5.p is not None and top5.p < statistics.SIGNIFICANT and top5.difference > 0:
+        return "yes"
+    return "no: loses top-5" if top5.p is not None and top5.p < statistics.SIGNIFICANT else "open: top-5 within noise"
+
+
+DEFAULTS = paragraph(
+    """A default should lose no top-1 beyond noise and gain top-5, on both data sets. Differences to softmax on the same seeds;
+    here each p stands for itself, without a correction, so that a loss is rather seen than missed."""
+)
+
+
+def _defaults(evidence: Evidence) -> list[str]:
+    lines = ["## Which setting", "", *DEFAULTS, ""]
+    heads = [f"{data} {metric}" for data in study.SETTINGS for metric in ("top-1", "top-5")]
+    lines += [
+        f"| method | P_K | {' | '.join(heads)} | {' | '.join(study.SETTINGS)} |",
+        "| :-- | :-- |" + " --: |" * len(heads) + " :-- |" * len(study.SETTINGS),
+    ]
+    rows: list[tuple[float, str]] = []
+    for method in (*study.OPERATORS, "splitter-art"):
+        for p_k in ("half", "fifth"):
+            words, verdicts, gains = [], [], []
+            for data in study.SETTINGS:
+                each, softmax = cell(data, method, p_k, 10), cell(data, "softmax", seeds=10)
+                top1, top5 = (Contrast(metric, [each], [softmax]).paired(evidence) for metric in ("top1", "top5"))
+                if top1 is None or top5 is None:
+                    words += ["–", "–"]
+                    verdicts.append("not measured")
+                    continue
+                words += [f"{100 * one.difference:+.2f} ({report.p_text(one.p)})" for one in (top1, top5)]
+                verdicts.append(qualifies(top1, top5))
+                gains.append(top5.difference)
+            if gains:
+                # The settings that are worst nowhere come first.
+                order = -min(gains) + len([one for one in verdicts if one.startswith("no")])
+                rows.append((order, f"| {TITLES[method]} | {p_k_title(p_k)} | {' | '.join([*words, *verdicts])} |"))
+    if not rows:
+        return [*lines[:-2], "No main row has been measured yet.", ""]
+    return [*lines, *(row for _, row in sorted(rows)), ""]
 
 
 def _claims(judged: Sequence[Judged]) -> list[str]:
@@ -646,6 +697,42 @@ def _sizes(evidence: Evidence, images: Path | None) -> list[str]:
         head, *rest = shown(evidence, "m", data, table)
         lines += [head, "", f"Differences to {base}.", *figure, *rest]
     return lines
+
+
+TRUNCATION = paragraph(
+    """With m < n the candidates of an example are the classes with its highest scores, and the target among them even where
+    it stands far behind. While all scores are nearly equal, as at the start of a training from scratch, the cheapest way down
+    is not to raise the target but to make all candidates equal: T_k is then k/m. The scores of all classes run together and the
+    hidden units die. The softmax part, which sees all classes, works against it, the more the larger P_K(1) is. An "auto"
+    temperature makes it worse: it shrinks with the scores, and the gradient grows. Below, the splitter (logistic, temperature 1
+    unless it says auto) in its first steps on glyphs, learning rate 2e-3. *Spread* is the standard deviation of an example's
+    scores, *alive* the share of hidden units that are not zero for the whole batch, *ratio* the norm of the top-k part's
+    gradient over that of softmax (with respect to the scores, both unweighted)."""
+)
+
+
+def _collapse(evidence: Evidence) -> list[str]:
+    lines = ["## Truncation from scratch", "", *TRUNCATION, ""]
+    found = evidence.measured.get("collapse")
+    if found is None:
+        return [*lines, "Not measured: `python evidence/measure.py collapse`", ""]
+    lines += [
+        "| P_K | m | temperature | step | spread | alive | ratio | top-5 of the batch |",
+        "| :-- | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    for row in found["rows"]:
+        title = "[" + ", ".join(f"{p:g}".lstrip("0") or "0" for p in row["p_k"]) + "]"
+        for place, step in enumerate(found["steps"]):
+            seen = row["seen"]
+            words = [
+                f"{seen['spread'][place]:g}",
+                f"{seen['alive'][place]:.2f}",
+                f"{seen['ratio'][place]:g}",
+                f"{100 * seen['top5'][place]:.0f} %",
+            ]
+            first = [title, str(row["m"] or "all"), str(row["temperature"])] if place == 0 else ["", "", ""]
+            lines.append(f"| {' | '.join([*first, str(step), *words])} |")
+    return [*lines, ""]
 
 
 def _temperature(evidence: Evidence) -> list[str]:

@@ -1,6 +1,7 @@
 """The study's plan, its statistics on made summaries, and docs/results.md against the committed summaries."""
 
 import dataclasses
+import doctest
 import json
 import random
 import sys
@@ -187,11 +188,18 @@ def test_a_real_run_becomes_a_summary_and_is_not_made_again(tmp_path, monkeypatc
         made = study.run({"glyphs": "glyphs:12"}, tmp_path / "runs", jobs=2, only=["main"], seeds=2, out=tmp_path)
         assert made == expected  # three tries and two seeds
     known = study.read("glyphs", tmp_path)
+    assert study.collect(tmp_path / "runs", tmp_path / "again") == 5
+    assert study.read("glyphs", tmp_path / "again").runs == known.runs
     assert known.head["data"]["classes"] == 12
     assert [run.own["seed"] for run in study.runs_of(study.cell("glyphs", "softmax", seeds=2), known)] == [1, 2]
 
 
 # Statistics ------------------------------------------------------------------------------------------------------------------
+
+
+def test_examples_in_the_docstrings():
+    for module in (study, write, measure):
+        assert doctest.testmod(module, extraglobs={"statistics": statistics, "torch": torch}).failed == 0
 
 
 def test_verdicts():
@@ -247,6 +255,20 @@ def test_claims_that_are_false_by_construction_do_not_hold(tmp_path):
         if each.claim.expected == "same" or "large m" in each.claim.text or each.claim.contrast.metric == "top20":
             continue
         assert each.verdict.startswith("does not hold"), each.claim.text
+
+
+def test_a_default_may_lose_no_top1_and_must_gain_top5():
+    paired = statistics.Paired
+    gain, loss, nothing = (
+        paired(0.01, 5, 0.005, 0.015, 0.001),
+        paired(-0.01, 5, -0.015, -0.005, 0.001),
+        paired(0, 5, -1, 1, 0.9),
+    )
+    assert write.qualifies(nothing, gain) == "yes"
+    assert write.qualifies(gain, gain) == "yes"
+    assert write.qualifies(loss, gain) == "no: loses top-1"
+    assert write.qualifies(nothing, nothing) == "open: top-5 within noise"
+    assert write.qualifies(nothing, loss) == "no: loses top-5"
 
 
 def test_nothing_is_claimed_where_nothing_is(tmp_path):
