@@ -106,7 +106,7 @@ def test_the_same_run_is_found_under_every_name(tmp_path):
     assert sum(each.changes == () for each in sizes) == 1, "m = 16 is the setting's own"
 
 
-@pytest.mark.parametrize(("rate", "temperature"), [(0.002, 1.0), (0.004, 2.0), (0.001, 0.25), (0.002, 4.0)])
+@pytest.mark.parametrize(("rate", "temperature"), [(0.002, 1.0), (0.004, 2.0), (0.001, 0.25), (0.002, 4.0), (0.002, 0.125)])
 def test_the_search_finds_a_best_point_within_its_reach(tmp_path, rate, temperature):
     def score(recipe):
         return (
