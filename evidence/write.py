@@ -372,7 +372,10 @@ def section_table(
     columns = [Column(name, name, "field") for name in fields]
     for metric in metrics:
         title = report.title(metric)
-        columns += [Column(metric, title, "accuracy"), Column(f"{metric}_difference", f"{title} difference", "difference")]
+        columns += [
+            Column(metric, title, "accuracy"),
+            Column(f"{metric}_difference", f"{title} difference (95 % interval)", "difference"),
+        ]
     columns.append(Column("seeds", "seeds", "count"))
     return Table(tuple(columns), tuple(rows))
 
@@ -398,12 +401,27 @@ def missing(evidence: Evidence, cells: Sequence[Cell]) -> tuple[int, int]:
     return have, sum(each.seeds for each in cells)
 
 
+def markdown(table: Table) -> str:
+    """The table, its differences with their confidence intervals."""
+
+    def words(value: Any) -> Any:
+        if not isinstance(value, Difference):
+            return value
+        found = value.paired
+        interval = "" if found.low is None or found.high is None else f" ({100 * found.low:+.2f} … {100 * found.high:+.2f})"
+        return f"{100 * found.difference:+.2f}{interval}, {report.p_text(value.p)}"
+
+    columns = tuple(replace(each, kind="count") if each.kind == "difference" else each for each in table.columns)
+    rows = tuple(tuple(words(value) for value in row) for row in table.rows)
+    return report.render(Table(columns, rows, table.notes), "markdown")
+
+
 def shown(evidence: Evidence, name: str, data: str, table: Table) -> list[str]:
     """A table with what is missing from it; without any run, that alone."""
     told = completeness(evidence, name, data)
     if missing(evidence, study.section(name, data))[0] == 0:
         return [f"### {data.capitalize()}", "", f"No run yet: `{COMMAND} --on {data} --only {name}`", ""]
-    return [f"### {data.capitalize()}", "", report.render(table, "markdown"), *([told, ""] if told else [])]
+    return [f"### {data.capitalize()}", "", markdown(table), *([told, ""] if told else [])]
 
 
 def completeness(evidence: Evidence, name: str, data: str) -> str:
@@ -416,22 +434,26 @@ def completeness(evidence: Evidence, name: str, data: str) -> str:
 # Figures -------------------------------------------------------------------------------------------------------------------
 
 
-def curves(
-    evidence: Evidence, series: Mapping[str, Sequence[tuple[float, Cell]]], xlabel: str, path: Path, ticks: Mapping[float, str]
-) -> bool:
-    """Top-1 and top-5 over something, one line a series, with the standard error over the seeds; False without two points."""
+Series = Mapping[str, Sequence[tuple[float, Cell]]]
+
+
+def drawable(evidence: Evidence, series: Series) -> bool:
+    """Whether any series has three points of two seeds or more."""
+    return any(sum(len(evidence.values(each, "top1")) > 1 for _, each in points) > 2 for points in series.values())
+
+
+def curves(evidence: Evidence, series: Series, xlabel: str, path: Path, ticks: Mapping[float, str]) -> None:
+    """Draw top-1 and top-5 over something, one line a series, with the standard error over the seeds."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    drawn = {
-        name: [
-            (x, values) for x, each in points if len(values := (evidence.values(each, "top1"), evidence.values(each, "top5")))
-        ]
-        for name, points in series.items()
-    }
-    drawn = {name: [(x, values) for x, values in points if len(values[0]) > 1] for name, points in drawn.items()}
-    if not any(len(points) > 1 for points in drawn.values()):
-        return False
+    if not drawable(evidence, series):
+        path.unlink(missing_ok=True)
+        return
+    drawn = {}
+    for name, points in series.items():
+        both = [(x, [list(evidence.values(each, metric).values()) for metric in ("top1", "top5")]) for x, each in points]
+        drawn[name] = [(x, values) for x, values in both if len(values[0]) > 1]
     # The same summaries give the same file: no date, and ids that are not random.
     style = {"svg.hashsalt": "anyk", "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
     with matplotlib.rc_context(style):
@@ -439,7 +461,7 @@ def curves(
         for place, metric in enumerate(("top-1", "top-5")):
             axes = figure.add_subplot(1, 2, place + 1)
             for number, (name, points) in enumerate(drawn.items()):
-                samples = [list(values[place].values()) for _, values in points]
+                samples = [values[place] for _, values in points]
                 axes.errorbar(
                     [x for x, _ in points],
                     [100 * statistics.mean(sample) for sample in samples],
@@ -459,7 +481,6 @@ def curves(
         figure.legend(loc="outside upper center", ncols=4, frameon=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
-    return True
 
 
 # The page ------------------------------------------------------------------------------------------------------------------
@@ -537,23 +558,24 @@ def _defaults(evidence: Evidence) -> list[str]:
         "| :-- | :-- |" + " --: |" * len(heads) + " :-- |" * len(study.SETTINGS),
     ]
     rows: list[tuple[float, str]] = []
-    for method in (*study.OPERATORS, "splitter-art"):
-        for p_k in ("half", "fifth"):
-            words, verdicts, gains = [], [], []
-            for data in study.SETTINGS:
-                each, softmax = cell(data, method, p_k, 10), cell(data, "softmax", seeds=10)
-                top1, top5 = (Contrast(metric, [each], [softmax]).paired(evidence) for metric in ("top1", "top5"))
-                if top1 is None or top5 is None:
-                    words += ["–", "–"]
-                    verdicts.append("not measured")
-                    continue
-                words += [f"{100 * one.difference:+.2f} ({report.p_text(one.p)})" for one in (top1, top5)]
-                verdicts.append(qualifies(top1, top5))
-                gains.append(top5.difference)
-            if gains:
-                # The settings that are worst nowhere come first.
-                order = -min(gains) + len([one for one in verdicts if one.startswith("no")])
-                rows.append((order, f"| {TITLES[method]} | {p_k_title(p_k)} | {' | '.join([*words, *verdicts])} |"))
+    settings = [(method, p_k) for method in (*study.OPERATORS, "splitter-art") for p_k in ("half", "fifth")]
+    settings += [(method, mix(alpha)) for method in ("sinkhorn", "splitter") for alpha in (0.2, 0.4)]
+    for method, p_k in settings:
+        words, verdicts, gains = [], [], []
+        for data in study.SETTINGS:
+            each, softmax = cell(data, method, p_k, 10), cell(data, "softmax", seeds=10)
+            top1, top5 = (Contrast(metric, [each], [softmax]).paired(evidence) for metric in ("top1", "top5"))
+            if top1 is None or top5 is None:
+                words += ["–", "–"]
+                verdicts.append("not measured")
+                continue
+            words += [f"{100 * one.difference:+.2f} ({report.p_text(one.p)})" for one in (top1, top5)]
+            verdicts.append(qualifies(top1, top5))
+            gains.append(top5.difference)
+        if gains:
+            # First the settings that nothing speaks against, among them those that gain the most where they gain the least.
+            order = -min(gains) + sum(one.startswith("no:") for one in verdicts)
+            rows.append((order, f"| {TITLES[method]} | {p_k_title(p_k)} | {' | '.join([*words, *verdicts])} |"))
     if not rows:
         return [*lines[:-2], "No main row has been measured yet.", ""]
     return [*lines, *(row for _, row in sorted(rows)), ""]
@@ -645,7 +667,7 @@ def _alpha(evidence: Evidence, images: Path | None) -> list[str]:
         figure = []
         if images is not None:
             curves(evidence, series, "α, the weight of top-5", images / name, {})
-        if sum(len(evidence.values(each, "top1")) > 1 for points in series.values() for _, each in points) > 2:
+        if drawable(evidence, series):
             figure = ["", f"![top-1 and top-5 over the weight of top-5](images/{name})"]
         table = section_table(
             evidence,
@@ -685,7 +707,7 @@ def _sizes(evidence: Evidence, images: Path | None) -> list[str]:
             sizes = sorted({size(each) for each in cells})
             curves(evidence, series, "m", images / name, {} if len(sizes) > 8 else {float(m): str(m) for m in sizes if m != 6})
         figure = []
-        if any(sum(len(evidence.values(each, "top1")) > 1 for _, each in points) > 1 for points in series.values()):
+        if drawable(evidence, series):
             figure = ["", f"![top-1 and top-5 over m](images/{name})"]
         table = section_table(
             evidence,
