@@ -289,6 +289,7 @@ class Summaries:
 
     def save(self) -> None:
         lines = [json.dumps(self.head, sort_keys=True), *(self.runs[name].line() for name in sorted(self.runs))]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, ("\n".join(lines) + "\n").encode())
 
 
