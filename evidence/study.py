@@ -29,7 +29,8 @@ from anyk.lab.recipes import Recipe
 from anyk.lab.runs import Run
 
 SUMMARIES = Path(__file__).parent / "summaries"
-TUNING_SEED = 0
+#: of the runs that tune; the others count from 1
+TUNING_SEEDS = (0, 101, 102)
 
 Fields = Mapping[str, Any]
 PKS: dict[str, tuple[float, ...]] = {
@@ -53,7 +54,9 @@ class Setting:
     name: str
     recipe: Recipe
     budget: int
-    """runs to tune a method"""
+    """points of the grid that are tried to tune a method"""
+    tuning_seeds: int
+    """runs at each point: more where the validation examples are few"""
     tuning: Mapping[str, Any]
     """fields that differ while tuning"""
     temperatures: Mapping[str, float]
@@ -78,6 +81,7 @@ SETTINGS: dict[str, Setting] = {
             augment=(),
         ),
         budget=7,
+        tuning_seeds=1,
         tuning={},
         temperatures={"neuralsort": 2.0, "softsort": 2.0, "sinkhorn": 2.0},
     ),
@@ -95,6 +99,7 @@ SETTINGS: dict[str, Setting] = {
             validation=0.2,
         ),
         budget=5,
+        tuning_seeds=3,
         tuning={"epochs": 8},
         temperatures={"neuralsort": 32.0, "softsort": 2.0, "sinkhorn": 16.0},
         fields={"sinkhorn": {"anchors": "topk"}},
@@ -138,7 +143,7 @@ class Cell:
             changes["p_k"] = PKS.get(self.p_k) or tuple(float(p) for p in self.p_k.split("/"))
         if self.factor != 1.0 and not isinstance(tuned.temperature, str):
             changes["temperature"] = tuned.temperature * self.factor
-        return [tuned.but(**changes, seed=TUNING_SEED + 1 + number) for number in range(self.seeds)]
+        return [tuned.but(**changes, seed=1 + number) for number in range(self.seeds)]
 
 
 def cell(data: str, method: str, p_k: str = "half", seeds: int = 5, factor: float = 1.0, **changes: Any) -> Cell:
@@ -319,24 +324,30 @@ def tuning(data: str, method: str, known: Summaries) -> Tuning:
     setting = SETTINGS[data]
     fields = {**METHODS[method], **setting.fields.get(method, {}), "p_k": TUNED_WITH.get(method, PKS["half"])}
     start = setting.recipe.but(**fields, temperature=setting.temperatures.get(method, 1.0))
-    tried = start.but(**setting.tuning, seed=TUNING_SEED)
+    tried = start.but(**setting.tuning)
+    seeds = TUNING_SEEDS[: setting.tuning_seeds]
     warm = start.loss not in criteria.COLD
     points: list[compare.Point] = [(0, 0), (0, 2), (0, -2)] if warm else [(0,), (1,), (-1,)]
     scores: dict[compare.Point, float | None] = {}
     tries: list[tuple[Recipe, float | None]] = []
     while True:
-        recipes = [compare.at(tried, point) for point in points]
-        found = [known.find(recipe) for recipe in recipes]
-        missing = tuple(recipe for recipe, run in zip(recipes, found, strict=True) if run is None)
+        made = {point: [compare.at(tried, point).but(seed=seed) for seed in seeds] for point in points}
+        missing = tuple(recipe for recipes in made.values() for recipe in recipes if known.find(recipe) is None)
         if missing:
             return Tuning(missing, tries=tuple(tries))
-        for point, recipe, run in zip(points, recipes, found, strict=True):
-            assert run is not None
-            scores[point] = (run.validation["top1"] + run.validation["top5"]) / 2 if run.validation else None
-            tries.append((recipe, scores[point]))
+        for point, recipes in made.items():
+            scores[point] = _score([run for recipe in recipes if (run := known.find(recipe)) is not None])
+            tries.append((recipes[0], scores[point]))
         if len(scores) >= setting.budget:
             return Tuning((), compare.at(start, compare.best_point(scores)), tuple(tries))
         points = compare.next_points(scores, 2 if warm else 1)[: min(compare.ROUND, setting.budget - len(scores))]
+
+
+def _score(runs: Sequence[Summary]) -> float | None:
+    """What tuning maximises: the mean of top-1 and top-5 on validation, over the seeds; None if a run diverged."""
+    if not all(run.validation for run in runs):
+        return None
+    return sum((run.validation["top1"] + run.validation["top5"]) / 2 for run in runs) / len(runs)
 
 
 def runs_of(each: Cell, known: Summaries) -> list[Summary] | None:

@@ -526,7 +526,9 @@ def _settings(evidence: Evidence) -> list[str]:
         lines.append(
             f"- **{data}**: {found['name']}, {found['classes']} classes, {found['train']} training, {found['validation']} "
             f"validation and {found['test']} test examples; {model}, Adam, {recipe.schedule} schedule, "
-            f"batch {recipe.batch_size}, {recipe.epochs} epochs{augmented}, {ranked}. {len(known.runs)} runs."
+            f"batch {recipe.batch_size}, {recipe.epochs} epochs{augmented}, {ranked}. Tuning: {setting.budget} points of the "
+            f"grid, {setting.tuning_seeds} seed{'s' * (setting.tuning_seeds > 1)} each, "
+            f"{recipe.but(**setting.tuning).epochs} epochs. {len(known.runs)} runs."
         )
     return [*lines, "", *METHOD, ""]
 
