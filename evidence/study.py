@@ -59,6 +59,8 @@ class Setting:
     """runs at each point: more where the validation examples are few"""
     tuning: Mapping[str, Any]
     """fields that differ while tuning"""
+    tunes_rate: bool
+    """whether every method searches its learning rate too, or takes over the one that softmax found"""
     temperatures: Mapping[str, float]
     """where the search begins, by method; others begin at 1"""
     fields: Mapping[str, Fields] = field(default_factory=dict)
@@ -83,6 +85,7 @@ SETTINGS: dict[str, Setting] = {
         budget=7,
         tuning_seeds=1,
         tuning={},
+        tunes_rate=True,
         temperatures={"neuralsort": 2.0, "softsort": 2.0, "sinkhorn": 2.0},
     ),
     # All classes are ranked: from scratch, truncation to the best few makes the scores collapse (see "Truncation").
@@ -101,6 +104,7 @@ SETTINGS: dict[str, Setting] = {
         budget=5,
         tuning_seeds=3,
         tuning={"epochs": 8},
+        tunes_rate=False,  # among few validation examples a wrong rate wins by chance, and costs more than any loss gains
         temperatures={"neuralsort": 32.0, "softsort": 2.0, "sinkhorn": 16.0},
         fields={"sinkhorn": {"anchors": "topk"}},
     ),
@@ -161,6 +165,7 @@ def mix(alpha: float) -> str:
     return known.get(alpha) or f"{1 - alpha:g}/0/0/0/{alpha:g}"
 
 
+ALPHA_METHODS = ("sinkhorn", "splitter", "lapsum")
 ALPHAS = (0.2, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
 SIZES = (6, 10, 16, 25, 40, None)
 FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -179,7 +184,7 @@ def _section(name: str, data: str) -> list[Cell]:
     if name == "p_k":
         return [cell(data, method, p_k) for p_k in ("quarter", "tenth") for method in OPERATORS]
     if name == "alpha":
-        return [cell(data, "softmax")] + [cell(data, m, mix(alpha)) for m in ("sinkhorn", "splitter") for alpha in ALPHAS]
+        return [cell(data, "softmax")] + [cell(data, m, mix(alpha)) for m in ALPHA_METHODS for alpha in ALPHAS]
     if name == "m":
         if data == "glyphs":
             sizes: Sequence[int | None] = (16, 32, 64, None)
@@ -324,14 +329,24 @@ def tuning(data: str, method: str, known: Summaries) -> Tuning:
     setting = SETTINGS[data]
     fields = {**METHODS[method], **setting.fields.get(method, {}), "p_k": TUNED_WITH.get(method, PKS["half"])}
     start = setting.recipe.but(**fields, temperature=setting.temperatures.get(method, 1.0))
-    tried = start.but(**setting.tuning)
-    seeds = TUNING_SEEDS[: setting.tuning_seeds]
     warm = start.loss not in criteria.COLD
-    points: list[compare.Point] = [(0, 0), (0, 2), (0, -2)] if warm else [(0,), (1,), (-1,)]
+    first: list[compare.Point] = [(0, 0), (0, 2), (0, -2)] if warm else [(0,), (1,), (-1,)]
+    if warm and not setting.tunes_rate:
+        softmax = tuning(data, "softmax", known)
+        if softmax.best is None:
+            return Tuning(softmax.missing)
+        start = start.but(learning_rate=softmax.best.learning_rate)
+        first = [(0,), (2,), (-2,)]
+
+    def at(recipe: Recipe, point: compare.Point) -> Recipe:
+        return compare.at(recipe, point if not warm or setting.tunes_rate else (0, *point))
+
+    tried, seeds = start.but(**setting.tuning), TUNING_SEEDS[: setting.tuning_seeds]
     scores: dict[compare.Point, float | None] = {}
     tries: list[tuple[Recipe, float | None]] = []
+    points = first
     while True:
-        made = {point: [compare.at(tried, point).but(seed=seed) for seed in seeds] for point in points}
+        made = {point: [at(tried, point).but(seed=seed) for seed in seeds] for point in points}
         missing = tuple(recipe for recipes in made.values() for recipe in recipes if known.find(recipe) is None)
         if missing:
             return Tuning(missing, tries=tuple(tries))
@@ -339,8 +354,8 @@ def tuning(data: str, method: str, known: Summaries) -> Tuning:
             scores[point] = _score([run for recipe in recipes if (run := known.find(recipe)) is not None])
             tries.append((recipes[0], scores[point]))
         if len(scores) >= setting.budget:
-            return Tuning((), compare.at(start, compare.best_point(scores)), tuple(tries))
-        points = compare.next_points(scores, 2 if warm else 1)[: min(compare.ROUND, setting.budget - len(scores))]
+            return Tuning((), at(start, compare.best_point(scores)), tuple(tries))
+        points = compare.next_points(scores, len(first[0]))[: min(compare.ROUND, setting.budget - len(scores))]
 
 
 def _score(runs: Sequence[Summary]) -> float | None:
