@@ -187,10 +187,11 @@ def _section(name: str, data: str) -> list[Cell]:
         return [cell(data, "softmax")] + [cell(data, m, mix(alpha)) for m in ALPHA_METHODS for alpha in ALPHAS]
     if name == "m":
         if data == "glyphs":
-            sizes: Sequence[int | None] = (16, 32, 64, None)
-            return [cell(data, "splitter", p_k, m=m) for p_k in ("half", "fifth") for m in sizes]
-        methods = ("splitter", "neuralsort", "lapsum")
-        cells = [cell(data, method, "quarter", m=m) for method in methods for m in SIZES]
+            sizes: Sequence[int | None] = (8, 16, 32, 64, None)
+            cells = [cell(data, "splitter", p_k, m=m) for p_k in ("half", "fifth") for m in sizes]
+            return cells + [cell(data, "lapsum", "half", m=m) for m in (8, 16, None)]
+        cells = [cell(data, method, "quarter", m=m) for method in ("splitter", "lapsum", "neuralsort") for m in SIZES]
+        cells += [cell(data, method, "half", m=m) for method in ("splitter", "lapsum") for m in (6, 8, 10, 16)]
         return cells + [cell(data, "sinkhorn", "quarter", m=m) for m in (6, 10, 16, 25)]
     if name == "temperature":
         methods = ("splitter", "lapsum", "neuralsort", "softsort", "ksubset", "sinkhorn")
