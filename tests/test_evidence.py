@@ -102,7 +102,7 @@ def test_the_same_run_is_found_under_every_name(tmp_path):
     written_out = study.Cell("embeddings", "splitter", "half", 5, (("m", 16), ("wires", "target")))
     for plain, other in zip(study.cell("embeddings", "splitter").recipes(tuned), written_out.recipes(tuned), strict=True):
         assert study.key(plain, SETTING.recipe) == study.key(other, SETTING.recipe)
-    sizes = [each for each in study.section("m", "embeddings") if each.method == "splitter"]
+    sizes = [each for each in study.section("m", "embeddings") if (each.method, each.p_k) == ("splitter", "quarter")]
     assert sum(each.changes == () for each in sizes) == 1, "m = 16 is the setting's own"
 
 
