@@ -275,7 +275,8 @@ def test_claims_that_are_false_by_construction_do_not_hold(tmp_path):
 
     judged = [each for each in write.judge(made(tmp_path, world)) if each.claim.data == "embeddings"]
     for each in judged:
-        if each.claim.expected == "same" or "large m" in each.claim.text or each.claim.contrast.metric == "top20":
+        alike = each.claim.expected == "same" or "matches" in each.claim.text  # no difference in this world either
+        if alike or "large m" in each.claim.text or each.claim.contrast.metric == "top20":
             continue
         assert each.verdict.startswith("does not hold"), each.claim.text
 
