@@ -216,10 +216,13 @@ def _section(name: str, data: str) -> list[Cell]:
         methods = ("splitter", "neuralsort", "lapsum")
         size = {} if data == "glyphs" else {"m": 40}
         return [cell(data, "softmax")] + [cell(data, m, p_k, **size) for p_k in ("half", "top10", "top20") for m in methods]
+    if name == "epochs":
+        epochs = SETTINGS[data].recipe.epochs
+        return [cell(data, method, epochs=factor * epochs) for method in ("softmax", "splitter") for factor in (1, 2)]
     raise LabError(f"there is no section {name!r}; there are {', '.join(SECTIONS)}.")
 
 
-SECTIONS = ("main", "p_k", "alpha", "m", "temperature", "swap", "wires", "top1", "noise", "top20")
+SECTIONS = ("main", "p_k", "alpha", "m", "temperature", "swap", "wires", "top1", "noise", "top20", "epochs")
 
 
 def section(name: str, data: str) -> list[Cell]:

@@ -521,6 +521,7 @@ def _settings(evidence: Evidence) -> list[str]:
             continue
         recipe, found = setting.recipe, known.head["data"]
         ranked = "all classes ranked" if recipe.m is None else f"m = {recipe.m}"
+        own = "".join(f"{TITLES[name]} has {_assignments(fields)} here. " for name, fields in setting.fields.items())
         augmented = f", augmentation {', '.join(recipe.augment)}" if recipe.augment else ""
         model = "a linear head on frozen features" if recipe.model == "linear" else "a small CNN from scratch"
         lines.append(
@@ -530,7 +531,7 @@ def _settings(evidence: Evidence) -> list[str]:
             f"grid, {setting.tuning_seeds} seed{'s' * (setting.tuning_seeds > 1)} each, "
             f"{recipe.but(**setting.tuning).epochs} epochs"
             f"{'' if setting.tunes_rate else '; all methods take the learning rate that was best for softmax'}. "
-            f"{len(known.runs)} runs."
+            f"{own}{len(known.runs)} runs."
         )
     return [*lines, "", *METHOD, ""]
 
@@ -588,6 +589,10 @@ def _defaults(evidence: Evidence) -> list[str]:
     if not rows:
         return [*lines[:-2], "No main row has been measured yet.", ""]
     return [*lines, *(row for _, row in sorted(rows)), ""]
+
+
+def _assignments(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{name}={value!r}`" for name, value in fields.items())
 
 
 def _claims(judged: Sequence[Judged]) -> list[str]:
@@ -842,6 +847,18 @@ def _choices(evidence: Evidence) -> list[str]:
             {"method": _titles, "P_K": lambda each: p_k_title(each.p_k)},
             lambda each: each if each.method == "softmax" else replace(each, p_k="half"),
             ("top1", "top5", "top20"),
+        ),
+        (
+            "epochs",
+            "Longer training",
+            "Twice the epochs, all else as tuned: what the settings leave to gain. Differences to the setting's own epochs.",
+            {
+                "method": _titles,
+                "P_K": lambda each: p_k_title(each.p_k),
+                "epochs": lambda each: dict(each.changes).get("epochs", study.SETTINGS[each.data].recipe.epochs),
+            },
+            lambda each: replace(each, changes=()),
+            ("top1", "top5"),
         ),
     ]
     lines = []
