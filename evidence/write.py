@@ -62,11 +62,11 @@ METHOD = paragraph(
     this cannot tell: another data set, another architecture."""
 )
 CHANGES = paragraph(
-    """Changed after a look at first results, test accuracies among them: on glyphs the tuning began with one seed for each
-    point and a learning rate for each method; LapSum and the splitter then got half of softmax's rate, in turn, by differences
-    within noise (LapSum lost 1.7 points of top-1 with it, four seeds), so the tuning got three seeds and the rate of softmax for all. The
-    small m with P_K = [.5, 0, 0, 0, .5], and LapSum in the sweep of the weight, were added after the sweep of m had begun: read
-    these as found by search, to be confirmed."""
+    """Changed after a look at first results, test accuracies among them: on glyphs the tuning began with one seed for
+    each point and a learning rate for each method; LapSum and the splitter then got half of softmax's rate, in turn,
+    by differences within noise (LapSum lost 1.7 points of top-1 with it, four seeds), so the tuning got three seeds
+    and softmax's rate for all. The small m with P_K = [.5, 0, 0, 0, .5], and LapSum in the sweep of the weight, were
+    added after the sweep of m had begun: read these as found by search, to be confirmed."""
 )
 VERDICTS = paragraph(
     f"""An effect is the mean over the methods on each seed, with the paired t-test over the seeds and Holm's correction over
