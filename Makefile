@@ -4,13 +4,14 @@
 # make bench   measures speed and memory beside cross-entropy, and writes benchmarks/results.md
 # make docs    builds the guide into site/; a broken link or an undocumented name is an error
 # make pictures draws the guide's pictures again
+# make evidence writes docs/results.md from the run summaries in evidence/summaries
 # make torture runs hundreds of thousands of hard cases
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench docs pictures torture format clean
+.PHONY: demo test check bench docs pictures evidence torture format clean
 
 demo: $(VENV)/demo
 	$(BIN)/anyk compare glyphs --losses softmax splitter --m 16 --epochs 5 --budget 3 --seeds 3 --out demo
@@ -35,6 +36,9 @@ docs: $(VENV)/docs
 
 pictures: $(VENV)/demo
 	$(BIN)/python docs/pictures.py
+
+evidence: $(VENV)/demo
+	$(BIN)/python evidence/write.py
 
 torture: $(VENV)/bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torture.py

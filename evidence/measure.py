@@ -1,0 +1,215 @@
+"""What is not an accuracy is measured here, into evidence/summaries/measured.json.
+
+    python evidence/measure.py iterations --data embeddings=FOLDER
+    python evidence/measure.py cost
+    python evidence/measure.py collapse
+
+iterations: how many plain Sinkhorn iterations the scores of a head need as it trains. cost: what a selection network costs
+beside full sorting. collapse: what a loss over few candidates does to scores that begin nearly equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import anyk
+import study
+from anyk import candidates
+from anyk.lab import criteria, models
+from anyk.lab.data import load, split
+from anyk.lab.errors import LabError
+from anyk.lab.files import write_atomically
+from anyk.lab.recipes import Recipe
+from anyk.lab.training import Reader
+from anyk.operators.base import spread
+
+STAGES = (0, 1, 2, 4, 7, 10)
+TOLERANCE, MOST, FIXED, ROWS = 1e-3, 2000, 20, 500
+
+
+def plain_sinkhorn(scores: Tensor, temperature: float, most: int = MOST, tolerance: float = TOLERANCE) -> tuple[Tensor, Tensor]:
+    """How many plain Sinkhorn iterations (rows, n) scores need.
+
+    Returns, for each row of the batch, the number of iterations until all row sums of P are right to ``tolerance`` (``most`` if
+    never), and the largest error after ``FIXED`` iterations.
+
+    >>> plain_sinkhorn(torch.tensor([[1.0, 1.0, 1.0]]), temperature=10.0)[1] < 1e-3
+    tensor([True])
+    """
+    needed = torch.full((len(scores),), float(most))
+    error_fixed = torch.zeros(len(scores), dtype=torch.double)
+    state = None
+    for count in range(1, most + 1):
+        plan, state = plan_after(scores, temperature, 1, state)
+        error = (plan.sum(-1) - 1).abs().amax(-1)
+        needed = torch.where((error <= tolerance) & (needed == most), float(count), needed)
+        if count == FIXED:
+            error_fixed = error
+        if count >= FIXED and bool((needed < most).all()):
+            break
+    return needed, error_fixed
+
+
+def plan_after(scores: Tensor, temperature: float, count: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """P (batch, n ranks, n classes) between rank anchors -1 … -n and the scores after ``count`` further iterations from the
+    row potentials ``rows``, and the new row potentials; in double precision. The columns of P sum to 1."""
+    scores = scores.double()
+    n = scores.shape[-1]
+    anchors = (n + 1) / 2 - torch.arange(1, n + 1, dtype=torch.double)
+    logits = -(anchors[:, None] - (scores - scores.mean(-1, keepdim=True))[:, None, :]).square() / temperature
+    rows = torch.zeros_like(scores) if rows is None else rows
+    for _ in range(count):
+        columns = -(logits + rows[:, :, None]).logsumexp(1)
+        rows = -(logits + columns[:, None, :]).logsumexp(2)
+    return (logits + rows[:, :, None]).softmax(1), rows
+
+
+def iterations(place: str, seeds: int) -> dict[str, Any]:
+    """Train Sinkhorn heads as the study does and look at their scores on validation from time to time."""
+    tuned = study.tuning("embeddings", "sinkhorn", study.read("embeddings")).best
+    if tuned is None:
+        raise LabError("sinkhorn is not tuned on embeddings yet: run study.py first.")
+    dataset = load(place)
+    parts = split(dataset, tuned.validation, tuned.test, tuned.split_seed)
+    reader = Reader(dataset, torch.device("cpu"))
+    shown = parts.validation[torch.randperm(len(parts.validation), generator=torch.Generator().manual_seed(0))[:ROWS]]
+    assert isinstance(tuned.temperature, float)
+    found = []
+    for seed in range(1, seeds + 1):
+        torch.manual_seed(seed)
+        model = models.build(tuned, dataset)
+        loss = criteria.criterion(tuned, len(dataset.classes))
+        optimizer = torch.optim.Adam(model.parameters(), tuned.learning_rate)
+        steps = math.ceil(len(parts.train) / tuned.batch_size)
+        seen: dict[str, list[float]] = {"iterations": [], "error": [], "spread": []}
+        for epoch in range(tuned.epochs + 1):
+            if epoch in STAGES:
+                with torch.no_grad():
+                    scores = model(reader(dataset.train, shown))
+                    kept = candidates.select(scores, dataset.train.labels[shown], m=tuned.m)
+                    needed, error = plain_sinkhorn(kept.scores, tuned.temperature)
+                    seen["iterations"].append(round(float(needed.mean()), 2))
+                    seen["error"].append(float(f"{float(error.mean()):.4g}"))
+                    seen["spread"].append(round(float(spread(kept.scores, kept.position, None).mean()), 3))
+            if epoch < tuned.epochs:
+                order = parts.train[torch.randperm(len(parts.train))]
+                for number, index in enumerate(order.chunk(steps)):
+                    progress = (epoch + number / steps) / tuned.epochs
+                    for group in optimizer.param_groups:
+                        group["lr"] = criteria.learning_rate(tuned, progress)
+                    optimizer.zero_grad()
+                    loss(model(reader(dataset.train, index)), dataset.train.labels[index]).backward()
+                    optimizer.step()
+        found.append(seen)
+    return {
+        "stages": STAGES,
+        "tolerance": TOLERANCE,
+        "most": MOST,
+        "fixed": FIXED,
+        "rows": ROWS,
+        "temperature": tuned.temperature,
+        "seeds": found,
+    }
+
+
+def cost(turns: int = 30) -> list[dict[str, Any]]:
+    """Forward and backward of the loss with each network, in turns; the best time of each, over that of bitonic."""
+    torch.set_num_threads(1)
+    rows = []
+    for batch, n, m in ((500, 100, 16), (500, 1000, 16), (100, 100, None), (100, 1000, None)):
+        scores = torch.randn(batch, n, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        target = torch.arange(batch) % n
+        best = {}
+        losses = {
+            kind: anyk.TopKCrossEntropyLoss([0.5, 0, 0, 0, 0.5], anyk.SortingNetwork(kind), m=m)
+            for kind in ("splitter", "bitonic", "odd_even")
+        }
+        for _ in range(turns if n * (m or n) < 10**6 else max(2, turns // 10)):
+            for kind, loss in losses.items():
+                started = time.perf_counter()
+                loss(scores, target).backward()
+                best[kind] = min(best.get(kind, math.inf), time.perf_counter() - started)
+        ratios = {kind: round(best[kind] / best["bitonic"], 3) for kind in ("splitter", "odd_even")}
+        rows.append({"batch": batch, "n": n, "m": m, **ratios})
+    return rows
+
+
+COLLAPSE_STEPS = (0, 50, 100, 200, 400, 780)
+COLLAPSE: tuple[dict[str, Any], ...] = (
+    {"p_k": study.PKS["half"], "m": None},
+    {"p_k": study.PKS["half"], "m": 16},
+    {"p_k": study.PKS["fifth"], "m": None},
+    {"p_k": study.PKS["fifth"], "m": 16},
+    {"p_k": study.PKS["half"], "m": 16, "temperature": "auto"},
+    {"p_k": study.PKS["half"], "m": None, "temperature": "auto"},
+)
+
+
+def collapse() -> dict[str, Any]:
+    """Six epochs of the lab's own setting for glyphs (300 classes, batches of 50) with the splitter, seen from the scores."""
+    torch.set_num_threads(1)
+    dataset = load("glyphs")
+    shared = Recipe(data="glyphs", loss="splitter", epochs=6).resolved(dataset.kind, len(dataset.train))
+    parts = split(dataset, shared.validation, shared.test, shared.split_seed)
+    reader = Reader(dataset, torch.device("cpu"))
+    rows = []
+    for changes in COLLAPSE:
+        recipe = shared.but(**changes)
+        torch.manual_seed(1)
+        model = models.build(recipe, dataset)
+        loss = criteria.criterion(recipe, len(dataset.classes))
+        assert isinstance(loss, anyk.TopKCrossEntropyLoss)
+        later = loss.p_k.clone()
+        later[0] = 0
+        part = anyk.TopKCrossEntropyLoss(later / later.sum(), loss.operator, m=recipe.m)
+        hidden: list[Tensor] = []
+        model.head[1].register_forward_hook(lambda module, inputs, output, hidden=hidden: hidden.append(output.detach()))
+        optimizer = torch.optim.Adam(model.parameters(), recipe.learning_rate)
+        seen: dict[str, list[float]] = {"spread": [], "alive": [], "ratio": [], "top5": []}
+        for step in range(COLLAPSE_STEPS[-1] + 1):
+            index = parts.train[torch.randint(len(parts.train), (recipe.batch_size,))]
+            target = dataset.train.labels[index]
+            hidden.clear()
+            scores = model(reader(dataset.train, index))
+            if step in COLLAPSE_STEPS:
+                leaf = scores.detach().requires_grad_()
+                (of_part,) = torch.autograd.grad(part(leaf, target), leaf)
+                (of_softmax,) = torch.autograd.grad(torch.nn.functional.cross_entropy(leaf, target), leaf)
+                seen["spread"].append(float(f"{float(leaf.detach().std(1).mean()):.3g}"))
+                seen["alive"].append(round(float((hidden[0] > 0).any(0).float().mean()), 2))
+                seen["ratio"].append(float(f"{float(of_part.norm() / of_softmax.norm()):.3g}"))
+                seen["top5"].append(round(float(anyk.topk_accuracy(leaf.detach(), target, (5,))[5]), 3))
+            for group in optimizer.param_groups:
+                group["lr"] = criteria.learning_rate(recipe, step / COLLAPSE_STEPS[-1])
+            optimizer.zero_grad()
+            loss(scores, target).backward()
+            optimizer.step()
+        rows.append({"p_k": recipe.p_k, "m": recipe.m, "temperature": recipe.temperature, "seen": seen})
+    return {"steps": COLLAPSE_STEPS, "rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("iterations", "cost", "collapse"))
+    parser.add_argument("--data", default="", metavar="embeddings=FOLDER")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=study.SUMMARIES / "measured.json")
+    arguments = parser.parse_args()
+    content = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    if arguments.what == "iterations":
+        content["iterations"] = iterations(arguments.data.partition("=")[2], arguments.seeds)
+    else:
+        content[arguments.what] = {"cost": cost, "collapse": collapse}[arguments.what]()
+    write_atomically(arguments.out, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

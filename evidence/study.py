@@ -1,0 +1,520 @@
+"""The study behind docs/results.md: which runs it is made of, and the command that makes them.
+
+    python evidence/study.py run --data embeddings=FOLDER --runs RUNS --jobs 2
+    python evidence/study.py run --data embeddings=FOLDER --runs RUNS --only alpha m
+
+Every method is tuned once on each data set, with the same number of runs on validation, and keeps its learning rate and
+temperature wherever it appears. A run that has ended is not made again: runs are found by their recipes, first in
+``evidence/summaries`` (one line for each run, what the repository keeps), then in the run folders. The command may be stopped
+at any moment and started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anyk.lab import compare, criteria
+from anyk.lab.data import load
+from anyk.lab.errors import LabError
+from anyk.lab.files import write_atomically
+from anyk.lab.pool import Pool
+from anyk.lab.recipes import Recipe
+from anyk.lab.runs import Run
+
+SUMMARIES = Path(__file__).parent / "summaries"
+#: of the runs that tune; the others count from 1
+TUNING_SEEDS = (0, 101, 102)
+
+Fields = Mapping[str, Any]
+PKS: dict[str, tuple[float, ...]] = {
+    "half": (0.5, 0.0, 0.0, 0.0, 0.5),
+    "pure": (0.0, 0.0, 0.0, 0.0, 1.0),
+    "fifth": (0.2, 0.2, 0.2, 0.2, 0.2),
+    "quarter": (0.25, 0.0, 0.0, 0.0, 0.75),
+    "tenth": (0.1, 0.0, 0.0, 0.0, 0.9),
+    "top10": (0.5, *(0.0,) * 8, 0.5),
+    "top20": (0.5, *(0.0,) * 18, 0.5),
+}
+
+
+# What there is to compare --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A data set and how all methods train on it."""
+
+    name: str
+    recipe: Recipe
+    budget: int
+    """points of the grid that are tried to tune a method"""
+    tuning_seeds: int
+    """runs at each point: more where the validation examples are few"""
+    tuning: Mapping[str, Any]
+    """fields that differ while tuning"""
+    tunes_rate: bool
+    """whether every method searches its learning rate too, or takes over the one that softmax found"""
+    temperatures: Mapping[str, float]
+    """where the search begins, by method; others begin at 1"""
+    fields: Mapping[str, Fields] = field(default_factory=dict)
+    """what a method needs here beside the shared recipe"""
+
+
+# Where the search for a temperature begins follows from the paper's own: about 2 for NeuralSort and SoftSort among 16
+# candidates and 16 among 100 classes; Sinkhorn's is near NeuralSort's.
+SETTINGS: dict[str, Setting] = {
+    "embeddings": Setting(
+        "embeddings",
+        Recipe(
+            data="embeddings",
+            model="linear",
+            m=16,
+            epochs=10,
+            batch_size=500,
+            learning_rate=2e-3,
+            schedule="cosine",
+            augment=(),
+        ),
+        budget=7,
+        tuning_seeds=1,
+        tuning={},
+        tunes_rate=True,
+        temperatures={"neuralsort": 2.0, "softsort": 2.0, "sinkhorn": 2.0},
+    ),
+    # All classes are ranked: from scratch, truncation to the best few makes the scores collapse (see "Truncation").
+    "glyphs": Setting(
+        "glyphs",
+        Recipe(
+            data="glyphs:200",
+            model="cnn",
+            epochs=16,
+            batch_size=100,
+            learning_rate=4e-3,
+            schedule="onecycle",
+            augment=("affine",),
+            validation=0.2,
+        ),
+        budget=5,
+        tuning_seeds=3,
+        tuning={"epochs": 8},
+        tunes_rate=False,  # among few validation examples a wrong rate wins by chance, and costs more than any loss gains
+        temperatures={"neuralsort": 32.0, "softsort": 2.0, "sinkhorn": 16.0},
+        fields={"sinkhorn": {"anchors": "topk"}},
+    ),
+}
+METHODS: dict[str, Fields] = {
+    "softmax": {"loss": "softmax"},
+    "smooth": {"loss": "smooth"},
+    "neuralsort": {"loss": "neuralsort"},
+    "softsort": {"loss": "softsort"},
+    "sinkhorn": {"loss": "sinkhorn"},
+    "bitonic": {"loss": "bitonic"},
+    "splitter": {"loss": "splitter"},
+    "lapsum": {"loss": "lapsum"},
+    "ksubset": {"loss": "ksubset"},
+    "splitter-art": {"loss": "splitter", "swap": "logistic_art"},
+}
+OPERATORS = ("neuralsort", "softsort", "sinkhorn", "bitonic", "splitter", "lapsum", "ksubset")
+#: the P_K that a method is tuned with
+TUNED_WITH = {"softmax": (1.0,), "smooth": PKS["pure"]}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table: a method with some fields of its own, over so many seeds.
+
+    ``factor`` multiplies the tuned temperature.
+    """
+
+    data: str
+    method: str
+    p_k: str
+    seeds: int = 5
+    changes: tuple[tuple[str, Any], ...] = ()
+    factor: float = 1.0
+
+    def recipes(self, tuned: Recipe) -> list[Recipe]:
+        """The runs, one for each seed; the tuning had a seed of its own."""
+        changes: dict[str, Any] = dict(self.changes)
+        if self.method not in TUNED_WITH:
+            changes["p_k"] = PKS.get(self.p_k) or tuple(float(p) for p in self.p_k.split("/"))
+        if self.factor != 1.0 and not isinstance(tuned.temperature, str):
+            changes["temperature"] = tuned.temperature * self.factor
+        return [tuned.but(**changes, seed=1 + number) for number in range(self.seeds)]
+
+
+def cell(data: str, method: str, p_k: str = "half", seeds: int = 5, factor: float = 1.0, **changes: Any) -> Cell:
+    """A :class:`Cell`; a method that has no P_K to choose gets its own."""
+    if method == "softmax":
+        p_k = "softmax"
+    if method == "smooth":
+        p_k = "pure"
+    return Cell(data, method, p_k, seeds, tuple(sorted(changes.items())), factor)
+
+
+def mix(alpha: float) -> str:
+    """P_K = [1 - alpha, 0, 0, 0, alpha] by name."""
+    known = {0.5: "half", 0.75: "quarter", 0.9: "tenth", 1.0: "pure"}
+    return known.get(alpha) or f"{1 - alpha:g}/0/0/0/{alpha:g}"
+
+
+ALPHA_METHODS = ("sinkhorn", "splitter", "lapsum")
+ALPHAS = (0.2, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0)
+SIZES = (6, 10, 16, 25, 40, None)
+FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+NOISES = (0.2, 0.4)
+
+
+def _main(data: str, seeds: int, p_ks: Sequence[str]) -> list[Cell]:
+    cells = [cell(data, "softmax", seeds=seeds), cell(data, "smooth", seeds=seeds)]
+    return cells + [cell(data, method, p_k, seeds) for p_k in p_ks for method in OPERATORS]
+
+
+def _section(name: str, data: str) -> list[Cell]:
+    """The cells of a section for one data set."""
+    if name == "main":
+        return _main(data, 10, ("half", "fifth", "pure"))
+    if name == "p_k":
+        return [cell(data, method, p_k) for p_k in ("quarter", "tenth") for method in OPERATORS]
+    if name == "alpha":
+        return [cell(data, "softmax")] + [cell(data, m, mix(alpha)) for m in ALPHA_METHODS for alpha in ALPHAS]
+    if name == "m":
+        if data == "glyphs":
+            sizes: Sequence[int | None] = (8, 16, 32, 64, None)
+            cells = [cell(data, "splitter", p_k, m=m) for p_k in ("half", "fifth") for m in sizes]
+            return cells + [cell(data, "lapsum", "half", m=m) for m in (8, 16, None)]
+        cells = [cell(data, method, "quarter", m=m) for method in ("splitter", "lapsum", "neuralsort") for m in SIZES]
+        cells += [cell(data, method, "half", m=m) for method in ("splitter", "lapsum") for m in (6, 8, 10, 16)]
+        return cells + [cell(data, "sinkhorn", "quarter", m=m) for m in (6, 10, 16, 25)]
+    if name == "temperature":
+        methods = ("splitter", "lapsum", "neuralsort", "softsort", "ksubset", "sinkhorn")
+        cells = [cell(data, method, factor=factor) for method in methods for factor in FACTORS]
+        return cells + [cell(data, method, temperature="auto") for method in methods]
+    if name == "swap":
+        return [cell(data, "splitter-art", p_k) for p_k in ("half", "fifth", "pure")]
+    if name == "wires":
+        return [
+            cell(data, method, "half", wires=wires)
+            for method in ("splitter", "bitonic")
+            for wires in ("target", "sorted", "given")
+        ]
+    if name == "top1":
+        methods = ("splitter", "neuralsort", "lapsum")
+        modes = ("separate", "mixed", "operator")
+        return [cell(data, method, p_k, top1=mode) for p_k in ("half", "fifth") for method in methods for mode in modes]
+    if name == "noise":
+        methods = ("softmax", "smooth", "splitter", "lapsum", "sinkhorn")
+        return [cell(data, method, label_noise=noise) for noise in NOISES for method in methods]
+    if name == "top20":
+        methods = ("splitter", "neuralsort", "lapsum")
+        size = {} if data == "glyphs" else {"m": 40}
+        return [cell(data, "softmax")] + [cell(data, m, p_k, **size) for p_k in ("half", "top10", "top20") for m in methods]
+    if name == "epochs":
+        epochs = SETTINGS[data].recipe.epochs
+        return [cell(data, method, epochs=factor * epochs) for method in ("softmax", "splitter") for factor in (1, 2)]
+    raise LabError(f"there is no section {name!r}; there are {', '.join(SECTIONS)}.")
+
+
+SECTIONS = ("main", "p_k", "alpha", "m", "temperature", "swap", "wires", "top1", "noise", "top20", "epochs")
+
+
+def section(name: str, data: str) -> list[Cell]:
+    """The cells of a section of the report, each once; a change that is the setting's own value is no change."""
+    shared = SETTINGS[data].recipe
+    cells = []
+    for each in _section(name, data):
+        changes = tuple((key, value) for key, value in each.changes if getattr(shared, key) != value)
+        cells.append(Cell(each.data, each.method, each.p_k, each.seeds, changes, each.factor))
+    return list(dict.fromkeys(cells))
+
+
+# Summaries -----------------------------------------------------------------------------------------------------------------
+
+
+def key(recipe: Recipe, shared: Recipe) -> str:
+    """What a recipe has of its own, as text: the name of a run."""
+    own = {name: new for name, (_, new) in shared.differences(recipe).items() if name != "data"}
+    if not criteria.LOSSES[recipe.loss].has_temperature:
+        own.pop("temperature", None)
+    return json.dumps(own, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the repository keeps of a run. ``own`` are the fields in which its recipe differs from the setting's."""
+
+    own: dict[str, Any]
+    test: dict[str, float]
+    validation: dict[str, float]
+    epochs: float
+    selected: float
+    seconds: float
+
+    def line(self) -> str:
+        return json.dumps(vars(self), sort_keys=True)
+
+
+class Summaries:
+    """The lines of one data set: a head with the shared recipe and the data's fingerprint, then one line for each run."""
+
+    def __init__(self, setting: Setting, path: Path) -> None:
+        self.setting, self.path = setting, path
+        self.head: dict[str, Any] = {"shared": setting.recipe.to_json(), "data": None}
+        self.runs: dict[str, Summary] = {}
+        if not path.exists():
+            return
+        first, *lines = path.read_text().splitlines()
+        self.head = json.loads(first)
+        if Recipe.from_json(self.head["shared"], str(path)) != setting.recipe:  # fields that came later have their defaults
+            raise LabError(f"{path} belongs to another shared recipe: move it away, or mend SETTINGS in study.py.")
+        for line in lines:
+            run = Summary(**json.loads(line))
+            self.runs[json.dumps(run.own, sort_keys=True)] = run
+
+    def find(self, recipe: Recipe) -> Summary | None:
+        return self.runs.get(key(recipe, self.setting.recipe))
+
+    def add(self, recipe: Recipe, result: Mapping[str, Any]) -> None:
+        """Take over the outcome of a run folder."""
+        data = {name: result["data"][name] for name in ("classes", "fingerprint", "name", "test", "train", "validation")}
+        if self.head["data"] not in (None, data):
+            raise LabError(f"the data of {self.path.stem} have changed since {self.path} was begun.")
+        self.head["data"] = data
+        own = key(recipe, self.setting.recipe)
+        measured = {
+            split: {name: round(value, 5) for name, value in result[split].items() if name != "mean"}
+            for split in ("test", "validation")
+        }
+        selected = next(iter(result["selected"].values()))
+        seconds = round(result["seconds_in_model"], 1)
+        self.runs[own] = Summary(json.loads(own), measured["test"], measured["validation"], result["epochs"], selected, seconds)
+
+    def add_diverged(self, recipe: Recipe) -> None:
+        """Note a run whose loss was not finite: it has no accuracies."""
+        own = key(recipe, self.setting.recipe)
+        self.runs[own] = Summary(json.loads(own), {}, {}, 0.0, 0.0, 0.0)
+
+    def save(self) -> None:
+        lines = [json.dumps(self.head, sort_keys=True), *(self.runs[name].line() for name in sorted(self.runs))]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, ("\n".join(lines) + "\n").encode())
+
+
+def read(data: str, folder: Path = SUMMARIES) -> Summaries:
+    """The summaries of one data set."""
+    return Summaries(SETTINGS[data], folder / f"{data}.jsonl")
+
+
+# Tuning: the same search for all, told by what is known so far ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How far the search for a method has come: the tries that are still to make, or the winner."""
+
+    missing: tuple[Recipe, ...] = ()
+    best: Recipe | None = None
+    tries: tuple[tuple[Recipe, float | None], ...] = ()
+
+
+def tuning(data: str, method: str, known: Summaries) -> Tuning:
+    """Replay the search with the runs that are known.
+
+    First the method's first temperature, a quarter and four times of it (softmax: the learning rate, half and twice), then
+    steps of factor 2 around the best so far, as in ``anyk compare``.
+    """
+    setting = SETTINGS[data]
+    fields = {**METHODS[method], **setting.fields.get(method, {}), "p_k": TUNED_WITH.get(method, PKS["half"])}
+    start = setting.recipe.but(**fields, temperature=setting.temperatures.get(method, 1.0))
+    warm = criteria.LOSSES[start.loss].has_temperature
+    first: list[compare.Point] = [(0, 0), (0, 2), (0, -2)] if warm else [(0,), (1,), (-1,)]
+    if warm and not setting.tunes_rate:
+        softmax = tuning(data, "softmax", known)
+        if softmax.best is None:
+            return Tuning(softmax.missing)
+        start = start.but(learning_rate=softmax.best.learning_rate)
+        first = [(0,), (2,), (-2,)]
+
+    def at(recipe: Recipe, point: compare.Point) -> Recipe:
+        return compare.at(recipe, point if not warm or setting.tunes_rate else (0, *point))
+
+    tried, seeds = start.but(**setting.tuning), TUNING_SEEDS[: setting.tuning_seeds]
+    scores: dict[compare.Point, float | None] = {}
+    tries: list[tuple[Recipe, float | None]] = []
+    points = first
+    while True:
+        made = {point: [at(tried, point).but(seed=seed) for seed in seeds] for point in points}
+        missing = tuple(recipe for recipes in made.values() for recipe in recipes if known.find(recipe) is None)
+        if missing:
+            return Tuning(missing, tries=tuple(tries))
+        for point, recipes in made.items():
+            scores[point] = _score([run for recipe in recipes if (run := known.find(recipe)) is not None])
+            tries.append((recipes[0], scores[point]))
+        if len(scores) >= setting.budget:
+            return Tuning((), at(start, compare.best_point(scores)), tuple(tries))
+        points = compare.next_points(scores, len(first[0]))[: min(compare.ROUND, setting.budget - len(scores))]
+
+
+def _score(runs: Sequence[Summary]) -> float | None:
+    """What tuning maximises: the mean of top-1 and top-5 on validation, over the seeds; None if a run diverged."""
+    if not all(run.validation for run in runs):
+        return None
+    return sum((run.validation["top1"] + run.validation["top5"]) / 2 for run in runs) / len(runs)
+
+
+def runs_of(each: Cell, known: Summaries) -> list[Summary] | None:
+    """The finished runs of a cell in the order of their seeds; None while its method is not tuned."""
+    tuned = tuning(each.data, each.method, known).best
+    if tuned is None:
+        return None
+    return [run for recipe in each.recipes(tuned) if (run := known.find(recipe)) is not None]
+
+
+# The command ---------------------------------------------------------------------------------------------------------------
+
+
+def plan(data: Sequence[str], only: Sequence[str], seeds: int | None, methods: Sequence[str] = ()) -> Iterator[Cell]:
+    """All cells that were asked for, the most important first: a few seeds of the main rows before the rest of them."""
+    for method in methods:
+        if method not in METHODS:
+            raise LabError(f"there is no method {method!r}; there are {', '.join(METHODS)}.")
+    wanted = [each for each in _plan(data, only, seeds) if not methods or each.method in methods]
+    yield from dict.fromkeys(wanted)
+
+
+def _plan(data: Sequence[str], only: Sequence[str], seeds: int | None) -> Iterator[Cell]:
+    names = [name for name in SECTIONS if not only or name in only]
+    for name in only:
+        if name not in SECTIONS:
+            raise LabError(f"there is no section {name!r}; there are {', '.join(SECTIONS)}.")
+    if "main" in names:
+        for count in (5, 10):
+            for each in data:
+                for main in section("main", each):
+                    yield Cell(main.data, main.method, main.p_k, min(count, seeds or count), main.changes, main.factor)
+    for name in names:
+        for each in data:
+            for other in section(name, each):
+                count = other.seeds if seeds is None else min(seeds, other.seeds)
+                yield Cell(other.data, other.method, other.p_k, count, other.changes, other.factor)
+
+
+def waves(cells: Iterable[Cell], known: Mapping[str, Summaries], size: int) -> Iterator[list[tuple[str, Recipe]]]:
+    """What is still to run, in pieces: after each, its outcomes are among ``known``. What failed to run is not asked for again.
+
+    The methods of a data set are tuned together, when its first cell comes, so that many tries can be made at once.
+    """
+    cells = list(cells)
+    asked: set[tuple[str, str]] = set()
+    tuned: set[str] = set()
+    wave: list[tuple[str, Recipe]] = []
+
+    def new(data: str, recipes: Iterable[Recipe]) -> Iterator[tuple[str, Recipe]]:
+        for recipe in recipes:
+            name = data, key(recipe, SETTINGS[data].recipe)
+            if name not in asked and known[data].find(recipe) is None:
+                asked.add(name)
+                yield data, recipe
+
+    for each in cells:
+        if each.data not in tuned:
+            if wave:
+                yield wave
+                wave = []
+            methods = list(dict.fromkeys(other.method for other in cells if other.data == each.data))
+            while tries := [
+                found for method in methods for found in new(each.data, tuning(each.data, method, known[each.data]).missing)
+            ]:
+                yield tries
+            tuned.add(each.data)
+        best = tuning(each.data, each.method, known[each.data]).best
+        wave += new(each.data, each.recipes(best) if best else ())
+        if len(wave) >= size:
+            yield wave
+            wave = []
+    if wave:
+        yield wave
+
+
+def run(
+    data: Mapping[str, str],
+    folder: Path,
+    *,
+    jobs: int,
+    only: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    seeds: int | None = None,
+    out: Path = SUMMARIES,
+) -> int:
+    """Make the runs that are missing; returns how many were made."""
+    known = {name: read(name, out) for name in data}
+    fingerprints = {name: load(place).fingerprint for name, place in data.items()}
+    made = 0
+    with Pool(jobs) as pool:
+        for wave in waves(plan(list(data), only, seeds, methods), known, 10 * jobs):
+            places = {}
+            for name, recipe in wave:
+                own = key(recipe, SETTINGS[name].recipe)
+                digest = hashlib.blake2b(f"{fingerprints[name]} {own}".encode(), digest_size=6).hexdigest()
+                places[folder / name / f"{recipe.loss}-seed{recipe.seed}-{digest}"] = (name, recipe)
+            outcomes = pool.run({place: recipe.but(data=data[name]) for place, (name, recipe) in places.items()})
+            for place, (name, recipe) in places.items():
+                result = outcomes[place].result
+                if result is not None:
+                    known[name].add(recipe, result)
+                    made += 1
+                elif "training loss" in (outcomes[place].error or ""):
+                    known[name].add_diverged(recipe)
+                else:
+                    print(f"{place.name}: {outcomes[place].error or 'stopped'}", file=sys.stderr)
+            for name in data:
+                known[name].save()
+            print(f"{made} runs so far", file=sys.stderr, flush=True)
+    return made
+
+
+def collect(folder: Path, out: Path = SUMMARIES) -> int:
+    """Take over all runs that have ended in the run folders, also those of a command still at work; returns how many."""
+    count = 0
+    for name in SETTINGS:
+        known = read(name, out)
+        finished = sorted(file.parent for file in (folder / name).glob("*/result.json"))
+        for place in finished:
+            known.add(Run(place).recipe(), Run(place).result() or {})
+        count += len(finished)
+        if finished:
+            known.save()
+    return count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runner = commands.add_parser("run", help="make the runs that are missing")
+    runner.add_argument("--data", nargs="+", default=[], metavar="NAME=PLACE", help="where a data set is: embeddings=FOLDER")
+    runner.add_argument("--runs", type=Path, required=True, help="the run folders")
+    runner.add_argument("--jobs", type=int, default=2)
+    runner.add_argument("--only", nargs="*", default=[], help=f"sections: {', '.join(SECTIONS)}")
+    runner.add_argument("--on", nargs="*", default=list(SETTINGS), help="data sets, the most important first")
+    runner.add_argument("--methods", nargs="*", default=[], help=f"methods: {', '.join(METHODS)}")
+    runner.add_argument("--seeds", type=int, default=None, help="at most so many seeds for each cell")
+    collector = commands.add_parser("collect", help="take over the runs that have ended, also while another process makes more")
+    collector.add_argument("--runs", type=Path, required=True, help="the run folders")
+    arguments = parser.parse_args()
+    if arguments.command == "collect":
+        print(f"{collect(arguments.runs)} runs", file=sys.stderr)
+        return
+    places = dict(word.partition("=")[::2] for word in arguments.data)
+    data = {name: places.get(name, SETTINGS[name].recipe.data) for name in arguments.on}
+    run(data, arguments.runs, jobs=arguments.jobs, only=arguments.only, methods=arguments.methods, seeds=arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()
