@@ -128,6 +128,38 @@ def test_a_file_is_read_through_once(folder, monkeypatch):
     assert len(calls) == 6
 
 
+@pytest.mark.parametrize("rename", [True, False])
+def test_a_file_with_another_content_of_the_same_size_and_time_is_read_again(folder, rename):
+    before = embeddings.read(folder).fingerprint
+    path = folder / "train.safetensors"
+    status = path.stat()
+    content = path.read_bytes()
+    # The file system's clock ticks every few milliseconds only.
+    time.sleep(0.05)
+    place = folder / "fresh" if rename else path
+    place.write_bytes(content[:-4] + bytes(4))
+    os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.replace(place, path)
+    assert path.stat().st_mtime_ns == status.st_mtime_ns
+    assert embeddings.read(folder).fingerprint != before
+
+
+def test_of_a_set_that_lists_its_files_no_others_are_read(tmp_path):
+    folder = embeddings.write(tmp_path / "set", small(test=False), shard_rows=5)
+    before = embeddings.read(folder)
+    for name in ("train-old", "test-old"):
+        save(folder, name, embeddings=numbers(seed=9), labels=LABELS)
+    after = embeddings.read(folder)
+    assert (len(after.train), after.test, after.fingerprint) == (12, None, before.fingerprint)
+
+
+@pytest.mark.parametrize("key", ["files", "classes"])
+def test_what_follows_from_the_dataset_is_not_taken_from_elsewhere(tmp_path, key):
+    with pytest.raises(LabError, match=f'about should not have "{key}"'):
+        embeddings.write(tmp_path / "set", small(), about={key: ["x"]})
+    assert not (tmp_path / "set").exists()
+
+
 def test_reading_works_without_a_place_for_the_cache(folder, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "file"))
@@ -167,12 +199,24 @@ def _cut_header(folder):
     path.write_bytes(path.read_bytes()[:20])
 
 
+def _list_files(files):
+    return lambda f: (f / "dataset.json").write_text(json.dumps({"classes": ["ant", "bee", "cat"], "files": files}))
+
+
 DAMAGES = {
     "no dataset.json": (lambda f: (f / "dataset.json").unlink(), r"small has no dataset.json: write one"),
     "not JSON": (lambda f: (f / "dataset.json").write_text("{'a'"), r"dataset.json is not JSON .* mend it"),
     "bytes": (lambda f: (f / "dataset.json").write_bytes(b"\xff\xfe\x00"), r"dataset.json is not JSON"),
     "no classes": (lambda f: (f / "dataset.json").write_text('{"name": "x"}'), r'dataset.json should have "classes"'),
     "a list": (lambda f: (f / "dataset.json").write_text("[1]"), r'dataset.json should have "classes"'),
+    "files 5": (_list_files(5), r'"files" in .*dataset.json should be a list of files in its folder, but is 5\.'),
+    "files null": (_list_files(None), r"should be a list of files in its folder, but is null\."),
+    "files one": (_list_files("train.safetensors"), r'in its folder, but is "train.safetensors"\.'),
+    "files 1, 2": (_list_files([1, 2] * 40), r"in its folder, but is \[1, 2, .*…\.$"),
+    "files elsewhere": (_list_files(["../small/train.safetensors"]), r"in its folder, but is \["),
+    "files lost": (_list_files(["train.safetensors", "train-2.safetensors"]), r"small has lost train-2.safetensors, which"),
+    "files no train": (_list_files(["test.safetensors"]), r'no train.safetensors in the "files" of dataset.json'),
+    "files none": (_list_files([]), r'no train.safetensors in the "files" of dataset.json'),
     "no train": (lambda f: (f / "train.safetensors").unlink(), r"small has no train.safetensors"),
     "cut": (_cut, r"train.safetensors is damaged .* copy it or make it again"),
     "cut header": (_cut_header, r"train.safetensors is damaged .* copy it or make it again"),

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import lab_data
 from anyk.lab import cli, training
+from anyk.lab.data import embeddings
 from anyk.lab.ranks import Ranks
 from anyk.lab.recipes import Recipe
 from anyk.lab.runs import Run
@@ -95,10 +96,12 @@ def test_the_command_in_two_processes_is_the_command_in_one(data: str, tmp_path:
 
 def test_three_processes_and_kills(data: str, tmp_path: Path) -> None:
     base = Recipe(data=data, epochs=3, batch_size=31, learning_rate=1e-2)
+    shards = str(embeddings.write(tmp_path / "shards", embeddings.read(data), shard_rows=37, dtype=torch.float16))
     recipes = {
         "label smoothing": base.but(loss="lapsum", label_smoothing=0.1, temperature="auto", optimizer="sgd"),
         "fewer examples than ranks": base.but(model="mlp", batch_size=2, epochs=1, clip=0.1, evaluate_every=40),
         "stops early": base.but(epochs=200, patience=3, learning_rate=0.1, select="each"),
+        "streamed": base.but(data=shards, shuffle="block", shuffle_block=4, shuffle_window=48, evaluate_every=3),
         "batch normalisation": base.but(data="images", model="cnn", batch_size=25),
     }
     chance = base.but(model="mlp", hidden=64, dropout=0.1, mixup=0.2, evaluate_every=4, label_noise=0.1)

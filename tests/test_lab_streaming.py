@@ -1,5 +1,7 @@
 """Sets larger than the memory: each example once and well mixed, the right rows, little memory, the same bits after a stop."""
 
+import contextlib
+import ctypes
 import itertools
 import json
 import mmap
@@ -9,9 +11,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,6 +24,7 @@ from safetensors.torch import load_file
 import lab_data
 from anyk.lab import info, training
 from anyk.lab.data import Dataset, Split, embeddings
+from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.streaming import Stream, block_order
 from anyk.lab.errors import LabError
 from anyk.lab.recipes import BLOCK_BYTES, WINDOW_BYTES, Recipe
@@ -174,12 +180,71 @@ def test_batches_are_cast_one_by_one(shards: Path) -> None:
 
 
 def test_without_advice_to_the_system_all_works(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for advice in ("MADV_WILLNEED", "MADV_DONTNEED"):
+    for advice in ("MADV_WILLNEED", "MADV_DONTNEED", "MADV_RANDOM"):
         monkeypatch.delattr(mmap, advice, raising=False)
     train = embeddings.read(shards).train
     stream = Stream(train, 8, 64)
-    stream.expect(torch.arange(100))
-    assert stream.take(torch.tensor([250, 1]))[:, 0].tolist() == [250, 1]
+    for rows in (torch.tensor([250, 1]), torch.arange(100)):
+        stream.expect(rows)
+        assert stream.take(rows)[:, 0].tolist() == rows.tolist()
+
+
+def test_an_evaluation_announces_its_own_rows_a_block_ahead_and_no_others(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = embeddings.read(shards)
+    number_of = {id(part): number for number, part in enumerate(dataset.train.maps)}
+    starts = dataset.train.starts.tolist()
+    announced: list[int] = []
+    rows_of = MappedRows.fetch_rows
+    monkeypatch.setattr(
+        MappedRows,
+        "fetch_rows",
+        lambda self, rows: (announced.extend((rows + starts[number_of[id(self)]]).tolist()), rows_of(self, rows))[1],
+    )
+    whole: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(MappedRows, "fetch", lambda self, *rows: whole.append((number_of[id(self)], *rows)))
+    monkeypatch.setattr(training, "EVALUATION_BATCH", 20)
+    reader = training.Reader(dataset, torch.device("cpu"), streamed(shards))
+    index = torch.arange(0, 290, 3)[:80]
+    seen: list[int] = []
+    for block in reader.blocks(dataset.train, index):
+        assert announced == index[: len(seen) + 40].tolist()  # this block and the next
+        seen += reader(dataset.train, block)[:, 0].long().tolist()
+    assert seen == announced == index.tolist()
+    # Who announces nothing has all of a block asked for at once, before the first of its rows is waited for.
+    announced.clear()
+    reader(dataset.train, index[40:60])
+    assert announced == index[40:60].tolist()
+    assert not whole
+    reader(dataset.train, torch.tensor([289, 37, 1]))
+    assert whole == [(0, 0, 4), (1, 0, 1), (5, 80, 83)]
+
+
+def test_blocks_larger_than_any_file_are_the_files(points: Path, tmp_path: Path) -> None:
+    train = embeddings.read(points).train
+    longest = max(map(len, train.parts))
+    assert len(Stream(train, 10**12, 48)._store) == len(Stream(train, longest, 48)._store)
+    for block in (10**12, longest):
+        training.train(streamed(points, epochs=1, shuffle_block=block), tmp_path / str(block))
+    assert outcome(tmp_path / str(10**12)) == outcome(tmp_path / str(longest))
+
+
+@LINUX
+def test_a_window_that_does_not_fit_into_the_memory_is_named(points: Path) -> None:
+    import resource
+
+    # Rows that all lie in the same place: 8 TiB, which nobody has.
+    train = embeddings.read(points).train
+    wide = Split((torch.zeros(1, 1 << 20).expand(1 << 21, -1),), torch.zeros(1 << 21, dtype=torch.int64), train.maps[:1])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with contextlib.ExitStack() as undo:
+        undo.callback(resource.setrlimit, resource.RLIMIT_AS, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 42, hard))  # a system that promises everything would promise this, too
+        with pytest.raises(
+            LabError, match=r"no room for 8,388,608 MiB .* lower shuffle_window \(3000000\) or shuffle_block \(8\)"
+        ):
+            Stream(wide, 8, 3_000_000)
 
 
 def test_the_whole_of_a_set_can_be_written_in_shards(shards: Path, tmp_path: Path) -> None:
@@ -331,6 +396,24 @@ def test_another_machine_goes_on_with_the_order_that_was_begun(
     assert outcome(tmp_path / "large machine") != outcome(tmp_path / "small machine")
 
 
+@pytest.mark.parametrize("shuffle", ["full", "block"])
+def test_the_order_of_an_epoch_is_freed_before_the_next_is_made(
+    points: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: str
+) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+    order = training._Training._order
+
+    def watched(self: training._Training, epoch: int) -> torch.Tensor:
+        assert [each() for each in made] == [None] * epoch
+        fresh = order(self, epoch)
+        made.append(weakref.ref(fresh))
+        return fresh
+
+    monkeypatch.setattr(training._Training, "_order", watched)
+    training.train(streamed(points, shuffle=shuffle), tmp_path / "run")
+    assert len(made) == 3
+
+
 def test_what_auto_stands_for() -> None:
     def resolved(classes: int = 10, memory: float = 4e9, **fields: Any) -> tuple[Any, ...]:
         recipe = Recipe(**fields).resolved("embeddings", 1_000_000, classes, 1024, memory)
@@ -413,3 +496,67 @@ def test_pages_are_given_back(tmp_path: Path) -> None:
     part.release(0, 8192)
     assert mapped() < 100
     assert float(part.rows.sum()) == 8192 * 1024
+
+
+# --- the disk ---------------------------------------------------------------------------------------------------------
+
+
+def cached(path: Path) -> int:
+    """How many bytes of a file the system holds in memory."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+        flags = np.zeros(-(-len(mapping) // mmap.PAGESIZE), dtype=np.uint8)
+        place = np.frombuffer(mapping, dtype=np.uint8)
+        libc = ctypes.CDLL(None, use_errno=True)
+        where, into = ctypes.c_void_p(place.ctypes.data), ctypes.c_void_p(flags.ctypes.data)
+        assert libc.mincore(where, ctypes.c_size_t(len(mapping)), into) == 0
+        del place
+    return int((flags & 1).sum()) * mmap.PAGESIZE
+
+
+def make_cold(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if cached(path) > 1 << 20:
+        pytest.skip("this file system keeps its files in memory")
+
+
+@LINUX
+def test_no_more_is_read_than_was_asked_for_and_no_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
+    rows, width = 12_288, 2048  # 48 MiB
+    path = tmp_path / "train.safetensors"
+    with open(path, "wb") as file:
+        part = Split((torch.ones(rows, width, dtype=torch.float16),), torch.arange(rows) % 2)
+        embeddings.write_split(file, part, None, "made")
+    (tmp_path / "dataset.json").write_text(json.dumps({"classes": ["a", "b"]}))
+    dataset = embeddings.read(tmp_path)
+    size = rows * width * 2
+
+    # One request for all of it, of which Linux would do the first part only.
+    make_cold(path)
+    dataset.train.maps[0].fetch(0, rows)
+    patience = time.monotonic() + 60
+    while cached(path) < size and time.monotonic() < patience:
+        time.sleep(0.05)
+    assert cached(path) >= size
+
+    # An evaluation on every hundredth row, of which each lies on two pages.
+    make_cold(path)
+    monkeypatch.setattr(training, "EVALUATION_BATCH", 32)
+    reader = training.Reader(dataset, torch.device("cpu"), Recipe(shuffle="block", shuffle_block=32, shuffle_window=1024))
+    index = torch.arange(0, rows, 100)
+    training.accuracies(torch.nn.Linear(width, 2), dataset.train, index, reader, 2)
+    wanted = len(index) * 2 * mmap.PAGESIZE
+    assert wanted * 0.9 < cached(path) < wanted + (1 << 20)
+
+    # A row that was not announced reads its own pages, and not all around it.
+    make_cold(path)
+    before = cached(path)
+    dataset.train.take(torch.tensor([5000]))
+    assert cached(path) - before <= 4 * mmap.PAGESIZE
+
+    # Training reads the blocks of its batch, announced or not.
+    make_cold(path)
+    reader(dataset.train, torch.tensor([9000, 10, 3000]))
+    assert 3 * 32 * width * 2 <= cached(path) < 1 << 20

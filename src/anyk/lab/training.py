@@ -158,6 +158,7 @@ class _Training:
                 raise Stopped(f"stopped at step {self.step} of {self.steps}")
             epoch, place = divmod(self.step, self.steps_per_epoch)
             if epoch != order_epoch:
+                order = torch.empty(0)  # the old one goes before the new one is made: of millions of examples they are large
                 order, order_epoch = self._order(epoch), epoch
             if random_steps:
                 torch.manual_seed(_seed(self.recipe.seed, "step", self.step, *([self.ranks.rank] if self.ranks.rank else [])))
@@ -417,7 +418,7 @@ class Predictor:
     def test_guesses(self, count: int) -> tuple[Tensor, Tensor]:
         """The first ``count`` classes of every test example, and their softmax probabilities: (N, count) each."""
         classes, probabilities = [], []
-        for block in blocks(self.parts.test_index):
+        for block in self.reader.blocks(self.parts.test, self.parts.test_index):
             best = self.model(self.reader(self.parts.test, block)).float().softmax(1).topk(count)
             classes.append(best.indices.cpu())
             probabilities.append(best.values.cpu())
@@ -434,12 +435,6 @@ def resolved(setting: AnySetting, dataset: Dataset) -> AnySetting:
     train = dataset.train
     memory = (info.usable_memory() or math.inf) if train.maps else math.inf
     return setting.resolved(dataset.kind, len(train), len(dataset.classes), train.example_bytes, memory)
-
-
-def blocks(index: Tensor) -> Iterator[Tensor]:
-    """Pieces of a size that suits evaluation."""
-    for start in range(0, len(index), EVALUATION_BATCH):
-        yield index[start : start + EVALUATION_BATCH]
 
 
 class Reader:
@@ -469,6 +464,14 @@ class Reader:
         if id(examples) in self.streams:
             self.streams[id(examples)].expect(index)
 
+    def blocks(self, examples: Split, index: Tensor) -> Iterator[Tensor]:
+        """Positions in pieces of a size that suits evaluation; each is announced while the one before it is worked on."""
+        self.expect(examples, index[:EVALUATION_BATCH])
+        for start in range(0, len(index), EVALUATION_BATCH):
+            end = start + EVALUATION_BATCH
+            self.expect(examples, index[end : end + EVALUATION_BATCH])
+            yield index[start:end]
+
 
 @torch.no_grad()
 def accuracies(
@@ -488,7 +491,7 @@ def accuracies(
     hits = torch.zeros(len(ks), dtype=torch.int64, device=reader.device)
     cross_entropy = torch.zeros((), device=reader.device)
     model.eval()
-    for block in blocks(ranks.part(index)):
+    for block in reader.blocks(examples, ranks.part(index)):
         target = examples.labels[block].to(reader.device)
         with torch.autocast(reader.device.type, torch.bfloat16, enabled=amp):
             scores = model(reader(examples, block))

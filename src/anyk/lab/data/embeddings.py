@@ -1,13 +1,13 @@
 """Embedding sets: a folder of safetensors files that is read memory-mapped and written whole or not at all.
 
     dataset.json          {"name": "...", "classes": ["...", ...]} and whatever else is worth knowing; "files", where it is
-                          given, lists files that have to be there
+                          given, lists the files of the set: these have to be there, and no others are read
     train*.safetensors    `embeddings` (N, d) in float16 or float32 and `labels` (N,) in int64; several follow in sorted order
     test*.safetensors     the same; may be absent
 
 A file is read through once, to look for NaN and to take its digest. The digest is then remembered in the cache folder
-under the file's path, size and time of change: a run on fifty gigabytes starts at once, and the fingerprint still covers
-every byte, not a sample of them.
+under the file's path, its number in the file system, size and both times of change, of which one cannot be set back: a run
+on fifty gigabytes starts at once, and the fingerprint still covers every byte, not a sample of them.
 """
 
 import contextlib
@@ -56,12 +56,7 @@ def read(folder: str | Path) -> Dataset:
     """
     folder = Path(folder)
     description = _read_description(folder / "dataset.json")
-    for name in description.get("files") or ():
-        if not (folder / str(name)).is_file():
-            raise LabError(f"{folder} has lost {name}, which dataset.json lists: copy it again.")
-    files = {split: sorted(folder.glob(f"{split}*.safetensors")) for split in ("train", "test")}
-    if not files["train"]:
-        raise LabError(f"{folder} has no train.safetensors: an embedding set needs at least one file train*.safetensors.")
+    files = _files(folder, description)
     splits, digests = {}, []
     for split, paths in files.items():
         maps, labels = zip(*map(_open, paths), strict=True) if paths else ((), ())
@@ -101,7 +96,7 @@ def write(
         folder: the new set
         dataset: what is written; its embeddings may have any real dtype
         dtype: float16 or float32; None keeps float16 and makes float32 of all others
-        about: more entries of dataset.json
+        about: more entries of dataset.json; "classes" and "files" come from the dataset
         texts: more text files, name to content
         shard_rows: the most examples in one file; None: one file for each split
         force: replace a set that is there
@@ -112,6 +107,9 @@ def write(
     folder = Path(folder)
     if shard_rows is not None and shard_rows < 1:
         raise LabError(f"shard_rows should be at least 1, but is {shard_rows}.")
+    for key in ("classes", "files"):
+        if key in (about or {}):
+            raise LabError(f'about should not have "{key}", which follows from the dataset.')
     refuse_to_overwrite(folder, force)
     check(dataset, strict=False)
     splits = {"train": dataset.train} | ({"test": dataset.test} if dataset.test is not None else {})
@@ -274,6 +272,29 @@ def _read_description(path: Path) -> dict[str, Any]:
     return description
 
 
+def _files(folder: Path, description: Mapping[str, Any]) -> dict[str, list[Path]]:
+    """The files of each split in sorted order: those that the description lists, or all that there are."""
+    if "files" in description:
+        names = description["files"]
+        if not isinstance(names, list) or not all(isinstance(name, str) and name == Path(name).name for name in names):
+            raise LabError(
+                f'"files" in {folder / "dataset.json"} should be a list of files in its folder, but is {_shown(names)}.'
+            )
+        for name in names:
+            if not (folder / name).is_file():
+                raise LabError(f"{folder} has lost {name}, which dataset.json lists: copy it again.")
+        paths = sorted({folder / name for name in names})
+    else:
+        paths = sorted(folder.glob("*.safetensors"))
+    files = {split: [path for path in paths if path.match(f"{split}*.safetensors")] for split in ("train", "test")}
+    if not files["train"]:
+        listed = ' in the "files" of dataset.json' if "files" in description else ""
+        raise LabError(
+            f"{folder} has no train.safetensors{listed}: an embedding set needs at least one file train*.safetensors."
+        )
+    return files
+
+
 def _open(path: Path) -> tuple[MappedRows, Tensor]:
     """The embeddings of one file, memory-mapped, and its labels, in memory."""
     try:
@@ -327,7 +348,14 @@ def _damaged(path: Path, error: Exception) -> str:
 def _inspected(path: Path, part: MappedRows, labels: Tensor) -> str:
     """The digest of a file, from the cache where the file has not changed since it was read through."""
     status = path.stat()
-    stamp = {"path": str(path.resolve()), "size": status.st_size, "changed": status.st_mtime_ns}
+    stamp = {
+        "path": str(path.resolve()),
+        "size": status.st_size,
+        "changed": status.st_mtime_ns,
+        # Copies and archives set the time above back to that of their source; these two they cannot set.
+        "status_changed": status.st_ctime_ns,
+        "inode": status.st_ino,
+    }
     remembered = cache_folder() / "inspected" / (hashlib.sha256(str(stamp["path"]).encode()).hexdigest()[:32] + ".json")
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(remembered.read_text(encoding="utf-8"))
@@ -348,6 +376,8 @@ def _blocks(part: Tensor | MappedRows) -> Iterator[tuple[int, Tensor]]:
     whole = part.rows if isinstance(part, MappedRows) else part
     row_bytes = max(1, whole.nbytes // max(1, len(whole)))
     rows = max(1, _BLOCK_BYTES // row_bytes)
+    if isinstance(part, MappedRows):
+        part.fetch(0, min(rows, len(whole)))
     for first in range(0, len(whole), rows):
         if isinstance(part, MappedRows):
             part.fetch(min(first + rows, len(whole)), min(first + 2 * rows, len(whole)))
@@ -424,6 +454,11 @@ def _sync_folder(folder: Path) -> None:
 
 def _dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def _one_line(error: Exception) -> str:

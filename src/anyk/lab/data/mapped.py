@@ -8,12 +8,16 @@ import mmap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 #: the use of one byte may map so much around it, which has to be given back with it
 _SURROUNDINGS = 1 << 21
+#: Linux cuts a longer fetch to the read-ahead of the device, which is this much where nobody has changed it
+_FETCH_BYTES = 1 << 17
 
 
 class MappedRows:
@@ -36,18 +40,47 @@ class MappedRows:
         self._offset = offset
         self._row_bytes = count * dtype.itemsize // max(1, shape[0])
 
+    def fetched_by_hand(self) -> None:
+        """From now on a use reads from the disk no more than the page that it needs: whoever knows what comes fetches it.
+
+        Otherwise the use of one page reads all around it, up to megabytes, and of scattered rows the whole file. Where the
+        file fits into the memory and all of it is wanted in the end, that is better than a read for each page.
+        """
+        option = getattr(mmap, "MADV_RANDOM", None)
+        if option is not None:
+            self._map.madvise(option)
+
     def fetch(self, first: int, end: int) -> None:
         """Ask the system to read these rows soon; it does so while we go on."""
-        self._advise("MADV_WILLNEED", first, end, mmap.PAGESIZE)
+        if first < end:
+            self._fetch_pages(*self._pages(first, end, mmap.PAGESIZE))
+
+    def fetch_rows(self, rows: "np.ndarray[Any, np.dtype[np.int64]]") -> None:
+        """The same for single rows (B,), in ascending order: their pages, and nothing between them."""
+        if not len(rows):
+            return
+        starts, stops = self._pages(rows, rows + 1, mmap.PAGESIZE)
+        apart = starts[1:] > stops[:-1]
+        firsts = starts[np.append(True, apart)].tolist()
+        for start, stop in zip(firsts, stops[np.append(apart, True)].tolist(), strict=True):
+            self._fetch_pages(start, stop)
 
     def release(self, first: int, end: int) -> None:
         """Give these rows' pages back; they may be used again at any time."""
-        self._advise("MADV_DONTNEED", first, end, max(_SURROUNDINGS, mmap.PAGESIZE))
+        option = getattr(mmap, "MADV_DONTNEED", None)
+        if option is not None and first < end:
+            start, stop = self._pages(first, end, max(_SURROUNDINGS, mmap.PAGESIZE))
+            self._map.madvise(option, start, stop - start)
 
-    def _advise(self, advice: str, first: int, end: int, grain: int) -> None:
-        option = getattr(mmap, advice, None)
-        if option is None or first >= end:
-            return
+    def _fetch_pages(self, start: int, stop: int) -> None:
+        option = getattr(mmap, "MADV_WILLNEED", None)
+        if option is not None:
+            for place in range(start, stop, _FETCH_BYTES):
+                self._map.madvise(option, place, min(_FETCH_BYTES, stop - place))
+
+    def _pages(self, first: Any, end: Any, grain: int) -> tuple[Any, Any]:
+        """Where the rows begin and end in the map, out to multiples of ``grain``; of two numbers, or of two arrays of them."""
         start = (self._offset + first * self._row_bytes) // grain * grain
-        stop = min(-(-(self._offset + end * self._row_bytes) // grain) * grain, len(self._map))
-        self._map.madvise(option, start, stop - start)
+        stop = -(-(self._offset + end * self._row_bytes) // grain) * grain
+        # madvise itself stops at the end of the map.
+        return start, stop

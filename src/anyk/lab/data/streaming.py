@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from anyk.lab.data.sets import Split
+from anyk.lab.errors import LabError
 
 #: a fetch runs so many times as fast as the reading, to be through long before the rows are wanted
 _HASTE = 4
@@ -24,15 +25,16 @@ _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 def block_order(index: Tensor, starts: Tensor, block: int, window: int, generator: torch.Generator) -> Tensor:
     """Shuffle positions so that whoever follows the order has only a small part of the examples in use at any time.
 
-    The examples of each part are cut into blocks that lie together on the disk. Each window of ``window`` examples gets one
-    block from every stretch of the set, drawn at random, and the examples of each window are shuffled. So each position comes
-    exactly once, and where the set is stored class by class, every window has of all the classes that it has blocks for.
+    The examples of each part are cut into blocks that lie together on the disk. Each window of about ``window`` examples gets
+    one block from every stretch of the set, drawn at random, and the examples of each window are shuffled. So each position
+    comes exactly once, and where the set is stored class by class, every window has of all the classes that it has blocks for.
 
     Args:
         index: (N,) positions in ascending order; some may be missing
         starts: the first position of each part, and the end of the last one
         block: examples in a block; the last one of a part may have fewer
-        window: the most examples in a window, with those that are missing in ``index``
+        window: examples in a window, with those that are missing in ``index``. Windows are made of whole blocks: one may have
+            a block more, and where parts end in short blocks, some have more of these than others
         generator: all that is random
 
     Returns:
@@ -68,6 +70,10 @@ def _windows(examples: int, window: int) -> int:
     return max(1, -(-examples // window))
 
 
+def _is_scan(rows: _Numbers) -> bool:
+    return len(rows) >= _SCAN and bool((rows[1:] > rows[:-1]).all())
+
+
 class Stream:
     """Batches of a memory-mapped split, of which a window is kept in memory.
 
@@ -75,16 +81,22 @@ class Stream:
     piece that was used longest ago, and the pages that it came from are given back. Batches are then taken out of one tensor in
     memory, however many files there are. Any positions may be asked for at any time: those that follow
     :func:`block_order` find their pieces in the store. Rows in ascending order, as in an evaluation, will not be wanted again
-    soon, and are taken from the files directly.
+    soon, and are taken from the files directly. Of those, only the pages that hold them are read from the disk.
 
     Args:
-        examples: a split with ``maps``
-        block: rows of a piece
-        window: the most examples that are in use at a time; the store holds an eighth more
+        examples: a split with ``maps``, which are fetched by hand from now on
+        block: rows of a piece; as many as the longest part has are enough
+        window: about as many examples are in use at a time; the store holds an eighth more
+
+    Raises:
+        LabError: where the store does not fit into the memory.
     """
 
     def __init__(self, examples: Split, block: int, window: int) -> None:
         self._examples = examples
+        for part in examples.maps:
+            part.fetched_by_hand()
+        asked, block = block, min(block, max(map(len, examples.parts)))
         self._block = block
         self._first_rows = examples.starts.numpy()
         pieces = -(-np.diff(self._first_rows) // block)
@@ -94,13 +106,22 @@ class Stream:
         self._piece_limits = self._first_pieces.tolist()
         total = self._piece_limits[-1]
         slots = min(total, -(-total * 9 // (8 * _windows(len(examples), window))) + 1)
-        self._store = torch.empty(slots * block, *examples.shape, dtype=examples.parts[0].dtype)
+        try:
+            self._store = torch.empty(slots * block, *examples.shape, dtype=examples.parts[0].dtype)
+        except RuntimeError:
+            size = slots * block * examples.example_bytes / 2**20
+            raise LabError(
+                f"there is no room for {size:,.0f} MiB of examples in use: lower shuffle_window ({window}) or "
+                f"shuffle_block ({asked})."
+            ) from None
         # Where each piece is in the store, or -1; which piece each slot holds, or -1; and when the slot was used last.
         self._slot = np.full(total, -1)
         self._held = np.full(slots, -1)
         self._used = np.zeros(slots, dtype=np.int64)
         self._asked = np.full(total, -_FORGOTTEN)
         self._waiting: deque[int] = deque()
+        # Rows of a scan that are being fetched: those that are wanted next, and those that follow them.
+        self._announced: deque[_Numbers] = deque(maxlen=2)
         self._time = 0
 
     def take(self, index: Tensor) -> Tensor:
@@ -111,9 +132,8 @@ class Stream:
         piece += self._first_pieces[part]
         wanted = np.unique(piece)
         self._time += 1
-        ascending = len(rows) >= _SCAN and bool((rows[1:] > rows[:-1]).all())
-        if ascending or len(wanted) > len(self._held):
-            return self._scan(index, wanted, ascending)
+        if _is_scan(rows) or len(wanted) > len(self._held):
+            return self._scan(index, wanted)
         slots = self._slot[wanted]
         self._used[slots[slots >= 0]] = self._time
         self._load(wanted[slots < 0])
@@ -122,6 +142,10 @@ class Stream:
     def expect(self, index: Tensor) -> None:
         """Have the rows (B,), which will be wanted, read from the disk; a few at a time, so that nobody waits for it."""
         rows = index.numpy()
+        if _is_scan(rows):
+            self._announced.append(rows)
+            self._fetch_rows(rows)
+            return
         part = self._first_rows.searchsorted(rows, side="right") - 1
         self._fetch(np.unique(self._first_pieces[part] + (rows - self._first_rows[part]) // self._block), len(rows))
 
@@ -135,6 +159,9 @@ class Stream:
         self._slot[missing] = slots
         self._held[slots] = missing
         self._used[slots] = self._time
+        # What nobody has announced is asked for all at once, and not page by page.
+        for number, begin, stop in self._runs(missing[self._asked[missing] <= self._time - _FORGOTTEN].tolist()):
+            self._examples.maps[number].fetch(begin, stop)
         self._asked[missing] = -_FORGOTTEN
         # All that can be is worked out for all pieces at once: this loop is most of what streaming costs.
         part = self._first_pieces.searchsorted(missing, side="right") - 1
@@ -146,17 +173,23 @@ class Stream:
             store[place : place + stop - begin] = arrays[number][begin:stop]
             maps[number].release(begin, stop)
 
-    def _scan(self, index: Tensor, wanted: _Numbers, ascending: bool) -> Tensor:
-        """Rows that are taken from the files directly; those that follow are announced where it goes straight on."""
+    def _scan(self, index: Tensor, wanted: _Numbers) -> Tensor:
+        """Rows that are taken from the files directly."""
+        rows = index.numpy()
+        others = [announced for announced in self._announced if not np.array_equal(rows, announced)]
+        if len(others) == len(self._announced):
+            self._fetch_rows(np.unique(rows))
+        self._announced = deque(others, maxlen=2)
         out = self._examples.take(index)
         for part, first, end in self._runs(wanted.tolist()):
             self._examples.maps[part].release(first, end)
-        self._asked[wanted] = -_FORGOTTEN
-        if ascending:
-            last = int(wanted[-1])
-            following = np.arange(last + 1, min(last + 2 * (last + 1 - int(wanted[0])), len(self._slot)))
-            self._fetch(following, len(following) * self._block)
         return out
+
+    def _fetch_rows(self, rows: _Numbers) -> None:
+        """Have rows in ascending order read from the disk, and no others."""
+        limits = rows.searchsorted(self._first_rows)
+        for part in np.flatnonzero(np.diff(limits)).tolist():
+            self._examples.maps[part].fetch_rows(rows[limits[part] : limits[part + 1]] - self._first_rows[part])
 
     def _fetch(self, pieces: _Numbers, rows: int) -> None:
         fresh = pieces[(self._slot[pieces] < 0) & (self._asked[pieces] <= self._time - _FORGOTTEN)]
