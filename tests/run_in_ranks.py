@@ -66,6 +66,6 @@ if __name__ == "__main__":
         an_error_of_one_rank_is_raised_in_all(together)
         batch_norm_is_that_of_the_whole_batch(together)
         for run in json.loads(Path(sys.argv[1]).read_text()):
-            training.CHECKPOINT_SECONDS = 0.0 if "kill" in run else 10.0
+            training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.0 if "kill" in run else 10.0
             watch = partial(kill, *run["kill"], together.rank) if "kill" in run else lambda progress: None
             training.train(Recipe.from_json(run["recipe"]), run["folder"], on_progress=watch, ranks=together)

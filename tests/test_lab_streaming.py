@@ -364,7 +364,7 @@ def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_bits(points: 
         import json, os, signal, sys
         from anyk.lab import training
         from anyk.lab.recipes import Recipe
-        training.CHECKPOINT_SECONDS = 0.0
+        training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.0
         def kill(progress):
             if progress.step == int(sys.argv[3]):
                 os.kill(os.getpid(), signal.SIGKILL)

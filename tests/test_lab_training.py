@@ -95,7 +95,7 @@ def test_a_run_stopped_at_any_step_ends_with_the_same_bits(
 
 
 def _train_with_many_checkpoints(recipe: Recipe, folder: Path) -> None:
-    training.CHECKPOINT_SECONDS = 0.005
+    training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.005
     training.train(recipe, folder)
 
 
@@ -160,7 +160,7 @@ def test_a_second_process_is_refused_until_the_first_dies(data: str, tmp_path: P
 def _train_until_the_disk_is_full(recipe: Recipe, folder: Path, answer: Any) -> None:
     """A limit on the size of files stands in for a full disk: every write fails from half-way on."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    training.CHECKPOINT_SECONDS = 0.0
+    training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.0
 
     def fill(progress: training.Progress) -> None:
         if progress.step == 20:

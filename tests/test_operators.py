@@ -520,7 +520,7 @@ SCORES, TARGET = torch.zeros(2, 4), torch.tensor([0, 1])
         (
             lambda: anyk.SortingNetwork("quick"),
             ValueError,
-            "kind: expected one of 'odd_even', 'bitonic', 'splitter', got 'quick'",
+            "kind: expected one of 'splitter', 'bitonic', 'odd_even', got 'quick'",
         ),
         (lambda: anyk.SortingNetwork(swap="x"), ValueError, "swap: expected one of 'logistic', 'logistic_art', .* got 'x'"),
         (lambda: anyk.SortingNetwork(wires="x"), ValueError, "wires: expected one of 'target', 'sorted', 'given', got 'x'"),
