@@ -1,4 +1,6 @@
-"""The examples in the docstrings may use torch and anyk without importing them."""
+"""Docstrings may use torch and anyk without importing them; interrupts work however the tests were started."""
+
+import signal
 
 import pytest
 import torch
@@ -10,3 +12,8 @@ import anyk
 def _names(doctest_namespace):
     doctest_namespace["torch"] = torch
     doctest_namespace["anyk"] = anyk
+
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell starts background jobs so, and they hand it on: the commands that the tests interrupt would not notice.
+    signal.signal(signal.SIGINT, signal.default_int_handler)

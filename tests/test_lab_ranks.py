@@ -126,7 +126,7 @@ def test_three_processes_and_kills(data: str, tmp_path: Path) -> None:
     killed = {"folder": tmp_path / "killed", "recipe": chance}
     code, _, err = ended(torchrun("--nproc-per-node", 3, SCRIPT, written(tmp_path / "1.json", {**killed, "kill": [2, 5]})))
     assert code == 1
-    assert "another process of this run has ended" in err
+    assert "SIGKILL" in err  # torchrun's report; the others tell that one has ended only if torchrun leaves them the time
     assert not (tmp_path / "killed" / "result.json").exists()
     spec = written(tmp_path / "2.json", {**killed, "kill": [0, 10]})
     code, _, err = ended(torchrun("--nproc-per-node", 3, "--max-restarts", 1, SCRIPT, spec))
