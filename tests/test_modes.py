@@ -81,7 +81,6 @@ compiled_operators = pytest.mark.parametrize(
         anyk.SortingNetwork(),
         anyk.SortingNetwork("splitter", swap="logistic_art"),
         anyk.SortingNetwork("bitonic", wires="given"),
-        anyk.SortingNetwork("odd_even"),
     ],
     ids=name,
 )
