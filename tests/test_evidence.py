@@ -4,6 +4,7 @@ import dataclasses
 import doctest
 import json
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -366,3 +367,22 @@ def test_plain_sinkhorn_ends_at_the_librarys_plan():
     scores = torch.randn(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.double)
     plan, _ = measure.plan_after(scores, 1.0, 400)
     assert torch.allclose(plan.float(), anyk.SinkhornSort(1.0)(scores, 6).float(), atol=1e-6)
+
+
+def test_the_readme_tells_what_the_results_tell() -> None:
+    """Its table of evidence is typed in: these are the figures of the page that is written from the runs."""
+    root = Path(__file__).parent.parent
+    results, readme = (root / "docs" / "results.md").read_text(), (root / "README.md").read_text()
+    for told, method in (("splitter", "network, splitter"), ("LapSum", "LapSum")):
+        row = re.search(rf"^\| {told} \| ([-+].*) \|$", readme, re.MULTILINE)
+        start = re.escape(f"| {method} | [.5, 0, 0, 0, .5] | the setting's |")
+        measured = re.search(rf"^{start} (.*)$", results, re.MULTILINE)
+        assert row is not None
+        assert measured is not None
+        cells = [cell.strip() for cell in measured[1].split("|")[:4]]
+        for short, full in zip(row[1].split(" | "), cells, strict=True):
+            value, p = re.fullmatch(r"(\S+) \(p ([=<]) (\.\d+)\)", short), re.fullmatch(r"(\S+) \(p ([=<]) (\S+)\)", full)
+            assert value is not None
+            assert p is not None
+            assert (value[1], value[2]) == (p[1], p[2])
+            assert float(value[3]) == pytest.approx(float(p[3]), abs=0.0051)
