@@ -3,9 +3,11 @@
     python evidence/measure.py iterations --data embeddings=FOLDER
     python evidence/measure.py cost
     python evidence/measure.py collapse
+    python evidence/measure.py sampling --runs RUNS
 
 iterations: how many plain Sinkhorn iterations the scores of a head need as it trains. cost: what a selection network costs
-beside full sorting. collapse: what a loss over few candidates does to scores that begin nearly equal.
+beside full sorting. collapse: what a loss over few candidates does to scores that begin nearly equal. sampling: how much
+the confirmed differences would vary with other test examples, from the models in the run folders.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,8 @@ from anyk.lab.data import load, split
 from anyk.lab.errors import LabError
 from anyk.lab.files import write_atomically
 from anyk.lab.recipes import Recipe
-from anyk.lab.training import Reader
+from anyk.lab.runs import Run
+from anyk.lab.training import Predictor, Reader
 from anyk.operators.base import spread
 
 STAGES = (0, 1, 2, 4, 7, 10)
@@ -196,16 +200,65 @@ def collapse() -> dict[str, Any]:
     return {"steps": COLLAPSE_STEPS, "rows": rows}
 
 
+def sampling(folder: Path) -> dict[str, Any]:
+    """The standard error of each confirmed difference over the draw of the test examples."""
+    known = {name: study.read(name) for name in study.SETTINGS}
+    chosen = study.finalists(known)
+    found: dict[str, Any] = {}
+    for data in study.SETTINGS:
+        shared = study.SETTINGS[data].recipe
+        ended = sorted(file.parent for file in (folder / data).glob("*/result.json"))
+        places = {study.key(Run(place).recipe(), shared): place for place in ended}
+        hits: dict[str, dict[str, Tensor]] = {}
+        for each in study.confirmation(data, known):
+            tuned = study.tuning(data, each.method, known[data]).best
+            assert tuned is not None
+            names = [study.key(recipe, shared) for recipe in each.recipes(tuned)]
+            hits[each.method] = mean_hits([places[name] for name in names if name in places])
+        found[data] = {
+            f"{method} {value}": {
+                metric: float(f"{standard_error(hits[method][metric] - hits['softmax'][metric]):.3g}")
+                for metric in ("top1", "top5")
+            }
+            for method, value in chosen.items()
+        }
+    return found
+
+
+def mean_hits(places: Sequence[Path]) -> dict[str, Tensor]:
+    """For each test example the share of the runs that have it among the first and among the first five guesses."""
+    sums = {"top1": torch.zeros(()), "top5": torch.zeros(())}
+    for place in places:
+        predictor = Predictor(place)
+        guesses, _ = predictor.test_guesses(5)
+        target = predictor.parts.test.labels[predictor.parts.test_index]
+        right = guesses == target[:, None]
+        sums = {"top1": sums["top1"] + right[:, 0], "top5": sums["top5"] + right.any(1)}
+    return {name: total / len(places) for name, total in sums.items()}
+
+
+def standard_error(values: Tensor) -> float:
+    """Of the mean over examples.
+
+    >>> round(standard_error(torch.tensor([0.0, 1.0, 0.0, 1.0])), 4)
+    0.2887
+    """
+    return float(values.std() / len(values) ** 0.5)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("iterations", "cost", "collapse"))
+    parser.add_argument("what", choices=("iterations", "cost", "collapse", "sampling"))
     parser.add_argument("--data", default="", metavar="embeddings=FOLDER")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="the run folders of study.py")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=study.SUMMARIES / "measured.json")
     arguments = parser.parse_args()
     content = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     if arguments.what == "iterations":
         content["iterations"] = iterations(arguments.data.partition("=")[2], arguments.seeds)
+    elif arguments.what == "sampling":
+        content["sampling"] = sampling(arguments.runs)
     else:
         content[arguments.what] = {"cost": cost, "collapse": collapse}[arguments.what]()
     write_atomically(arguments.out, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())

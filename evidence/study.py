@@ -278,7 +278,7 @@ def finalists(known: Mapping[str, Summaries]) -> dict[str, float | str]:
                 runs = runs_of(each, known[data])
                 if runs is None or len(runs) < each.seeds:
                     return {}
-                scores[value] = scores.get(value, 0.0) + (_score(runs) or 0.0)
+                scores[value] = scores.get(value, 0.0) + (score(runs) or 0.0)
         best[method] = max(CONSTANTS, key=scores.__getitem__)
     return best
 
@@ -416,14 +416,14 @@ def tuning(data: str, method: str, known: Summaries) -> Tuning:
         if missing:
             return Tuning(missing, tries=tuple(tries))
         for point, recipes in made.items():
-            scores[point] = _score([run for recipe in recipes if (run := known.find(recipe)) is not None])
+            scores[point] = score([run for recipe in recipes if (run := known.find(recipe)) is not None])
             tries.append((recipes[0], scores[point]))
         if len(scores) >= setting.budget:
             return Tuning((), at(start, compare.best_point(scores)), tuple(tries))
         points = compare.next_points(scores, len(first[0]))[: min(compare.ROUND, setting.budget - len(scores))]
 
 
-def _score(runs: Sequence[Summary]) -> float | None:
+def score(runs: Sequence[Summary]) -> float | None:
     """What tuning maximises: the mean of top-1 and top-5 on validation, over the seeds; None if a run diverged."""
     if not all(run.validation for run in runs):
         return None

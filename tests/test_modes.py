@@ -55,9 +55,10 @@ def test_meta_baselines(criterion):
 # ---- torch.compile ------------------------------------------------------------------------------------------------------
 
 
-def assert_compiled_is_eager(function, inputs, dynamic=True, backend="aot_eager"):
+def assert_compiled_is_eager(function, inputs, backend="aot_eager"):
+    """The same values and gradients; for inputs of several sizes by one graph with symbolic sizes, slower to trace."""
     torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend=backend)
+    compiled = torch.compile(function, fullgraph=True, dynamic=len(inputs) > 1, backend=backend)
     for scores, target in inputs:
         ours, theirs = scores.clone().requires_grad_(), scores.clone().requires_grad_()
         expected, actual = function(ours, target), compiled(theirs, target)
@@ -89,15 +90,18 @@ compiled_operators = pytest.mark.parametrize(
 
 @compiled_operators
 def test_compiled_loss(operator):
-    criterion = TopKCrossEntropyLoss(SHORT, operator, m=6)
-    assert_compiled_is_eager(criterion, [batch(6), batch(9, seed=1)])
+    assert_compiled_is_eager(TopKCrossEntropyLoss(SHORT, operator, m=6), [batch(6)])
+
+
+@pytest.mark.parametrize("operator", [anyk.NeuralSort(), anyk.LapSum(), anyk.SortingNetwork()], ids=name)
+def test_compiled_for_any_batch_size(operator):
+    assert_compiled_is_eager(TopKCrossEntropyLoss(SHORT, operator, m=6), [batch(6), batch(9, seed=1)])
 
 
 @modes
 @pytest.mark.parametrize("operator", [anyk.LapSum(), anyk.SortingNetwork()], ids=name)
 def test_compiled_modes(operator, top1):
-    criterion = TopKCrossEntropyLoss(SHORT, operator, m=6, top1=top1)
-    assert_compiled_is_eager(criterion, [batch(6), batch(9, seed=1)])
+    assert_compiled_is_eager(TopKCrossEntropyLoss(SHORT, operator, m=6, top1=top1), [batch(6)])
 
 
 @compiled_operators
@@ -105,23 +109,23 @@ def test_compiled_operator(operator):
     def both(scores, target):  # in one graph: each compilation takes seconds
         return torch.cat([operator(scores, 3).flatten(1), operator.inclusion(scores, target, 3)], dim=-1)
 
-    assert_compiled_is_eager(both, [batch(6, n=6), batch(9, n=6, seed=1)])
+    assert_compiled_is_eager(both, [batch(6, n=6)])
 
 
 @pytest.mark.parametrize("criterion", BASELINES, ids=lambda c: type(c).__name__)
 def test_compiled_baselines(criterion):
-    assert_compiled_is_eager(criterion, [batch(6), batch(9, seed=1)])
+    assert_compiled_is_eager(criterion, [batch(6)])
 
 
 def test_compiled_function_with_a_list():
-    assert_compiled_is_eager(lambda s, y: topk_cross_entropy(s, y, [0.4, 0.1, 0.5, 0.0], m=8), [batch(6), batch(9, seed=1)])
+    assert_compiled_is_eager(lambda s, y: topk_cross_entropy(s, y, [0.4, 0.1, 0.5, 0.0], m=8), [batch(6)])
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own
 def test_compiled_with_inductor():
     if shutil.which("c++") is None and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler")
-    assert_compiled_is_eager(TopKCrossEntropyLoss(P_K, m=8), [batch(6), batch(9, seed=1)], backend="inductor")
+    assert_compiled_is_eager(TopKCrossEntropyLoss(SHORT, m=6), [batch(6), batch(9, seed=1)], backend="inductor")
 
 
 def test_no_recompilation_storm():

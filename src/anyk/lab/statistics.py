@@ -68,6 +68,19 @@ def paired(values: Sequence[float], baseline: Sequence[float], confidence: float
     return Paired(difference, count, difference - half, difference + half, p)
 
 
+def exceeds(found: Paired, bound: float = 0.0) -> float:
+    """The p of the one-sided test that the mean difference is above ``bound``.
+
+    >>> result = paired([3.0, 4.0, 6.0], [1.0, 3.0, 3.0])
+    >>> round(exceeds(result), 4), round(exceeds(result, bound=2.0), 4)
+    (0.0371, 0.5)
+    """
+    if found.low is None or found.high is None:
+        return 0.0 if found.difference > bound else 1.0
+    error = (found.high - found.low) / 2 / float(stdtrit(found.count - 1, (1 + CONFIDENCE) / 2))
+    return float(stdtr(found.count - 1, (bound - found.difference) / error))
+
+
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Correct the p of a family of tests by Holm's method: the chance of even one false finding stays below the level.
 
