@@ -222,7 +222,9 @@ def _headline(judged: Mapping[str, Mapping[str, Difference]], most_seeds: int) -
     losing = {name: losses for name, own in judged.items() if (losses := _significant(own, -1))}
     free = [f"{name} in {_join(map(title, gains))}" for name, gains in gaining.items() if name not in losing]
     if free:
-        return f"Better than {BASELINE} without a significant loss: {_join(free)}."
+        risks = [risk for name in gaining if name not in losing if (risk := _risk(name, judged[name]))]
+        told = f" The intervals do not exclude that {_join(risks)}." if risks else ""
+        return f"Better than {BASELINE} without a significant loss: {_join(free)}.{told}"
     if gaining:
         verbs = ("gains", "loses") if len(gaining) == 1 else ("gain", "lose")
         return f"A trade against {BASELINE}: {_join(gaining)} {verbs[0]} in one metric and {verbs[1]} in another."
@@ -235,6 +237,15 @@ def _significant(own: Mapping[str, Difference], sign: int) -> list[str]:
     """The metrics with a significant gain (sign 1) or loss (sign -1)."""
     found = {metric: d for metric, d in own.items() if d.p is not None and d.p < SIGNIFICANT}
     return [metric for metric, difference in found.items() if sign * difference.paired.difference > 0]
+
+
+def _risk(name: str, own: Mapping[str, Difference]) -> str:
+    """The largest loss within the confidence intervals: few seeds show no significant loss of anything."""
+    lows = {metric: difference.paired.low for metric, difference in own.items() if difference.paired.low is not None}
+    metric = min(lows, key=lows.__getitem__, default=None)
+    if metric is None or lows[metric] >= 0:
+        return ""
+    return f"{name} loses {-100 * lows[metric]:.2f} points of {title(metric)}"
 
 
 def _unjudged_sentence(name: str, own: Mapping[str, Difference], seeds: int) -> str:
