@@ -77,8 +77,8 @@ RULE = paragraph(
     of it tuned. Of the temperatures {", ".join(str(value) for value in study.CONSTANTS)} each operator keeps the one that was
     best on validation of both data sets together (seeds 1 to 5, the mean of top-1 and top-5; the table stands in
     [the tables](results-tables.md)). Then {study.CONFIRMED["seeds"]} seeds that nothing was chosen by, with another part of
-    the training data as validation. The differences are against softmax, with the interval over the seeds; *seeds and examples*: the
-    interval also over the draw of the test examples."""
+    the training data as validation. The differences are against softmax, with the interval over the seeds; *seeds and
+    examples*: the interval also over the draw of the test examples."""
 )
 PASS = paragraph(
     f"""The rule, written down before these runs: a setting passes on a data set if the interval over the seeds of its top-1
