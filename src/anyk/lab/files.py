@@ -33,7 +33,8 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.touch()
             usual = temporary.stat().st_mode
             yield temporary
-            temporary.chmod(usual)  # safetensors too puts a private file in its place
+            if temporary.stat().st_mode != usual:  # safetensors puts a private file in its place
+                temporary.chmod(usual)
             _flush(temporary)
             os.replace(temporary, path)
     except BaseException:
