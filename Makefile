@@ -14,7 +14,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .PHONY: demo test check bench docs pictures evidence torture format clean
 
 demo: $(VENV)/demo
-	$(BIN)/anyk compare glyphs --losses softmax splitter --m 16 --epochs 5 --budget 3 --seeds 3 --out demo
+	$(BIN)/anyk compare glyphs:100 --losses softmax splitter --epochs 8 --budget 5 --seeds 5 --out demo
 
 test: $(VENV)/test check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
