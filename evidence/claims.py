@@ -280,7 +280,7 @@ def claims() -> list[Claim]:
         for metric in metrics:
             pays = {
                 TITLES[m]: difference(metric, [cell(embeddings, m, p_k, m=40)], [cell(embeddings, m, "half", m=40)])
-                for m in ranked
+                for m in ranked[1:]
             }
             text = f"{report.title(p_k)} components do not pay, beside top-5 components: {report.title(metric)}"
             found.append(Claim(text, "no more", "top20", {embeddings: pays}))

@@ -4,6 +4,7 @@ import dataclasses
 import doctest
 import json
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -475,3 +476,34 @@ def test_plain_sinkhorn_ends_at_the_librarys_plan():
     scores = torch.randn(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.double)
     plan, _ = measure.plan_after(scores, 1.0, 400)
     assert torch.allclose(plan.float(), anyk.SinkhornSort(1.0)(scores, 6).float(), atol=1e-6)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/choosing.md"])
+def test_the_typed_tables_tell_what_the_results_tell(page):
+    """The tables of confirmed differences are typed in: these are the figures of the page that is written from the runs."""
+    results = (ROOT / "docs" / "results.md").read_text()
+    told = (ROOT / page).read_text()
+    for title, method, temperature in (("splitter", "splitter", "2"), ("LapSum", "LapSum", "4")):
+        row = re.search(rf"^\| {title}, temperature {temperature} \| (.*) \|$", told, re.MULTILINE)
+        assert row is not None
+        shown = re.findall(r"[-+]\d+\.\d\d \([^)]*\)", row[1])
+        measured = [
+            difference
+            for data in study.SETTINGS
+            for line in re.findall(rf"^\| {data} \| {method} \| {temperature}\.0 \| (.*)$", results, re.MULTILINE)
+            for difference in re.findall(r"[-+]\d+\.\d\d \([^)]*\)", line)
+        ]
+        assert shown == measured
+        assert len(shown) == 4
+    (softmax,) = re.findall(
+        r"^Softmax, top-1 \| top-5: ([^;]*); ([^(]*)", results.replace("\n", " ").replace("  ", "\n"), re.MULTILINE
+    )
+    means = [float(value) for part in softmax for value in re.findall(r"(\d+\.\d+) ±", part)]
+    if page == "README.md":
+        row = re.search(r"^\| softmax \| (.*) \|$", told, re.MULTILINE)
+        assert [float(value) for value in re.findall(r"[\d.]+", row[1])] == [pytest.approx(mean, abs=0.0501) for mean in means]
+    else:
+        (former,) = re.findall(r"^\| splitter, temperature 1 \| (.*?) \|", told.replace("\\|", "/"), re.MULTILINE)
+        sentence = " ".join(results.split())
+        for metric, difference in zip(("top-1", "top-5"), former.split(" / "), strict=True):
+            assert f"{metric} {difference}" in sentence
