@@ -235,11 +235,25 @@ def test_ctrl_c_while_it_imports_shows_no_traceback(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="POSIX")
-def test_workers_hold_ctrl_c_back_until_they_can_take_it():
-    with pool._interrupts_wait():
-        asked = [sys.executable, "-c", "import signal; print(*signal.pthread_sigmask(signal.SIG_BLOCK, ()))"]
-        assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == f"{int(signal.SIGINT)}\n"
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+def test_workers_hold_ctrl_c_back_until_they_can_take_it(tmp_path):
+    (tmp_path / "start.py").write_text(
+        "import multiprocessing, signal\n"
+        "def held():\n"
+        "    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
+        "def tell(pipe):\n"
+        "    pipe.send(held())\n"
+        "if __name__ == '__main__':\n"
+        "    from anyk.lab.pool import _interrupts_wait\n"
+        "    context = multiprocessing.get_context('forkserver')\n"
+        "    here, there = context.Pipe()\n"
+        "    process = context.Process(target=tell, args=(there,))\n"
+        "    with _interrupts_wait():\n"
+        "        process.start()\n"
+        "    print(here.recv(), held())\n"
+        "    process.join()\n"
+    )
+    command = [sys.executable, str(tmp_path / "start.py")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True False\n"
 
 
 def test_a_remark_of_many_workers_is_told_once(tmp_path, monkeypatch, caplog):

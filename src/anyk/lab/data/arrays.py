@@ -374,7 +374,7 @@ def _read_csv(path: Path, label_column: str | None, is_test: bool) -> _Pair:
                 except ValueError as error:
                     raise LabError(
                         f"{path} has a cell that is not a number in line {rows.line_num} ({error}): "
-                        "mend it, or name the label column if it is not the last."
+                        "mend it, or name the label column with --label-column if it is not the last."
                     ) from None
                 codes.append(names.setdefault(label.strip(), len(names)))
                 if len(lines) < len(names):
