@@ -36,7 +36,7 @@ def grid(base: Recipe, axes: Mapping[str, Sequence[Any]]) -> dict[str, Recipe]:
 def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
     """Axes from the command line: ``field=value,value``, where the items of a list stand between slashes.
 
-    >>> parse_axes(["loss=softmax,splitter", "m=16,none", "p_k=1,.5/.5"])
+    >>> parse_axes(["loss=softmax, splitter", "m=16,none", "p_k=1,.5/.5"])
     {'loss': ['softmax', 'splitter'], 'm': [16, None], 'p_k': [[1], [0.5, 0.5]]}
     """
     axes: dict[str, list[Any]] = {}

@@ -374,7 +374,7 @@ def _read_csv(path: Path, label_column: str | None, is_test: bool) -> _Pair:
                 except ValueError as error:
                     raise LabError(
                         f"{path} has a cell that is not a number in line {rows.line_num} ({error}): "
-                        "mend it, or name the label column with --label-column if it is not the last."
+                        "mend it, or name the label column with anyk import --label-column if it is not the last."
                     ) from None
                 codes.append(names.setdefault(label.strip(), len(names)))
                 if len(lines) < len(names):
@@ -403,11 +403,14 @@ def _refuse_wrong_column(
         return
     problem = f"holds numbers with a fraction, such as {fraction}" if fraction is not None else "has no value twice"
     if titles is None:
-        taken, way = f"the last column of {path}", "add a line of titles, and name the right column with --label-column"
+        taken, way = (
+            f"the last column of {path}",
+            "add a line of titles, and name the right one with anyk import --label-column",
+        )
     else:
         others = ", ".join(_shown(title) for place, title in enumerate(titles) if place != column and place < 12)
         taken = f"the column {_shown(titles[column])!r} of {path}"
-        way = f"name the right column with --label-column; the others are {others}{', …' if width > 12 else ''}"
+        way = f"name the right one with anyk import --label-column; the others are {others}{', …' if width > 12 else ''}"
     raise LabError(f"{taken} was taken for the labels, but {problem}: {way}.")
 
 
