@@ -203,7 +203,6 @@ def collapse() -> dict[str, Any]:
 def sampling(folder: Path) -> dict[str, Any]:
     """The standard error of each confirmed difference over the draw of the test examples."""
     known = {name: study.read(name) for name in study.SETTINGS}
-    chosen = study.finalists(known)
     found: dict[str, Any] = {}
     for data in study.SETTINGS:
         shared = study.SETTINGS[data].recipe
@@ -214,13 +213,15 @@ def sampling(folder: Path) -> dict[str, Any]:
             tuned = study.tuning(data, each.method, known[data]).best
             assert tuned is not None
             names = [study.key(recipe, shared) for recipe in each.recipes(tuned)]
-            hits[each.method] = mean_hits([places[name] for name in names if name in places])
+            title = each.method if each.method == "softmax" else f"{each.method} {dict(each.changes).get('temperature', 1.0)}"
+            hits[title] = mean_hits([places[name] for name in names if name in places])
         found[data] = {
-            f"{method} {value}": {
-                metric: float(f"{standard_error(hits[method][metric] - hits['softmax'][metric]):.3g}")
+            title: {
+                metric: float(f"{standard_error(hits[title][metric] - hits['softmax'][metric]):.3g}")
                 for metric in ("top1", "top5")
             }
-            for method, value in chosen.items()
+            for title in hits
+            if title != "softmax"
         }
     return found
 

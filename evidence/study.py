@@ -189,6 +189,8 @@ CONSTANTS: tuple[float | str, ...] = (1.0, 2.0, 4.0, "auto")
 CONFIRMED = {"first": 11, "seeds": 20, "split_seed": 1}
 #: a loss of accuracy that nobody would mind: what the test examples and a few seeds can tell
 MARGINS = {"embeddings": 0.001, "glyphs": 0.005}
+#: what the default was, confirmed beside the finalists to see what a change of the default changes
+FORMER = ("splitter-dropin", 1.0)
 
 
 def _main(data: str, seeds: int, p_ks: Sequence[str]) -> list[Cell]:
@@ -284,9 +286,10 @@ def finalists(known: Mapping[str, Summaries]) -> dict[str, float | str]:
 
 
 def confirmation(data: str, known: Mapping[str, Summaries]) -> list[Cell]:
-    """Softmax and the finalists on seeds that nothing was chosen by, and another part of the data as validation."""
+    """Softmax, the finalists and the former default, on seeds that nothing was chosen by and another part as validation."""
     chosen = finalists(known)
-    cells = [cell(data, method, temperature=value, **CONFIRMED) for method, value in chosen.items()]
+    rows = dict.fromkeys([*chosen.items(), FORMER])
+    cells = [cell(data, method, temperature=value, **CONFIRMED) for method, value in rows]
     return [plain(each) for each in ([cell(data, "softmax", **CONFIRMED), *cells] if chosen else [])]
 
 

@@ -77,8 +77,8 @@ RULE = paragraph(
     of it tuned. Of the temperatures {", ".join(str(value) for value in study.CONSTANTS)} each operator keeps the one that was
     best on validation of both data sets together (seeds 1 to 5, the mean of top-1 and top-5; the table stands in
     [the tables](results-tables.md)). Then {study.CONFIRMED["seeds"]} seeds that nothing was chosen by, with another part of
-    the training data as validation. *Seeds*: the interval over the seeds. *Seeds and examples*: also over the draw of the test
-    examples."""
+    the training data as validation. The differences are against softmax, with the interval over the seeds; *seeds and
+    examples*: the interval also over the draw of the test examples."""
 )
 PASS = paragraph(
     f"""The rule, written down before these runs: a setting passes on a data set if the interval over the seeds of its top-1
@@ -155,9 +155,7 @@ def markdown(table: Table) -> str:
     def words(value: Any) -> Any:
         if not isinstance(value, Difference):
             return value
-        found = value.paired
-        interval = "" if found.low is None or found.high is None else f" ({100 * found.low:+.2f} … {100 * found.high:+.2f})"
-        return f"{100 * found.difference:+.2f}{interval}, {report.p_text(value.p)}"
+        return f"{_with_interval(value.paired)}, {report.p_text(value.p)}"
 
     columns = tuple(replace(each, kind="count") if each.kind == "difference" else each for each in table.columns)
     rows = tuple(tuple(words(value) for value in row) for row in table.rows)
@@ -317,62 +315,77 @@ def with_examples(found: statistics.Paired, error: float | None) -> str:
 
 def _default(evidence: Evidence) -> list[str]:
     lines = ["## The default", "", *RULE, ""]
-    chosen = study.finalists(evidence.known)
     cells = {data: study.confirmation(data, evidence.known) for data in study.SETTINGS}
-    pairs: list[tuple[str, Cell, str, statistics.Paired]] = []
-    for data, (softmax, *others) in ((data, rows) for data, rows in cells.items() if rows):
+    rows: list[tuple[Cell, dict[str, statistics.Paired]]] = []
+    for softmax, *others in (found for found in cells.values() if found):
         for each in others:
-            for metric in ("top1", "top5"):
-                found = difference(metric, [each], [softmax]).paired(evidence)
-                if found is not None:
-                    pairs.append((data, each, metric, found))
-    if not chosen or not pairs:
+            both = {metric: difference(metric, [each], [softmax]).paired(evidence) for metric in ("top1", "top5")}
+            measured = {metric: one for metric, one in both.items() if one is not None}
+            if len(measured) == 2:
+                rows.append((each, measured))
+    if not rows:
         return [*lines, f"Not measured yet: `{COMMAND} --only dropin confirm`", ""]
-    corrected = statistics.holm([found.p for *_, found in pairs])
+    finalists = [(each, both) for each, both in rows if each in [one for found in cells.values() for one in found[1:3]]]
+    corrected = iter(statistics.holm([one.p for _, both in finalists for one in both.values()]))
     sampling = evidence.measured.get("sampling", {})
     lines += [
-        "| data | operator | temperature | | difference | seeds | seeds and examples | p | runs | |",
-        "| :-- | :-- | --: | :-- | --: | --: | --: | --: | --: | :-- |",
+        "| data | operator | temperature | top-1 | seeds and examples | top-5 | seeds and examples | seeds | rule |",
+        "| :-- | :-- | --: | --: | --: | --: | --: | --: | :-- |",
     ]
-    by_row: dict[tuple[str, str], dict[str, tuple[statistics.Paired, float | None]]] = {}
-    for (data, each, metric, found), p in zip(pairs, corrected, strict=True):
-        by_row.setdefault((data, each.method), {})[metric] = found, p
+    verdicts: dict[tuple[str, str], str] = {}
+    for each, both in finalists:
+        words = [each.data, TITLES[each.method], str(_temperature_of(each))]
+        for metric, found in both.items():
+            p = next(corrected)
+            error = sampling.get(each.data, {}).get(f"{each.method} {_temperature_of(each)}", {}).get(metric)
+            words += [f"{_with_interval(found)}, {report.p_text(p)}", with_examples(found, error)]
+        verdicts[each.data, each.method] = passes(both["top1"], both["top5"], p, MARGINS[each.data])
+        words += [str(both["top1"].count), verdicts[each.data, each.method]]
+        lines.append(f"| {' | '.join(words)} |")
     softmaxes = []
-    for data, rows in cells.items():
-        values = [tuple(evidence.values(rows[0], metric).values()) for metric in ("top1", "top5")]
+    for data, (softmax, *_) in cells.items():
+        values = [tuple(evidence.values(softmax, metric).values()) for metric in ("top1", "top5")]
         if values[0]:
             told = " | ".join(f"{100 * statistics.mean(one):.2f} ± {100 * (statistics.std(one) or 0):.2f}" for one in values)
             softmaxes.append(f"{told} on {data} ({len(values[0])} seeds)")
-    verdicts = {row: passes(both["top1"][0], *both["top5"], MARGINS[row[0]]) for row, both in by_row.items() if len(both) == 2}
-    for (data, method), both in by_row.items():
-        for metric, (found, p) in both.items():
-            interval = "–" if found.low is None or found.high is None else f"{100 * found.low:+.2f} … {100 * found.high:+.2f}"
-            error = sampling.get(data, {}).get(f"{method} {chosen[method]}", {}).get(metric)
-            words = [
-                data,
-                TITLES[method],
-                str(chosen[method]),
-                report.title(metric),
-                f"{100 * found.difference:+.2f}",
-                interval,
-            ]
-            words += [with_examples(found, error), report.p_text(p), str(found.count)]
-            words.append(verdicts.get((data, method), "") if metric == "top1" else "")
-            lines.append(f"| {' | '.join(words)} |")
     lines += ["", *paragraph(f"Softmax, top-1 | top-5: {'; '.join(softmaxes)}."), "", *PASS, ""]
-    contest = {}
-    for data, rows in cells.items():
-        splitter, lapsum = (next(each for each in rows if each.method == f"{name}-dropin") for name in ("splitter", "lapsum"))
-        terms = [(sign / 2, each) for sign, each in ((1.0, lapsum), (-1.0, splitter))]
-        both_metrics = [Contrast(metric, tuple(terms)) for metric in ("top1", "top5")]
-        contest[data] = _sum_of(both_metrics, evidence)
-    told = [
-        f"{100 * one.difference:+.2f} on {data} ({report.p_text(one.p)})" for data, one in contest.items() if one is not None
-    ]
-    lines += paragraph(
-        f"LapSum against the splitter, the mean of top-1 and top-5: {', '.join(told)}. {ruled(verdicts, contest)}"
-    )
+    contest = {data: _contest(found[2], found[1], evidence) for data, found in cells.items()}
+    lines += paragraph(f"LapSum against the splitter, {_told(contest)}. {ruled(verdicts, contest)}")
+    former = {data: found[3] for data, found in cells.items() if len(found) > 3}
+    if former:
+        tests = {data: _contest(cells[data][1], each, evidence) for data, each in former.items()}
+        differences = "; ".join(
+            f"top-1 {_with_interval(both['top1'])}, top-5 {_with_interval(both['top5'])} on {each.data}"
+            for each, both in rows
+            if each in former.values()
+        )
+        lines += [
+            "",
+            *paragraph(
+                f"""What the default was before, the splitter at temperature {study.FORMER[1]:g}, on the same seeds against
+                softmax: {differences or "not measured"}. The finalist against it, {_told(tests)}."""
+            ),
+        ]
     return [*lines, ""]
+
+
+def _temperature_of(each: Cell) -> float | str:
+    return dict(each.changes).get("temperature", 1.0)
+
+
+def _with_interval(found: statistics.Paired) -> str:
+    interval = "" if found.low is None or found.high is None else f" ({100 * found.low:+.2f} … {100 * found.high:+.2f})"
+    return f"{100 * found.difference:+.2f}{interval}"
+
+
+def _contest(first: Cell, second: Cell, evidence: Evidence) -> statistics.Paired | None:
+    """One cell against another by the mean of top-1 and top-5."""
+    return _sum_of([Contrast(metric, ((0.5, first), (-0.5, second))) for metric in ("top1", "top5")], evidence)
+
+
+def _told(tests: Mapping[str, statistics.Paired | None]) -> str:
+    told = [f"{100 * one.difference:+.2f} on {data} ({report.p_text(one.p)})" for data, one in tests.items() if one is not None]
+    return f"the mean of top-1 and top-5: {', '.join(told) or 'not measured'}"
 
 
 def _sum_of(contrasts: Sequence[Contrast], evidence: Evidence) -> statistics.Paired | None:

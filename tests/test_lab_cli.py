@@ -113,6 +113,41 @@ def test_train_then_report_in_every_format(anyk, data, tmp_path):
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
 
 
+def test_compare_with_a_failed_run_ends_with_1(anyk, data):
+    diverging = ("--optimizer", "sgd", "--learning-rate", "1e29", "--weight-decay", "1e9", "--seeds", "1", "--budget", "2")
+    code, out, _ = anyk("compare", data, "--losses", "softmax", *diverging, *QUICK, "--out", "out")
+    assert code == 1
+    assert out.count("lower the learning rate") == out.count(" failed")
+    assert anyk("compare", data, "--losses", "softmax", *diverging, *QUICK, "--out", "out", "--json")[0] == 1
+
+
+def test_another_recipe_is_offered_another_folder(anyk, data, tmp_path):
+    words = ("train", data, "--loss", "lapsum", *QUICK)
+    assert anyk(*words)[0] == 0
+    code, _, err = anyk(*words, "--temperature", "2")
+    assert code == 2
+    assert "points-lapsum-seed0 holds a run of another recipe (temperature was 1.0 and is now 2.0)" in err
+    offered = "--out anyk-runs/points-lapsum-seed0-2"
+    assert err.endswith(f": choose another folder, such as {offered}\n")
+    assert anyk(*words, "--temperature", "2", *offered.split())[0] == 0
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
+    code, _, err = anyk(*words, "--out", "photos", "--tensorboard")
+    assert (code, [path.name for path in (tmp_path / "photos").iterdir()]) == (2, ["cat.jpg"])
+    assert err == "anyk: photos holds files that are not of a run (cat.jpg): choose another folder, such as --out photos-2\n"
+    assert "such as --out run-2" in anyk(*words, "--out", ".")[2]
+
+
+def test_train_says_when_more_training_would_help(anyk, data):
+    words = ("train", data, "--loss", "softmax", "--quiet", "--batch-size", "500")
+    code, out, _ = anyk(*words, "--out", "first")
+    assert code == 0
+    hint = "when it ended: raise --epochs or --learning-rate. `anyk train` does not tune, `anyk compare` does."
+    assert out.splitlines()[-1] == f"It was still near chance {hint}"
+    assert hint not in anyk(*words, "--learning-rate", "1e-3", "--epochs", "20", "--out", "second")[1]  # as the user wished
+    assert hint not in anyk(*words, "--learning-rate", "0.3", "--out", "third")[1]
+
+
 def test_sweep_runs_a_grid_and_names_what_failed(anyk, data):
     words = ("sweep", data, "--grid", "loss=softmax,splitter", "m=8,3", "--out", "sweep", "--epochs", "1", "--quiet")
     code, out, err = anyk(*words)
@@ -120,6 +155,9 @@ def test_sweep_runs_a_grid_and_names_what_failed(anyk, data):
     assert err.startswith("loss=splitter,m=3 failed: P_K reaches to k = 5, but only m = 3 are ranked")
     assert "1 run failed" in out or "failed" in out
     assert anyk("sweep", data, "--out", "other", "--quiet")[0] == 0  # no grid: one run
+    code, _, err = anyk("sweep", data, "--grid", "seed=0,1,2,3", "--m", "3", "--out", "third", "--quiet")
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith("4 runs failed (seed=0, seed=1 and 2 more): P_K reaches to k = 5, but only m = 3 are ranked")
     code, _, err = anyk("sweep", data, "--grid", "loss=softmax", "--file", "x.json")
     assert (code, err) == (2, "anyk: give --grid or --file, not both.\n")
 

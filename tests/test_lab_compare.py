@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import lab_data
 from anyk.lab import comparison, sweeps
-from anyk.lab.compare import at, best_point, compare, next_points
+from anyk.lab.compare import _measured, _Study, at, best_point, compare, next_points
 from anyk.lab.errors import LabError
 from anyk.lab.pool import Outcome, Pool
 from anyk.lab.recipes import Recipe, Setting
@@ -189,14 +189,19 @@ def test_moved_examples_are_counted(data: str, tmp_path: Path) -> None:
         ({}, {"seeds": 0}, "seeds should be at least 1"),
         ({}, {"budget": 0}, "budget should be at least 1"),
         ({"m": 3}, {}, "only m = 3 are ranked"),
+        ({"data": "few", "select": "top10"}, {}, "--select top10 needs more than 10 classes"),
     ],
     ids=str,
 )
 def test_bad_comparisons_end_before_anything_is_trained(
     changes: dict[str, Any], keywords: dict[str, int], message: str, data: str, tmp_path: Path
 ) -> None:
+    if changes.get("data") == "few":
+        changes = {**changes, "data": str(lab_data.write_embedding_set(tmp_path / "few", classes=6))}
     with pytest.raises(LabError, match=message):
-        compare(setting(data, **changes), ["splitter"], tmp_path / "out", **{"seeds": 1, "budget": 1, "jobs": 1, **keywords})
+        compare(
+            setting(data).but(**changes), ["splitter"], tmp_path / "out", **{"seeds": 1, "budget": 1, "jobs": 1, **keywords}
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -206,6 +211,29 @@ def test_a_loss_that_always_fails_is_reported_and_the_others_finish(data: str, t
     assert all(not method.runs for method in done.methods)
     assert len(done.failures) == 2
     assert "lower the learning rate" in " ".join(comparison.verdict(done))
+
+
+def test_every_method_measures_what_one_of_them_trains_for(data: str, tmp_path: Path) -> None:
+    given = setting(data, p_k=(0.5, 0.0, 0.5), epochs=1, measure=(7,))
+    done = compare(given, ["lapsum"], tmp_path / "out", seeds=1, budget=1, jobs=2)
+    assert all({"top1", "top3", "top5", "top7", "top10"} <= run.test.keys() for method in done.methods for run in method.runs)
+    assert comparison.metrics(done) == ["top1", "top3", "top5", "top7", "top10"]
+    assert comparison.metrics(comparison.read(tmp_path / "out" / "results.json")) == comparison.metrics(done)
+
+
+def test_the_usual_k_leave_the_names_of_the_runs_as_they_were(data: str, tmp_path: Path) -> None:
+    """Folders of comparisons from before there was `measure` are found again."""
+    assert _measured(setting(data), ["softmax", "lapsum"], 12) == ()
+    assert _Study(tmp_path, "data", seeds=1, budget=1).folder(Recipe()).name == "splitter-seed0-3a5cc6f70c"
+
+
+def test_a_comparison_leaves_a_folder_of_other_files_alone(data: str, tmp_path: Path) -> None:
+    (tmp_path / "cat.jpg").touch()
+    with pytest.raises(LabError, match=r"holds files that are not of a run \(cat.jpg\): choose another folder with --out"):
+        compare(setting(data), ["lapsum"], tmp_path, seeds=1, budget=1, jobs=1)
+    with pytest.raises(LabError, match=r"holds files that are not of a run \(cat.jpg\)"):
+        sweeps.run_all({"good": Recipe(**vars(setting(data)))}, tmp_path, jobs=1)
+    assert os.listdir(tmp_path) == ["cat.jpg"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])

@@ -94,6 +94,10 @@ def test_border_of_the_tuning_grid():
     recipe = Recipe(loss="splitter", learning_rate=1e-3, temperature=0.5)
     splitter = made.method("splitter", shifted(), recipe=recipe, tries=tries)
     sentences = outcome.verdict(made.comparison(SOFTMAX, splitter))
+    assert sentences[0] == (
+        "Not tuned to the end: splitter was best at the border of what was tried; raise --budget, or start elsewhere with "
+        "--learning-rate or --temperature. So far: Nothing beats softmax: no difference in any metric is significant."
+    )
     border = "(learning rate 0.001, the largest tried and temperature 0.5, the smallest tried): raise --budget."
     assert f"splitter was best at the border of the tuning grid {border}" in sentences
     assert "The methods were not tuned equally; tries: softmax 9 and splitter 4." in sentences
@@ -102,6 +106,55 @@ def test_border_of_the_tuning_grid():
     assert "temperature" not in "".join(outcome.verdict(made.comparison(softmax)))
     alone = made.method("splitter", shifted(), recipe=recipe, tries=(Try(1e-3, 0.5, 0.5),))
     assert not any("border" in sentence for sentence in outcome.verdict(made.comparison(alone)))
+
+
+def test_the_headline_judges_no_baseline_at_the_border_without_a_word():
+    tries = tuple(Try(rate, 1.0, 0.5) for rate in (1e-4, 1e-3))
+    softmax = dataclasses.replace(SOFTMAX, recipe=Recipe(loss="softmax", learning_rate=1e-3), tries=tries)
+    headline = outcome.verdict(made.comparison(softmax, made.method("splitter", shifted(top1=-0.03))))[0]
+    assert headline.startswith("Not tuned to the end: softmax was best at the border")
+    assert "with --learning-rate. So far: Nothing beats softmax; it is significantly better than splitter." in headline
+    # Two seeds are not judged, so nothing is to be doubted.
+    few = dataclasses.replace(softmax, runs=softmax.runs[:2])
+    assert outcome.verdict(made.comparison(few, made.method("splitter", shifted())))[0].startswith("2 seeds are too few")
+
+
+def test_the_k_that_are_trained_for_are_judged():
+    tests = [{**test, "top3": test["top1"] + 0.1, "top20": 0.99} for test in made.accuracies(0.6, 0.8, 0.9)]
+    gained = [{**test, "top3": test["top3"] + 0.02 + seed / 1e4} for seed, test in enumerate(tests)]
+    recipe = Recipe(learning_rate=1e-3, temperature=0.5, p_k=(0.5, 0.0, 0.5), measure=(3,))
+    methods = [made.method(name, t, recipe=recipe.but(loss=name)) for name, t in (("softmax", tests), ("splitter", gained))]
+    compared = made.comparison(*methods)
+    assert outcome.metrics(compared) == ["top1", "top3", "top5", "top10"]
+    assert outcome.verdict(compared)[0] == "Better than softmax without a significant loss: splitter in top-3."
+    assert "Δ top-3 points" in report.render(outcome.table(compared), "markdown")
+
+
+def test_what_rounds_to_nothing_has_no_sign():
+    nothing = [{**test, "top1": test["top1"] - 1e-5} for test in shifted(top5=0.02)]
+    runs = [run.test for run in made.method("softmax", shifted(top5=0.02)).runs]
+    softmax, splitter = made.method("softmax", runs), made.method("splitter", nothing)
+    said = " ".join(outcome.verdict(made.comparison(softmax, splitter)))
+    assert "top-1 (0.00 points" in said
+    assert "−0.00" not in said
+    assert "loses 0.00" not in said
+    assert "-0.00" not in report.render(outcome.table(made.comparison(softmax, splitter)), "terminal")
+
+
+def test_few_classes_have_no_top_5():
+    methods = [made.method(name, [{"top1": 0.9}] * 3) for name in ("softmax", "splitter")]
+    said = " ".join(outcome.verdict(made.comparison(*methods, classes=3)))
+    assert "tied on validation (top-1, " in said
+    assert "top-5" not in said
+
+
+def test_equal_failures_are_told_once():
+    failed = [f"{loss}-seed0-{number} failed: out of memory." for loss in ("splitter", "lapsum") for number in range(2)]
+    said = outcome.verdict(made.comparison(SOFTMAX, failures=(*failed, "hinge-seed0 failed: lost.")))
+    assert said[-2:] == [
+        "4 runs failed (splitter-seed0-0, splitter-seed0-1 and 2 more): out of memory.",
+        "hinge-seed0 failed: lost.",
+    ]
 
 
 def test_missing_parts():

@@ -37,6 +37,7 @@ def test_json_round_trip() -> None:
         ({"p_k_end": [0, 0, 0, 0, 1.0], "p_k_file": "x.json"}, "cannot be combined"),
         ({"temperature": "auto", "temperature_end": 1.0}, "temperature_end needs a number"),
         ({"m": 0}, "m should be between"),
+        ({"measure": [3, 0]}, "measure should be k of at least 1"),
         ({"label_noise": 1.5}, "label_noise should be between"),
         ({"learning_rat": 1.0}, "unknown field 'learning_rat'"),
     ],
@@ -45,6 +46,12 @@ def test_json_round_trip() -> None:
 def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(LabError, match="the recipe.*" + message):
         Recipe.from_json(fields)
+
+
+def test_a_recipe_that_measures_nothing_further_has_the_text_it_had_before_there_was_measure() -> None:
+    assert "measure" not in Recipe().to_json()
+    assert Recipe(measure=(3,)).to_json()["measure"] == [3]
+    assert Recipe.from_json(Recipe(measure=(3,)).to_json()) == Recipe(measure=(3,))
 
 
 @pytest.mark.parametrize("kind", BY_KIND)

@@ -273,6 +273,10 @@ def test_p_k_of_each_class_from_a_file(data: str, tmp_path: Path) -> None:
 def test_what_p_k_trains_for_is_measured(data: str, tmp_path: Path) -> None:
     result = training.train(quick(data, p_k=(0.5, 0.0, 0.5), epochs=1), tmp_path)
     assert list(result["test"])[:4] == ["top1", "top3", "top5", "top10"]
+    moving = quick(data, p_k=(0.5, 0.5, 0.0), p_k_end=(0.5, 0.0, 0.5), measure=(7, 12), epochs=1, evaluate_every=1)
+    result = training.train(moving, tmp_path / "moving")
+    assert list(result["test"])[:6] == ["top1", "top2", "top3", "top5", "top7", "top10"]  # not 12 of 12
+    assert all(line["validation"].keys() == result["validation"].keys() for line in Run(tmp_path / "moving").metrics())
 
 
 def test_label_noise_touches_so_many_training_labels_and_no_others(data: str) -> None:
@@ -310,6 +314,100 @@ def test_a_run_leaves_the_callers_generator_and_threads_alone(data: str, tmp_pat
 def test_bad_recipes_are_named(changes: dict[str, Any], message: str, data: str, tmp_path: Path) -> None:
     with pytest.raises(LabError, match=message):
         training.train(quick(data, **changes), tmp_path)
+
+
+def test_a_metric_that_the_classes_do_not_allow_is_named_before_the_first_step(tmp_path: Path) -> None:
+    few = str(lab_data.write_embedding_set(tmp_path / "few", classes=6))
+    with pytest.raises(LabError, match="--select top10 needs more than 10 classes, but few has 6"):
+        training.train(quick(few, select="top10"), tmp_path / "run", on_progress=lambda _: pytest.fail("a step was taken"))
+    assert Run(tmp_path / "run").metrics() == []
+
+
+def test_an_m_above_the_number_of_classes_ranks_all(data: str, tmp_path: Path) -> None:
+    results = [training.train(quick(data, epochs=1, m=m), tmp_path / str(m)) for m in (12, 30)]
+    assert results[0]["validation"] == results[1]["validation"]
+    assert criteria.criterion(quick(data, m=30), 12).m == 12
+
+
+@pytest.mark.parametrize("loss", ["softmax", "splitter"])
+def test_one_class_is_nothing_to_classify(loss: LossName) -> None:
+    with pytest.raises(LabError, match="one class only, which leaves nothing to classify"):
+        criteria.criterion(Recipe(loss=loss), 1)
+    with pytest.raises(LabError, match=r"a shorter --p-k, such as 1\.$"):
+        criteria.criterion(Recipe(), 2)
+
+
+def test_the_folder_of_a_run_that_came_to_nothing_is_taken_over(data: str, tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="lower the learning rate"):
+        training.train(quick(data, optimizer="sgd", learning_rate=1e30, weight_decay=1.0, loss="softmax"), tmp_path)
+    mended = quick(data, epochs=1)
+    assert training.train(mended, tmp_path)["epochs"] == 1
+    assert Run(tmp_path).recipe() == mended
+    assert Run(tmp_path).error() is None
+
+
+def test_a_run_that_has_a_checkpoint_or_an_evaluation_keeps_its_folder(data: str, tmp_path: Path) -> None:
+    with pytest.raises(training.Stopped):
+        training.train(quick(data), tmp_path / "stopped", should_stop=iter([False, True]).__next__)
+    with pytest.raises(LabError, match="epochs was 6 and is now 2"):
+        training.train(quick(data, epochs=2), tmp_path / "stopped")
+    run = Run(tmp_path / "evaluated")
+    with run.locked():
+        run.begin(quick(data), {})
+        run.add_metrics({"step": 1})
+    with pytest.raises(LabError, match="epochs was 6 and is now 2"):
+        training.train(quick(data, epochs=2), tmp_path / "evaluated")
+
+
+def test_a_folder_of_other_files_is_left_alone(data: str, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / ".DS_Store").touch()
+    (photos / "tensorboard").mkdir()  # the command's --tensorboard makes it first
+    training.train(quick(data, epochs=1), photos)  # empty but for these
+    (photos / "notes.txt").touch()
+    (photos / ".lock").unlink()  # a copy without hidden files is still a run
+    assert training.train(quick(data, epochs=1), photos)["epochs"] == 1
+    mine = tmp_path / "mine"
+    for name in ("a.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg"):
+        mine.mkdir(exist_ok=True)
+        (mine / name).touch()
+    before = sorted(mine.iterdir())
+    with pytest.raises(
+        LabError, match=r"mine holds files that are not of a run \(a.jpg, b.jpg, c.jpg, 2 more\): choose another"
+    ):
+        training.train(quick(data, epochs=1), mine)
+    assert sorted(mine.iterdir()) == before
+
+
+def test_the_files_of_a_run_have_the_usual_permissions(data: str, tmp_path: Path) -> None:
+    training.train(quick(data, epochs=1), tmp_path / "run")
+    (tmp_path / "usual").touch()
+    usual = (tmp_path / "usual").stat().st_mode
+    assert {path.name: path.stat().st_mode for path in (tmp_path / "run").glob("[!.]*")} == dict.fromkeys(
+        ["config.json", "environment.json", "metrics.jsonl", "model.safetensors", "result.json"], usual
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "epochs", "selected", "top1", "sign"),
+    [
+        ({}, 20.0, {"mean": 20.0}, 0.5, "improving"),
+        ({}, 20.0, {"mean": 19.0}, 0.5, "improving"),
+        ({}, 20.0, {"mean": 18.0}, 0.5, ""),
+        ({}, 20.0, {"mean": 18.0}, 0.15, "near chance"),
+        ({"select": "last"}, 20.0, {"mean": 20.0}, 0.5, ""),
+        ({"patience": 1}, 11.0, {"mean": 10.0}, 0.15, ""),
+        ({"select": "each"}, 20.0, {"top1": 20.0, "top5": 3.0}, 0.5, "improving"),
+    ],
+    ids=str,
+)
+def test_the_sign_that_a_run_might_have_come_further(
+    changes: dict[str, Any], epochs: float, selected: dict[str, float], top1: float, sign: str
+) -> None:
+    recipe = Recipe(epochs=20).but(**changes)
+    result = {"recipe": recipe.to_json(), "epochs": epochs, "selected": selected, "validation": {"top1": top1}}
+    assert training.unfinished({**result, "data": {"classes": 10}}) == sign
 
 
 def test_predictor_gives_the_guesses_that_the_result_counted(data: str, tmp_path: Path) -> None:

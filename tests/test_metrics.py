@@ -58,3 +58,18 @@ def test_bad_input():
         anyk.topk_hits(scores, torch.tensor([0]))
     with pytest.raises(ValueError, match=r"target: .* got 4"):
         anyk.target_ranks(scores, torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match=r"scores: .*movedim"):
+        anyk.topk_accuracy(torch.zeros(2, 20, 7), torch.zeros(2, 7, dtype=torch.long))
+
+
+def test_what_is_ignored_does_not_count():
+    generator = torch.Generator().manual_seed(0)
+    scores, target = torch.randn(50, 9, generator=generator), torch.randint(9, (50,), generator=generator)
+    some = torch.where(torch.arange(50) % 3 == 0, -100, target)
+    kept = some != -100
+    expected = anyk.topk_accuracy(scores[kept], target[kept], (1, 3))
+    assert anyk.topk_accuracy(scores, some, (1, 3)) == expected
+    assert anyk.topk_accuracy(scores, torch.where(kept, target, 7), (1, 3), ignore_index=-1) != expected
+    with pytest.raises(ValueError, match=r"target: .* got -100"):
+        anyk.topk_hits(scores, some, ignore_index=-1)
+    assert anyk.topk_accuracy(scores[:2], torch.tensor([-100, -100]))[1].isnan()

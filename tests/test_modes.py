@@ -125,7 +125,7 @@ def test_compiled_function_with_a_list():
 def test_compiled_with_inductor():
     if shutil.which("c++") is None and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler")
-    assert_compiled_is_eager(TopKCrossEntropyLoss(SHORT, m=6), [batch(6), batch(9, seed=1)], backend="inductor")
+    assert_compiled_is_eager(TopKCrossEntropyLoss(SHORT, m=6), [batch(6)], backend="inductor")
 
 
 def test_no_recompilation_storm():

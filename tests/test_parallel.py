@@ -438,6 +438,8 @@ def in_each_metrics(world):
         ks = (1, 2, 5, n, n + 3)
         assert parallel.topk_hits(local, target, ks, group=group) == anyk.topk_hits(case, target, ks)
         assert parallel.topk_accuracy(local, target, group=group) == anyk.topk_accuracy(case, target)
+        some = torch.where(torch.arange(len(target)) % 3 == 0, -100, target)
+        assert parallel.topk_accuracy(local, some, group=group) == anyk.topk_accuracy(case, some)
     assert parallel.topk_hits(local, target, (), group=group) == {}
     assert parallel.topk_accuracy(local[:0], target[:0], (1,), group=group)[1].isnan()
     with pytest.raises(ValueError, match="target: expected class indices from 0 to"):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,9 @@ from torch.nn import functional
 from anyk import candidates, checks
 from anyk.operators import Operator, SortingNetwork
 from anyk.operators.base import real_mask
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["TopKCrossEntropyLoss", "topk_cross_entropy"]
 
@@ -198,7 +201,8 @@ def topk_measure(
 def _checked_operator(operator: Operator | None, top1: str, softmax_over: str) -> Operator:
     operator = SortingNetwork("splitter") if operator is None else operator
     if not isinstance(operator, Operator):
-        raise TypeError(f"operator: expected an anyk.Operator, got {type(operator).__name__}")
+        given = f"the class {operator.__name__}" if isinstance(operator, type) else repr(operator)
+        raise TypeError(f"operator: expected an anyk.Operator such as anyk.LapSum(), got {given}")
     checks.one_of("top1", top1, TOP1_MODES)
     checks.one_of("softmax_over", softmax_over, ("all", "candidates"))
     return operator
@@ -261,7 +265,9 @@ class TopKCrossEntropyLoss(nn.Module):
         check_shared(reduction, ignore_index, weight, label_smoothing)
         # Not float64: some devices do not have it.
         p_k = distribution(p_k)
-        self.register_buffer("p_k", p_k if p_k.dtype != torch.float64 else p_k.to(torch.get_default_dtype()))
+        # A setting and no state: a checkpoint does not bring back an old P_K, and one of torch.nn.CrossEntropyLoss fits.
+        p_k = p_k if p_k.dtype != torch.float64 else p_k.to(torch.get_default_dtype())
+        self.register_buffer("p_k", p_k, persistent=False)
         self.register_buffer("weight", weight)
         self.operator = _checked_operator(operator, top1, softmax_over)
         k = self.p_k.shape[-1]
@@ -276,6 +282,14 @@ class TopKCrossEntropyLoss(nn.Module):
 
     def forward(self, scores: Tensor, target: Tensor, *, example_p_k: Tensor | None = None) -> Tensor:
         return topk_cross_entropy(scores, target, **self._arguments(), example_p_k=example_p_k)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or convert; P_K keeps its values also through ``to_empty``, after which no checkpoint brings them back."""
+        before = self.p_k
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if not (before.is_meta or self.p_k.is_meta):
+            self.p_k = before.to(self.p_k)
+        return self
 
     def _arguments(self) -> dict[str, Any]:
         """What the function takes besides scores and targets."""
@@ -609,12 +623,15 @@ def distribution(p_k: Distribution, name: str = "p_k") -> Tensor:
             least, worst = p_k.min().item(), sums.flatten()[(sums - 1).abs().argmax()].item()
         if not least >= 0:
             raise ValueError(f"{name}: expected probabilities of at least 0, got {least:.6g}")
-        if not abs(worst - 1) <= (1e-4 if p_k.dtype.itemsize > 2 else 1e-2):
-            raise ValueError(f"{name}: expected probabilities that sum to 1, got the sum {worst:.6g}")
+        tolerance = 1e-4 if p_k.dtype.itemsize > 2 else 1e-2
+        if not abs(worst - 1) <= tolerance:
+            raise ValueError(f"{name}: expected probabilities that sum to 1 (within {tolerance:g}), got the sum {worst:.6g}")
     return p_k
 
 
 def _list_to_tensor(p_k: Any, name: str) -> Tensor:
+    if isinstance(p_k, Mapping):
+        raise TypeError(f"{name}: expected a sequence, the weights of top-1, top-2, and so on, got {p_k!r}")
     given = p_k.tolist() if hasattr(p_k, "tolist") else p_k
     nested = isinstance(given, (list, tuple)) and len(given) > 0 and isinstance(given[0], (list, tuple))
     rows = given if nested else [given]
@@ -624,7 +641,9 @@ def _list_to_tensor(p_k: Any, name: str) -> Tensor:
         while k > 1 and all(len(row) < k or row[k - 1] == 0 for row in rows):
             k -= 1
         rows = [row[:k] for row in rows]
-        return torch.tensor(rows if nested else rows[0], dtype=torch.float64)
+        # Where modules are made without memory, by a default device "meta", the weights are kept all the same.
+        device = "cpu" if torch.get_default_device().type == "meta" else None
+        return torch.tensor(rows if nested else rows[0], dtype=torch.float64, device=device)
     except (TypeError, ValueError):
         raise TypeError(f"{name}: expected a sequence of numbers or a tensor, got {p_k!r}") from None
 

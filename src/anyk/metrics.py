@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from anyk import candidates, checks
+
+#: as a k it counts every target that is not ignored
+EVERY = sys.maxsize
 
 __all__ = ["target_ranks", "topk_accuracy", "topk_hits"]
 
@@ -26,13 +30,26 @@ def target_ranks(scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"
         tensor([2, 1])
     """
     scores = checks.scores(scores).detach()
+    if (
+        isinstance(target, Tensor)
+        and scores.ndim > 2
+        and target.shape == scores.shape[:1] + scores.shape[2:] != scores.shape[:-1]
+    ):
+        raise ValueError(
+            f"scores: expected the classes in the last dimension, but for target {tuple(target.shape)} they are in the second "
+            f"of {tuple(scores.shape)}, as the losses take them: give scores.movedim(1, -1)"
+        )
     target = checks.class_indices(target, scores.shape[:-1], scores.shape[-1])
     # "Not smaller" counts NaN and the target itself, which makes the best rank 1.
     return (~(scores < candidates.at(scores, target)[..., None])).sum(-1)
 
 
 def topk_hits(
-    scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"], ks: Iterable[int] = (1, 5)
+    scores: Float[Tensor, "*batch n"],
+    target: Int[Tensor, "*batch"],
+    ks: Iterable[int] = (1, 5),
+    *,
+    ignore_index: int = -100,
 ) -> dict[int, Tensor]:
     """How many targets are among the first k classes, for each k: counts, which add up over batches and processes.
 
@@ -40,6 +57,7 @@ def topk_hits(
         scores: class scores, classes in the last dimension.
         target: class indices.
         ks: the values of k; a k beyond the number of classes counts everything.
+        ignore_index: a target that does not count.
 
     Returns:
         ``{k: count}``, each a tensor with one integer, on the device of the scores.
@@ -49,8 +67,10 @@ def topk_hits(
         {1: tensor(0), 2: tensor(1)}
     """
     ks = checked_ks(ks)
-    ranks = target_ranks(scores, target)
-    return {k: (ranks <= k).sum() for k in ks}
+    target = checks.tensor("target", target)
+    counted = target != ignore_index
+    ranks = target_ranks(scores, target * counted)  # class 0 in the place of those that do not count
+    return {k: ((ranks <= k) & counted).sum() for k in ks}
 
 
 def checked_ks(ks: Iterable[int]) -> list[int]:
@@ -60,7 +80,11 @@ def checked_ks(ks: Iterable[int]) -> list[int]:
 
 
 def topk_accuracy(
-    scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"], ks: Iterable[int] = (1, 5)
+    scores: Float[Tensor, "*batch n"],
+    target: Int[Tensor, "*batch"],
+    ks: Iterable[int] = (1, 5),
+    *,
+    ignore_index: int = -100,
 ) -> dict[int, Tensor]:
     """The fraction of targets among the first k classes, for each k.
 
@@ -68,6 +92,7 @@ def topk_accuracy(
         scores: class scores, classes in the last dimension.
         target: class indices.
         ks: the values of k.
+        ignore_index: a target that does not count.
 
     Returns:
         ``{k: fraction}``, each a tensor with one number; NaN for an empty batch.
@@ -76,4 +101,5 @@ def topk_accuracy(
         >>> anyk.topk_accuracy(torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.3, 0.2]]), torch.tensor([1, 2]), ks=(1, 2))
         {1: tensor(0.), 2: tensor(0.5000)}
     """
-    return {k: hits / target.numel() for k, hits in topk_hits(scores, target, ks).items()}
+    *hits, every = topk_hits(scores, target, [*checked_ks(ks), EVERY], ignore_index=ignore_index).items()
+    return {k: count / every[1] for k, count in hits}

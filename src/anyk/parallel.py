@@ -163,6 +163,7 @@ def topk_hits(
     target: Int[Tensor, " batch"],
     ks: Iterable[int] = (1, 5),
     *,
+    ignore_index: int = -100,
     group: dist.ProcessGroup | None = None,
 ) -> dict[int, Tensor]:
     """:func:`anyk.topk_hits` of sharded classes: every process counts its classes that are not behind the target.
@@ -170,6 +171,7 @@ def topk_hits(
     Args:
         local_scores, target, group: as for :func:`topk_cross_entropy`.
         ks: the values of k.
+        ignore_index: a target that does not count.
 
     Returns:
         ``{k: count}``, the same in every process; with a DTensor, over the whole batch.
@@ -186,7 +188,9 @@ def topk_hits(
     shard = _Shard.of(local_scores, target, group)
     slices = _Slices.of(shard, "")
     scores = shard.scores.detach()
-    target = checks.class_indices(shard.target, scores.shape[:1], slices.number)
+    target = checks.class_indices(shard.target, scores.shape[:1], slices.number, ignore_index)
+    counted = target != ignore_index
+    target = target * counted
     mine, local_target = slices.local(target)
     own = scores.new_zeros(len(scores), dtype=working_dtype(scores))
     if scores.shape[-1]:
@@ -195,7 +199,7 @@ def topk_hits(
     # As in metrics.target_ranks: "not smaller" counts NaN and the target itself.
     ranks = (~(scores < of_target[:, None])).sum(-1)
     dist.all_reduce(ranks, group=shard.group)
-    hits = torch.stack([(ranks <= k).sum() for k in ks]) if ks else ranks.new_zeros(0)
+    hits = torch.stack([((ranks <= k) & counted).sum() for k in ks]) if ks else ranks.new_zeros(0)
     if shard.batch_group is not None:
         dist.all_reduce(hits, group=shard.batch_group)
     return dict(zip(ks, hits.unbind(), strict=True))
@@ -206,6 +210,7 @@ def topk_accuracy(
     target: Int[Tensor, " batch"],
     ks: Iterable[int] = (1, 5),
     *,
+    ignore_index: int = -100,
     group: dist.ProcessGroup | None = None,
 ) -> dict[int, Tensor]:
     """:func:`anyk.topk_accuracy` of sharded classes.
@@ -213,6 +218,7 @@ def topk_accuracy(
     Args:
         local_scores, target, group: as for :func:`topk_cross_entropy`.
         ks: the values of k.
+        ignore_index: a target that does not count.
 
     Returns:
         ``{k: fraction}``, the same in every process; NaN for an empty batch.
@@ -225,7 +231,9 @@ def topk_accuracy(
         {1: tensor(0.), 2: tensor(0.5000)}
         >>> torch.distributed.destroy_process_group()
     """
-    return {k: hits / len(local_scores) for k, hits in topk_hits(local_scores, target, ks, group=group).items()}
+    wanted = [*metrics.checked_ks(ks), metrics.EVERY]
+    *hits, every = topk_hits(local_scores, target, wanted, ignore_index=ignore_index, group=group).items()
+    return {k: count / every[1] for k, count in hits}
 
 
 # Who holds what ----------------------------------------------------------------------------------------------------------

@@ -195,6 +195,10 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if solver == "auto":
             solver = "lbfgs" if X.shape[0] <= MOST_EXAMPLES_FOR_LBFGS else "adam"
         device = torch.device(self.device)
+        try:
+            torch.empty(0, device=device)
+        except (AssertionError, RuntimeError) as error:
+            raise ValueError(f"device: expected one that this machine has, got {self.device!r} ({error})") from None
         dtype = torch.float64 if solver == "lbfgs" and device.type != "mps" else torch.float32
 
         centre, scale = self._scaling(X, weights)

@@ -1,6 +1,7 @@
 """The command `anyk`: words in, words out. What it does is done elsewhere."""
 
 import difflib
+import itertools
 import json as json_module
 import os
 import shlex
@@ -17,7 +18,7 @@ import tyro
 
 import anyk
 from anyk.lab import ranks
-from anyk.lab.errors import LabError, Stopped
+from anyk.lab.errors import LabError, Stopped, failures
 from anyk.lab.recipes import TYPES, LossName, Recipe, Setting
 from anyk.lab.reproduce import Network
 
@@ -70,16 +71,18 @@ def compare(
             command=_command(),
             on_progress=display.show,
         )
+    # A try that diverges while tuning is no failure: others were better.
+    code = 1 if any(len(method.runs) < seeds for method in outcome.methods) else 0
     if json:
         _say(json_module.dumps(comparison.to_json(outcome), indent=1))
-        return 0
+        return code
     _say(report.render(comparison.table(outcome), "terminal"))
     _say("\n".join(comparison.verdict(outcome)))
     best = comparison.best(outcome)
     _say(f"\nTo paste: {best.name}, the best on validation (of equals the first)\n")
     _say(comparison.code(best.recipe, outcome.data["classes"]))
     _say(f"Report: {out / 'report.html'}")
-    return 0
+    return code
 
 
 def train(
@@ -107,6 +110,7 @@ def train(
     out = out or Path("anyk-runs") / f"{_slug(recipe.data)}-{recipe.loss}-seed{recipe.seed}"
     with ranks.joined(recipe.device) as together:
         training.check(recipe, together)
+        together.from_first(lambda: _check_folder(out, recipe))
         with (
             Display(1, quiet or not together.first) as display,
             _tensorboard(out if tensorboard and together.first else None) as write,
@@ -131,6 +135,12 @@ def train(
         f"learning rate {used['learning_rate']:g} ({used['schedule']}), batch size {used['batch_size']}, model {used['model']}"
     )
     _say(f"epochs: {result['epochs']:g}; {result['seconds']:.1f} s; folder: {out}")
+    sign = training.unfinished(result)
+    if sign and not (recipe.epochs and recipe.learning_rate):  # who gives both has chosen them
+        _say(
+            f"It was still {sign} when it ended: raise --epochs or --learning-rate. "
+            "`anyk train` does not tune, `anyk compare` does."
+        )
     return 0
 
 
@@ -427,10 +437,6 @@ COMMANDS: dict[str, Callable[..., int]] = {
 }
 
 
-def _option(field: str) -> str:
-    return f"--{field.replace('_', '-')}"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process."""
     former = signal.signal(signal.SIGTERM, _interrupt)
@@ -475,6 +481,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finally:
         signal.signal(signal.SIGTERM, former)
     sys.exit(code)
+
+
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
 
 
 _NONE_OPTIONS = {_option(name) for name, kind in TYPES.items() if type(None) in typing.get_args(kind)}
@@ -589,11 +599,25 @@ def _tensorboard(folder: Path | None) -> Iterator[Callable[[Any], None]]:
         writer.close()
 
 
+def _check_folder(folder: Path, recipe: Recipe) -> None:
+    """Raise if the run cannot have this folder, with one that it can have."""
+    from anyk.lab.runs import FolderRefused, Run
+
+    try:
+        Run(folder).refuse_other_files()
+        Run(folder).refuse_other_recipe(recipe)
+    except FolderRefused as error:
+        named = folder if folder.name not in ("", "..") else Path("run")
+        names = (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
+        free = next(name for name in names if not name.exists())
+        raise LabError(f"{error.why}: choose another folder, such as --out {shlex.quote(str(free))}") from None
+
+
 def _tell_failures(outcomes: Mapping[str, Any]) -> int:
     """Name the runs that failed; the exit code."""
-    failed = {name: outcome.error for name, outcome in outcomes.items() if outcome.error}
-    for name, error in failed.items():
-        _warn(f"{name} failed: {error}")
+    failed = failures((name, outcome.error) for name, outcome in outcomes.items() if outcome.error)
+    for sentence in failed:
+        _warn(sentence)
     return 1 if failed else 0
 
 

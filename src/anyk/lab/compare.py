@@ -20,6 +20,7 @@ from anyk.lab.data import load, split
 from anyk.lab.errors import LabError, Stopped
 from anyk.lab.pool import Outcome, Pool, wait_in_turns
 from anyk.lab.recipes import LossName, Recipe, Setting
+from anyk.lab.report import METRICS
 from anyk.lab.runs import Run
 from anyk.lab.training import Progress, resolved, shuffle_of
 
@@ -57,9 +58,10 @@ def compare(
     # How the examples are shuffled may depend on a machine's memory: each run finds that out for itself.
     setting = resolved(setting, dataset).but(**shuffle_of(setting))
     losses = list(dict.fromkeys([BASELINE, *losses]))
+    # Before hours of training, not after.
+    training.check_select(setting, dataset)
+    setting = setting.but(measure=_measured(setting, losses, len(dataset.classes)))
     recipes = {loss: Recipe(**vars(setting), loss=loss) for loss in losses}
-    for recipe in recipes.values():  # before hours of training, not after
-        criteria.criterion(recipe, len(dataset.classes))
     parts = split(dataset, setting.validation, setting.test, setting.split_seed)
     study = _Study(out, dataset.fingerprint, seeds, budget)
     with Run(out).locked(), Pool(jobs, on_progress) as pool:
@@ -177,6 +179,16 @@ def next_points(scores: Mapping[Point, float | None], dimensions: int) -> list[P
     offsets = sorted(itertools.product(range(-reach, reach + 1), repeat=dimensions), key=order)
     points = [tuple(c + step for c, step in zip(centre, offset, strict=True)) for offset in offsets]
     return [point for point in points if point not in scores]
+
+
+def _measured(setting: Setting, losses: Sequence[LossName], classes: int) -> tuple[int, ...]:
+    """The k that all methods must measure, beside the usual ones: what one of them trains for is judged in all."""
+    trained = {
+        k
+        for recipe in (Recipe(**vars(setting), loss=loss) for loss in losses)
+        for k in criteria.trained_ks(criteria.criterion(recipe, classes), recipe)
+    }
+    return tuple(sorted(k for k in {*setting.measure, *trained} if f"top{k}" not in METRICS and k < classes))
 
 
 # The report ----------------------------------------------------------------------------------------------------------------

@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anyk
-from anyk.lab import files, statistics
+from anyk.lab import errors, files, statistics
 from anyk.lab.criteria import LOSSES
 from anyk.lab.errors import LabError
 from anyk.lab.recipes import Recipe
-from anyk.lab.report import METRICS, Column, Difference, Measured, Table, Value, p_text, title
+from anyk.lab.report import Column, Difference, Measured, Table, Value, metrics_of, p_text, points, title
 from anyk.lab.statistics import SIGNIFICANT, Paired, holm, paired
 
 BASELINE = "softmax"
 ENOUGH_SEEDS = 3
+#: what is tuned, in words
+KNOBS = {"learning_rate": "learning rate", "temperature": "temperature"}
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,8 @@ class Comparison:
 
 def metrics(comparison: Comparison) -> list[str]:
     """The test metrics that at least one run has, in the order of the report."""
-    return [name for name in METRICS if any(name in run.test for method in comparison.methods for run in method.runs)]
+    names = metrics_of(method.recipe for method in comparison.methods)
+    return [name for name in names if any(name in run.test for method in comparison.methods for run in method.runs)]
 
 
 def measured(method: Method, metric: str) -> Measured | None:
@@ -210,7 +213,20 @@ def _outcome(comparison: Comparison) -> list[str]:
         for name, own in pairs.items()
     ]
     scope = f"Of the methods with at least {ENOUGH_SEEDS} seeds: " if 0 < len(judged) < len(pairs) else ""
-    return [scope + _headline(judged, max(seeds.values())), *sentences]
+    doubt = _doubt([method for method in (*baseline, *others) if method.name in (BASELINE, *judged)]) if judged else ""
+    return [doubt + scope + _headline(judged, max(seeds.values())), *sentences]
+
+
+def _doubt(methods: Iterable[Method]) -> str:
+    """What the headline begins with where one of the methods that it judges might do better with more tuning."""
+    unfinished = {method.name: borders for method in methods if (borders := _borders(method))}
+    if not unfinished:
+        return ""
+    options = [f"--{name.replace('_', '-')}" for name in KNOBS if any(name in borders for borders in unfinished.values())]
+    return (
+        f"Not tuned to the end: {_join(unfinished)} {'was' if len(unfinished) == 1 else 'were'} best at the border of what was "
+        f"tried; raise --budget, or start elsewhere with {' or '.join(options)}. So far: "
+    )
 
 
 def _headline(judged: Mapping[str, Mapping[str, Difference]], most_seeds: int) -> str:
@@ -243,9 +259,9 @@ def _risk(name: str, own: Mapping[str, Difference]) -> str:
     """The largest loss within the confidence intervals: few seeds show no significant loss of anything."""
     lows = {metric: difference.paired.low for metric, difference in own.items() if difference.paired.low is not None}
     metric = min(lows, key=lows.__getitem__, default=None)
-    if metric is None or lows[metric] >= 0:
+    if metric is None or not points(lows[metric]).startswith("-"):
         return ""
-    return f"{name} loses {-100 * lows[metric]:.2f} points of {title(metric)}"
+    return f"{name} loses {points(lows[metric])[1:]} points of {title(metric)}"
 
 
 def _unjudged_sentence(name: str, own: Mapping[str, Difference], seeds: int) -> str:
@@ -280,7 +296,7 @@ def _test_text(difference: Difference) -> str:
 
 
 def _points(difference: Difference) -> str:
-    return f"{100 * difference.paired.difference:+.2f}".replace("-", "−")
+    return points(difference.paired.difference).replace("-", "−")
 
 
 def _choice(comparison: Comparison) -> list[str]:
@@ -289,7 +305,10 @@ def _choice(comparison: Comparison) -> list[str]:
     if len(finished) < 2:
         return []
     metric = comparison.settings.get("metric", "mean")
-    meaning = "the mean of top-1 and top-5" if metric == "mean" else title(metric)
+    if metric == "mean":
+        meaning = "the mean of top-1 and top-5" if comparison.data.get("classes", math.inf) > 5 else "top-1"
+    else:
+        meaning = title(metric)
     top = _validation_score(comparison, best(comparison))
     tied = [method.name for method in finished if math.isclose(_validation_score(comparison, method), top, rel_tol=1e-9)]
     value = f"{meaning}, {100 * top:.2f} %"
@@ -314,23 +333,29 @@ def _warnings(comparison: Comparison) -> list[str]:
             sentences.append(f"{method.name} and {BASELINE} do not have the same seeds; differences use those that both have.")
         if not method.runs:
             sentences.append(f"{method.name} has no finished run.")
-    return sentences + list(comparison.failures)
+    failed = [sentence.partition(" failed: ") for sentence in comparison.failures]
+    return sentences + errors.failures((name, error) for name, _, error in failed)
 
 
 def _tuning_warnings(method: Method) -> list[str]:
     """An optimum at the border of what was tried may not be the optimum."""
-    knobs = {"learning_rate": "learning rate", "temperature": "temperature"}
-    if not LOSSES[method.recipe.loss].has_temperature:
-        del knobs["temperature"]
-    borders = []
-    for name, words in knobs.items():
+    borders = _borders(method)
+    if not borders:
+        return []
+    return [f"{method.name} was best at the border of the tuning grid ({_join(borders.values())}): raise --budget."]
+
+
+def _borders(method: Method) -> dict[str, str]:
+    """The knobs whose tuned value is the smallest or the largest of those tried, with a few words on each."""
+    borders = {}
+    for name, words in KNOBS.items():
+        if name == "temperature" and not LOSSES[method.recipe.loss].has_temperature:
+            continue
         chosen = getattr(method.recipe, name)
         tried = sorted({getattr(point, name) for point in method.tries if not isinstance(getattr(point, name), str)})
         if len(tried) > 1 and not isinstance(chosen, str) and chosen in (tried[0], tried[-1]):
-            borders.append(f"{words} {chosen:g}, the {'smallest' if chosen == tried[0] else 'largest'} tried")
-    if not borders:
-        return []
-    return [f"{method.name} was best at the border of the tuning grid ({_join(borders)}): raise --budget."]
+            borders[name] = f"{words} {chosen:g}, the {'smallest' if chosen == tried[0] else 'largest'} tried"
+    return borders
 
 
 def _join(words: Iterable[str]) -> str:

@@ -104,6 +104,8 @@ def operator(name: str, temperature: float) -> anyk.Operator:
 
 def criterion(recipe: Recipe, classes: int) -> nn.Module:
     """The loss of a recipe for so many classes."""
+    if classes < 2:
+        raise LabError("the data have one class only, which leaves nothing to classify: give data with at least two.")
     loss = LOSSES[recipe.loss]
     if not loss.is_operator and not loss.has_k:
         return loss.make(**loss.arguments(recipe))
@@ -112,11 +114,12 @@ def criterion(recipe: Recipe, classes: int) -> nn.Module:
         k = int((p_k.reshape(-1, p_k.shape[-1]) > 0).any(0).nonzero().max()) + 1
         p_k = p_k[..., :k]
     k = p_k.shape[-1]
-    ranked = classes if recipe.m is None else min(recipe.m, classes)
-    if k > ranked:
-        if ranked == classes:
+    m = None if recipe.m is None else min(recipe.m, classes)
+    if k > (m or classes):
+        if m is None or m == classes:
+            shorter = ".5 .5" if classes > 2 else "1"
             raise LabError(
-                f"P_K reaches to k = {k}, but there are only {classes} classes: give a shorter --p-k, such as .5 .5."
+                f"P_K reaches to k = {k}, but there are only {classes} classes: give a shorter --p-k, such as {shorter}."
             )
         raise LabError(f"P_K reaches to k = {k}, but only m = {recipe.m} are ranked: give a larger --m or a shorter --p-k.")
     if loss.has_k:
@@ -128,19 +131,21 @@ def criterion(recipe: Recipe, classes: int) -> nn.Module:
     return anyk.TopKCrossEntropyLoss(
         p_k,
         made,
-        m=recipe.m,
+        m=m,
         top1=recipe.top1,
         softmax_over=recipe.softmax_over,
         label_smoothing=recipe.label_smoothing,
     )
 
 
-def trained_ks(loss: nn.Module) -> list[int]:
-    """The k that a loss trains for."""
-    if isinstance(loss, anyk.TopKCrossEntropyLoss):
-        weighted = (loss.p_k.reshape(-1, loss.p_k.shape[-1]) > 0).any(0)
-        return [k + 1 for k in weighted.nonzero().flatten().tolist()]
-    return [int(getattr(loss, "k", 1))]
+def trained_ks(loss: nn.Module, recipe: Recipe) -> list[int]:
+    """The k that a recipe's loss trains for, at any time of the run."""
+    if not isinstance(loss, anyk.TopKCrossEntropyLoss):
+        return [int(getattr(loss, "k", 1))]
+    weighted = (loss.p_k.reshape(-1, loss.p_k.shape[-1]) > 0).any(0).cpu()
+    if recipe.p_k_end is not None:
+        weighted |= torch.tensor(recipe.p_k_end) > 0
+    return [k + 1 for k in weighted.nonzero().flatten().tolist()]
 
 
 def reschedule(loss: nn.Module, recipe: Recipe, progress: float) -> None:

@@ -1,5 +1,7 @@
 """What a user can mend."""
 
+from collections.abc import Iterable
+
 
 class LabError(Exception):
     """One sentence that names the file or the argument and says what to do.
@@ -10,3 +12,20 @@ class LabError(Exception):
 
 class Stopped(Exception):
     """A run was asked to stop; its checkpoint is written."""
+
+
+def failures(errors: Iterable[tuple[str, str]]) -> list[str]:
+    """Runs that failed, by name and error, as sentences: equal errors once, with the number of runs.
+
+    >>> failures([("a", "no room."), ("b", "no power."), ("c", "no room.")])
+    ['2 runs failed (a and c): no room.', 'b failed: no power.']
+    """
+    names: dict[str, list[str]] = {}
+    for name, error in errors:
+        names.setdefault(error, []).append(name)
+    sentences = []
+    for error, failed in names.items():
+        *first, last = failed if len(failed) <= 3 else [*failed[:2], f"{len(failed) - 2} more"]
+        count = f"{len(failed)} runs failed ({', '.join(first)} and {last})" if first else f"{last} failed"
+        sentences.append(f"{count}: {error}")
+    return sentences

@@ -30,7 +30,11 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with disk_full_is_an_error(path):
+            temporary.touch()
+            usual = temporary.stat().st_mode
             yield temporary
+            if temporary.stat().st_mode != usual:  # safetensors puts a private file in its place
+                temporary.chmod(usual)
             _flush(temporary)
             os.replace(temporary, path)
     except BaseException:

@@ -106,6 +106,8 @@ class Setting:
     its own, as in the paper; last: the last"""
     patience: int = 0
     """stop after so many evaluations without improvement; 0: never"""
+    measure: tuple[int, ...] = ()
+    """further k to measure, beside 1, 5, 10, 20 and those that P_K trains for"""
 
     augment: tuple[Augmentation, ...] = ("auto",)
     """images: crop (pad and crop), flip (left-right), affine (turn, scale, shift); auto: by the data"""
@@ -141,6 +143,8 @@ class Setting:
             raise LabError(f"p_k_end should be as long as p_k ({len(self.p_k)}), but has length {len(self.p_k_end)}.")
         if self.p_k_file is not None and self.p_k_end is not None:
             raise LabError("p_k_end moves the one p_k of all classes; it cannot be combined with p_k_file.")
+        if any(k < 1 for k in self.measure):
+            raise LabError(f"measure should be k of at least 1, but is {list(self.measure)}.")
         if self.temperature_end is not None and self.temperature == "auto":
             raise LabError('temperature_end needs a number as temperature to start from, not "auto".')
 
@@ -170,8 +174,13 @@ class Setting:
         return self.but(**{name: value for name, value in values.items() if getattr(self, name) in (0, "auto", ("auto",))})
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        """The fields as JSON values.
+
+        An empty ``measure`` is left out: a recipe without it has the same text, and so its runs the same names, as before there
+        was this field.
+        """
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return {name: value for name, value in fields.items() if name != "measure" or value}
 
     @classmethod
     def from_json(cls: type[Self], fields: Mapping[str, Any], source: str = "the recipe") -> Self:

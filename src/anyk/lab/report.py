@@ -143,7 +143,8 @@ def table(
     shown = _known("field", fields, ("fingerprint", *vars(Recipe()))) if fields is not None else differing
     measured = sorted({name for run in finished for name in _metrics(run)}, key=_metric_order)
     # Metrics nobody measured are an error only when there are runs that could have measured them.
-    wanted = metrics if metrics is not None else [name for name in METRICS if name in measured]
+    shown_metrics = metrics_of(run.recipe for run in finished)
+    wanted = metrics if metrics is not None else [name for name in shown_metrics if name in measured]
     wanted = _known("metric", wanted, measured) if finished else list(wanted)
 
     groups: dict[tuple[Any, ...], dict[int, RunSummary]] = {}
@@ -176,6 +177,16 @@ def table(
     if len({row[: len(shown)] for row in rows}) < len(rows):
         notes.insert(0, f"Rows that look equal differ in {', '.join(hidden)}.")
     return Table(columns, tuple(_sorted(columns, rows, sort)), tuple(notes))
+
+
+def metrics_of(recipes: Iterable[Recipe]) -> list[str]:
+    """The metrics to show of runs with these recipes.
+
+    >>> metrics_of([Recipe(), Recipe(measure=(3, 5))])
+    ['top1', 'top3', 'top5', 'top10']
+    """
+    names = {*METRICS, *(f"top{k}" for recipe in recipes for k in recipe.measure)}
+    return sorted(names, key=_metric_order)
 
 
 def title(metric: str) -> str:
@@ -265,12 +276,22 @@ def text(value: Value, kind: str) -> str:
             return duration(value.mean)
         return f"{100 * value.mean:.2f}" + (f" ± {100 * value.std:.2f}" if value.std is not None else "")
     if isinstance(value, Difference):
-        return f"{100 * value.paired.difference:+.2f} ({p_text(value.p)})"
+        return f"{points(value.paired.difference)} ({p_text(value.p)})"
     if isinstance(value, tuple):
         return ", ".join(text(item, kind) for item in value)
     if isinstance(value, float):
         return f"{value:g}"
     return _MISSING if value is None else str(value)
+
+
+def points(difference: float) -> str:
+    """A difference of fractions in percentage points; what rounds to nothing has no sign.
+
+    >>> points(0.0123), points(-0.00001)
+    ('+1.23', '0.00')
+    """
+    said = f"{100 * difference:+.2f}"
+    return said[1:] if float(said) == 0 else said
 
 
 def p_text(p: float | None) -> str:

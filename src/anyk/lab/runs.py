@@ -26,10 +26,20 @@ from anyk.lab.errors import LabError
 from anyk.lab.recipes import Recipe
 
 FORMAT = 1
+#: what tells that a folder is a run's, a sweep's or a comparison's; all have the first, unless they were copied without it
+TRACES = (".lock", "environment.json", "*/environment.json", "runs/*/environment.json")
 
 
 class FolderTaken(LabError):
     """Another process holds the folder's lock."""
+
+
+class FolderRefused(LabError):
+    """The folder holds something else; ``why`` is what it is."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}: choose another folder with --out.")
+        self.why = why
 
 
 class Run:
@@ -44,6 +54,7 @@ class Run:
     @contextmanager
     def locked(self, patience: float = 0.0) -> Iterator[None]:
         """Keep other processes off the folder. The lock dies with the process, however that ends."""
+        self.refuse_other_files()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -58,17 +69,35 @@ class Run:
         finally:
             lock.release()
 
+    def refuse_other_files(self) -> None:
+        """Raise if the folder, of a run or of many, holds files but nothing that the lab has written."""
+        if not self.folder.is_dir() or any(any(self.folder.glob(trace)) for trace in TRACES):
+            return
+        names = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith((".", "tensorboard")))
+        if names:
+            told = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
+            raise FolderRefused(f"{self.folder} holds files that are not of a run ({told})")
+
+    def refuse_other_recipe(self, recipe: Recipe) -> None:
+        """Raise if the folder holds a run of another recipe, unless that came to nothing."""
+        if not (self.folder / "config.json").exists():
+            return
+        differences = self.recipe().differences(recipe)
+        if differences and self._has_begun():
+            told = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, (old, new) in differences.items())
+            raise FolderRefused(f"{self.folder} holds a run of another recipe ({told})")
+
+    def _has_begun(self) -> bool:
+        """Whether there is anything to lose: a run that failed before its first evaluation leaves only its error."""
+        return any((self.folder / name).exists() for name in ("checkpoint.safetensors", "result.json")) or bool(self.metrics())
+
     def begin(self, recipe: Recipe, environment: Mapping[str, Any]) -> None:
         """Write the recipe down, or check that the folder was begun with the same."""
-        if (self.folder / "config.json").exists():
-            known = self.recipe()
-            differences = known.differences(recipe)
-            if differences:
-                told = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, (old, new) in differences.items())
-                raise LabError(f"{self.folder} holds a run of another recipe ({told}): choose another folder.")
-        else:
+        self.refuse_other_recipe(recipe)
+        anew = not (self.folder / "config.json").exists() or bool(self.recipe().differences(recipe))
+        if anew:
             self._write_json("config.json", recipe.to_json())
-        if not (self.folder / "environment.json").exists():
+        if anew or not (self.folder / "environment.json").exists():
             self._write_json("environment.json", environment)
         (self.folder / "error.txt").unlink(missing_ok=True)
         # What a kill left behind. (safetensors writes to a temporary file of its own.)

@@ -10,7 +10,7 @@ gradients are averaged with the weights of the parts. The folder does not know h
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -116,6 +116,7 @@ class _Training:
         # By the first rank's machine: how the examples are shuffled may depend on its memory.
         self.given_shuffle = shuffle_of(recipe)
         self.recipe = recipe = ranks.from_first(lambda: resolved(recipe, self.dataset))
+        check_select(recipe, self.dataset)
         if recipe.augment and self.dataset.kind != "images":
             raise LabError(f"augment changes images, but {self.dataset.name} holds embeddings: leave it out.")
         self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
@@ -127,6 +128,7 @@ class _Training:
         torch.manual_seed(_seed(recipe.seed, "weights"))
         self.model = synchronise_batch_norm(models.build(recipe, self.dataset).to(self.device), ranks)
         self.criterion = criteria.criterion(recipe, len(self.dataset.classes)).to(self.device)
+        self.ks = sorted({*KS, *recipe.measure, *criteria.trained_ks(self.criterion, recipe)})
         self.optimizer = _optimizer(recipe, self.model)
 
         self.step = 0
@@ -268,15 +270,11 @@ class _Training:
         """The metrics that have a best evaluation of their own."""
         if self.recipe.select == "each":
             return [metric for metric in validation if metric.startswith("top")]
-        if self.recipe.select == "last":
-            return ["mean"]
-        if self.recipe.select not in validation:
-            raise LabError(f"select {self.recipe.select} needs more classes than {self.dataset.name} has.")
-        return [self.recipe.select]
+        return ["mean" if self.recipe.select == "last" else self.recipe.select]
 
     def _accuracies(self, examples: Split, index: Tensor) -> dict[str, float]:
-        ks = sorted({*KS, *criteria.trained_ks(self.criterion)})
-        return accuracies(self.model, examples, index, self.reader, len(self.dataset.classes), ks, self.recipe.amp, self.ranks)
+        classes = len(self.dataset.classes)
+        return accuracies(self.model, examples, index, self.reader, classes, self.ks, self.recipe.amp, self.ranks)
 
     # Saving and going on ---------------------------------------------------------------------------------------------------
 
@@ -423,6 +421,30 @@ class Predictor:
             classes.append(best.indices.cpu())
             probabilities.append(best.values.cpu())
         return torch.cat(classes), torch.cat(probabilities)
+
+
+def unfinished(result: Mapping[str, Any]) -> str:
+    """The sign, if any, that a run might have come further: near chance at its end, or the best evaluation in its last tenth.
+
+    None of a run that lost patience: it did not improve any more.
+    """
+    recipe, epochs, chance = result["recipe"], result["epochs"], 1 / result["data"]["classes"]
+    if epochs < recipe["epochs"]:
+        return ""
+    if result["validation"]["top1"] - chance < 0.1 * (1 - chance):
+        return "near chance"
+    if recipe["select"] != "last" and max(result["selected"].values()) > 0.9 * epochs:
+        return "improving"
+    return ""
+
+
+def check_select(setting: Setting, dataset: Dataset) -> None:
+    """Raise if the data have too few classes for the metric that chooses the evaluation."""
+    if setting.select.startswith("top") and int(setting.select[3:]) >= len(dataset.classes):
+        raise LabError(
+            f"--select {setting.select} needs more than {setting.select[3:]} classes, but {dataset.name} has "
+            f"{len(dataset.classes)}: choose another, such as --select top1."
+        )
 
 
 def shuffle_of(setting: Setting) -> dict[str, Any]:
