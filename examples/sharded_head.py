@@ -8,6 +8,7 @@ of one process, to rounding.
 """
 
 import argparse
+import os
 from typing import Any
 
 import torch
@@ -92,6 +93,8 @@ def main() -> None:
     parser.add_argument("--class-shards", type=int, default=1)
     parser.add_argument("--steps", type=int, default=50)
     arguments = parser.parse_args()
+    if "RANK" not in os.environ:
+        raise SystemExit("start it with torchrun: torchrun --nproc-per-node 4 examples/sharded_head.py --class-shards 2")
     dist.init_process_group("gloo")
     shape = (dist.get_world_size() // arguments.class_shards, arguments.class_shards)
     curve, accuracy, *_ = train(init_device_mesh("cpu", shape, mesh_dim_names=("data", "classes")), arguments.steps)

@@ -56,6 +56,15 @@ def test_every_example_is_here_and_short():
         assert f"python examples/{name}.py" in text.split('"""')[1]
 
 
+def test_the_example_of_several_processes_says_how_to_start_it(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    command = [sys.executable, str(EXAMPLES / "sharded_head.py")]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    advice = "torchrun --nproc-per-node 4 examples/sharded_head.py --class-shards 2"
+    assert (result.returncode, result.stderr) == (1, f"start it with torchrun: {advice}\n")
+    assert advice in (EXAMPLES.parent / "docs" / "tools.md").read_text()
+
+
 def test_quickstart(tmp_path):
     text = run("quickstart", "--seeds", "2", "--steps", "60", cwd=tmp_path)
     assert len(re.findall(r"seed [01], top-[15]: softmax \d+\.\d\d, top-k loss \d+\.\d\d", text)) == 4

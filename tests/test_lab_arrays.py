@@ -107,10 +107,24 @@ def test_import_says_what_it_converts(tmp_path):
     assert embeddings.read(tmp_path / "half").train.parts[0].dtype == torch.float16
 
 
+@pytest.mark.parametrize(
+    ("factor", "half", "message"),
+    [
+        (1e38, False, r"beyond 3.40282e\+38, the largest of float32: scale the embeddings down\.$"),
+        (1e38, True, r"beyond 65504, the largest of float16: scale the embeddings down\.$"),
+        (1e5, True, r"beyond 65504, the largest of float16: store float32, without half\.$"),
+    ],
+)
+def test_values_too_large_for_what_is_stored(tmp_path, factor, half, message):
+    np.savez(tmp_path / "a.npz", x=4 * factor * X.astype(np.float64), y=Y)
+    with pytest.raises(LabError, match=message):
+        arrays.import_file(tmp_path / "a.npz", out=tmp_path / "set", half=half)
+
+
 def test_import_does_not_overwrite(tmp_path):
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     arrays.import_file(tmp_path / "a.npz", out=tmp_path / "set")
-    with pytest.raises(LabError, match=r"set is there already"):
+    with pytest.raises(LabError, match=r"set is there already: to replace it, remove it or give --force; .* --out"):
         arrays.import_file(tmp_path / "a.npz", out=tmp_path / "set")
     arrays.import_file(tmp_path / "a.npz", out=tmp_path / "set", force=True)
 
@@ -122,7 +136,7 @@ def test_import_does_not_overwrite(tmp_path):
     ("given", "classes", "numbers"),
     [
         ([1, 2, 3, 4] * 2, ("1", "2", "3", "4"), [0, 1, 2, 3] * 2),
-        ([-1, 1] * 4, ("-1", "1"), [0, 1] * 4),
+        (["-1", "1"] * 4, ("-1", "1"), [0, 1] * 4),
         ([7, 900_000_000_000] * 4, ("7", "900000000000"), [0, 1] * 4),
         ([0, 900_000_000_000] * 4, ("0", "900000000000"), [0, 1] * 4),  # counting up to it would fill the memory
         ([0.0, 1.0] * 4, ("0", "1"), [0, 1] * 4),
@@ -224,12 +238,27 @@ def test_csv_with_a_named_label_and_quotes(tmp_path):
         ("1,nan,a\n1,2,a\n", r"have the value nan in row 0"),
         ("1\n2\n", r"a.csv has one column only"),
         (b"1,2,\xff\n", r"a.csv is not text in columns"),
+        ("1,2,a\n1,3,\n1,4,a\n1,5, \n", r"a.csv has 2 examples with an empty label \(the first: line 2\): remove them"),
+        ("1,2,\n1,3,a\n1,4,a\n", r"a.csv has 1 example with an empty label \(the first: line 1\): remove it\."),
+        ("1,2,0\n1,3,-1\n1,4,0\n", r'a.csv has 1 example with a negative label, .* "no label" \(the first: line 2\)'),
+        ("k,x,y\n1,2,.25\n0,3,.25\n", r"column 'y' of .*a.csv was taken .* fraction, such as .25: .*--label-column; .* k, x\."),
+        ("1,2,.25\n0,3,.25\n", r"last column of .*a.csv was taken .*: add a line of titles, .*--label-column"),
+        ("k,x,id\na,2,9\na,3,8\n", r"not a number in line 2"),
+        ("k,x,id\n0,2,9\n0,3,8\n", r"column 'id' of .* but has no value twice: name .*--label-column; the others are k, x\."),
     ],
 )
 def test_bad_csv(tmp_path, text, message):
     (tmp_path / "a.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(LabError, match=message):
         arrays.read(tmp_path / "a.csv")
+
+
+def test_csv_labels_that_look_odd_and_are_meant(tmp_path):
+    (tmp_path / "a.csv").write_text("1,2,1.0\n1,3,2.0\n1,4,1.0\n1,5,none-1\n")
+    assert arrays.read(tmp_path / "a.csv").classes == ("1.0", "2.0", "none-1")
+    (tmp_path / "b.csv").write_text("1,2,2.0\n1,3,1.0\n")  # one of each is enough for a test
+    arrays.import_file(tmp_path / "a.csv", out=tmp_path / "set", test=tmp_path / "b.csv")
+    assert embeddings.read(tmp_path / "set").test.labels.tolist() == [1, 0]
 
 
 # --- torch and pickle -------------------------------------------------------------------------------------------------
@@ -380,6 +409,12 @@ def test_damaged_files_never_give_a_traceback(tmp_path, kind):
         ({"x": X[:, :, None], "y": Y}, r"should have the shape \(examples, dimensions\), but have \(8, 3, 1\)"),
         ({"x": X[:0], "y": Y[:0]}, r"has no examples"),
         ({"x": X, "y": np.zeros((8, 4))}, r"labels in .* should have the shape \(examples,\)"),
+        (
+            {"x": X, "y": Y - 1},
+            r'has 2 examples with a negative label, .* "no label" \(the first: row 0\): number .* or remove them',
+        ),
+        ({"x": X, "y": np.where(Y == 3, -100.0, Y)}, r"has 2 examples with a negative label"),
+        ({"x": X, "y": np.where(np.arange(8) == 5, "", "a")}, r"has 1 example with an empty label \(the first: row 5\)"),
         ({"x": X, "y": Y + 0.5}, r"numbers with a fraction or NaN"),
         ({"x": X, "y": Y.astype(complex)}, r"should be integers or texts, but are complex128"),
         ({"x": np.full((8, 3), "a"), "y": Y}, r"should be numbers, but are <U1"),

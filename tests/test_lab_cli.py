@@ -1,16 +1,21 @@
 """The command line: every command from words to files, and what it says when something is wrong."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import anyk as package
 import lab_data
-from anyk.lab import cli
+import made
+from anyk.lab import cli, notes, pool
+from anyk.lab.recipes import Recipe
 
 
 @pytest.fixture
@@ -41,6 +46,41 @@ def test_help_names_every_command(anyk):
     assert code == 0
     for command in ("compare", "train", "sweep", "report", "reproduce", "embed", "import", "draw", "info"):
         assert command in out
+
+
+def test_version(anyk):
+    assert anyk("--version") == (0, f"anyk {package.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "sweep"])
+def test_help_calls_the_data_by_their_name(anyk, command):
+    code, out, _ = anyk(command, "--help")
+    assert (code, out.splitlines()[0].endswith("OPTIONS] [DATA]")) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "form", [("--p-k", ".5,0,.5"), ("--p-k=.5,0,.5",), ("--p_k", ".5,", "0,.5"), ("--p-k", ".5", "0", ".5")]
+)
+@pytest.mark.parametrize("none", [("--m", "none"), ("--m=NONE",), ("--m", "None")])
+def test_lists_with_commas_and_none_in_small_letters(anyk, monkeypatch, form, none):
+    seen = []
+
+    def train(recipe: cli.WholeRecipe) -> int:
+        seen.append(recipe)
+        return 0
+
+    monkeypatch.setitem(cli.COMMANDS, "train", train)
+    assert anyk("train", "none", *form, *none, "--p-k-end", "none") == (0, "", "")
+    assert seen == [Recipe(data="none", p_k=(0.5, 0.0, 0.5))]
+
+
+def test_report_sorts_downwards_with_a_space_too(anyk, tmp_path):
+    for m, top1 in ((8, 0.25), (16, 0.75), (32, 0.5)):
+        made.run_folder(tmp_path / "runs" / str(m), Recipe(m=m), {"top1": top1, "top5": 0.9})
+    orders = [anyk("report", "runs", "--format", "csv", *words) for words in (("--sort", "-top1"), ("--sort=-top1",))]
+    assert orders[0] == orders[1]
+    assert orders[0] != anyk("report", "runs", "--format", "csv", "--sort", "top1")
+    assert orders[0][0] == 0
 
 
 def test_compare_prints_a_verdict_and_code_that_runs(anyk, data, tmp_path):
@@ -167,6 +207,7 @@ def test_reproduce_smoke(anyk, experiment):
     code, out, err = anyk("reproduce", experiment, "--smoke", "--quiet", "--format", "markdown")
     assert (code, err) == (0, "")
     assert "| paper |" in out.replace("  ", " ") or "paper" in out
+    assert "difference" not in out
 
 
 @pytest.mark.parametrize(
@@ -180,6 +221,7 @@ def test_reproduce_smoke(anyk, experiment):
         (("reproduce", "table9"), "table9"),
         (("reproduce", "table2"), "table2 needs data that only you can give"),
         (("reproduce", "table2", "--data", "a", "b"), "--data should be NAME=PATH"),
+        (("reproduce", "table2", "--data", "imagenet1k=nothere"), "nothere does not exist; DATA may be"),
         (("draw", "network", "--kind", "nonsense"), "nonsense"),
         (("draw", "network", "-o", "x.docx"), "x.docx"),
         (("draw", "--interactive", "-o", "x.svg"), "x.svg should end in .html"),
@@ -187,6 +229,10 @@ def test_reproduce_smoke(anyk, experiment):
         (("embed", "nowhere"), "nowhere"),
         (("compare", "points", "--seeds", "0", "--quiet"), "seeds should be at least 1"),
         (("sweep", "points", "--grid", "nonsense=1"), "a grid axis should be"),
+        (("sweep", "points", "--grid", "los=softmax"), "but is 'los=softmax': the nearest field is loss."),
+        (("sweep", "points", "--grid", "loss=softmax,", "splitter"), "but is 'loss=softmax,'."),
+        (("trian", "points"), "there is no command 'trian': did you mean anyk train?"),
+        (("xyz",), "there is no command 'xyz': the commands are compare, train,"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -211,6 +257,60 @@ def test_the_real_process_shows_no_traceback(tmp_path):
     assert "train.safetensors" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+def test_ctrl_c_while_it_imports_shows_no_traceback(tmp_path):
+    """torch is replaced by a slow module, so that the moment is sure to be in the import."""
+    (tmp_path / "torch.py").write_text("import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(60)\n")
+    environment = {"PYTHONPATH": f"{tmp_path}:{Path(cli.__file__).parents[2]}", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-m", "anyk", "info"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
+    while not (tmp_path / "importing").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert (process.communicate(timeout=60)[1], process.returncode) == ("", 130)
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="POSIX")
+def test_workers_hold_ctrl_c_back_until_they_can_take_it(tmp_path):
+    (tmp_path / "start.py").write_text(
+        "import multiprocessing, signal\n"
+        "def held():\n"
+        "    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
+        "def tell(pipe):\n"
+        "    pipe.send(held())\n"
+        "if __name__ == '__main__':\n"
+        "    from anyk.lab.pool import _interrupts_wait\n"
+        "    context = multiprocessing.get_context('forkserver')\n"
+        "    here, there = context.Pipe()\n"
+        "    process = context.Process(target=tell, args=(there,))\n"
+        "    with _interrupts_wait():\n"
+        "        process.start()\n"
+        "    print(here.recv(), held())\n"
+        "    process.join()\n"
+    )
+    command = [sys.executable, str(tmp_path / "start.py")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True False\n"
+
+
+def test_a_remark_of_many_workers_is_told_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
+    for split in ("train", "val"):
+        for color in range(4):
+            (tmp_path / "set" / split / str(color)).mkdir(parents=True)
+            for number in range(6):
+                Image.new("RGB", (8, 8), (60 * color, 9 * number, 0)).save(
+                    tmp_path / "set" / split / str(color) / f"{number}.png"
+                )
+    recipe = Recipe(data=str(tmp_path / "set"), loss="softmax", p_k=(1.0,), epochs=1)
+    with pool.Pool(jobs=1) as runs:
+        outcomes = runs.run({tmp_path / str(seed): recipe.but(seed=seed) for seed in range(2)})
+    assert all(outcome.result for outcome in outcomes.values())
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path}/set/val is taken as the test set")
+    notes.tell(message)
+    assert len(caplog.messages) == 1
 
 
 def test_without_the_extra_it_says_what_to_install(tmp_path):

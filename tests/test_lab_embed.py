@@ -34,6 +34,8 @@ BACKBONE = """
         return model
     def large():
         return torch.nn.Sequential(torch.nn.Flatten(), Times(1e6)), preprocess
+    def infinite():
+        return torch.nn.Sequential(torch.nn.Flatten(), Times(1e60)), preprocess
     def wrong():
         return torch.nn.Flatten(0, 1), preprocess
     def nothing():
@@ -101,16 +103,26 @@ def test_classes_are_folders(images, tmp_path):
     assert json.loads((tmp_path / "out" / "dataset.json").read_text())["backbone"] == "tiny_backbone:pair"
 
 
-@pytest.mark.parametrize("held", ["test", "val"])
-def test_train_and_test_folders(tmp_path, held):
+@pytest.mark.parametrize("held", ["test", "val", "valid"])
+def test_train_and_test_folders(tmp_path, held, caplog):
     for number, name in enumerate(("ant", "bee")):
         draw(tmp_path / "images" / "train" / name / "more" / "below", 3, number)
         draw(tmp_path / "images" / held / name, 2, 9 + number)
-    summary = embed("images", "out", "tiny_backbone:attribute")
+    folder = tmp_path / "images"
+    summary = embed(folder, "out", "tiny_backbone:attribute")
     assert (summary.train, summary.test, summary.dimensions) == (6, 4, 48)
     dataset = embeddings.read("out")
     assert dataset.train.parts[0].dtype == torch.float16
     assert dataset.test.labels.tolist() == [0, 0, 1, 1]
+    assert [message for message in caplog.messages if "test set" in message] == (
+        []
+        if held == "test"
+        else [f"{folder / held} is taken as the test set, as there is no {folder / 'test'} with class folders in it."]
+    )
+    assert caplog.messages[-1] == (
+        f"6 images lie in folders inside of a class folder of {folder / 'train'} and count for that class: "
+        "ant/more/below/00.png is of the class 'ant'. There are 2 classes."
+    )
 
 
 def test_images_that_cannot_be_read_are_skipped_and_named(images, tmp_path):
@@ -249,7 +261,8 @@ def test_a_set_is_not_overwritten(images):
         ("tiny_backbone:f", r"backbone tiny_backbone:f is not found .*no attribute 'f'"),
         ("tiny_backbone:nothing", r"should return \(module, preprocess\), .* but returned Flatten"),
         ("tiny_backbone:wrong", r"should give features \(B, d\) or .*, but gave \(45, 4, 4\)"),
-        ("tiny_backbone:large", r"NaN or too large for float16: embed without half"),
+        ("tiny_backbone:large", r"values too large for float16: store float32 \(--float32, half=False\)"),
+        ("tiny_backbone:infinite", r"values that are NaN or infinite"),
         ("tiny_backbone:uneven", r"images of one size"),
         ("timm:anything", r"timm:anything needs timm: pip install timm"),
     ],
@@ -260,7 +273,21 @@ def test_backbones_that_do_not_work(images, tmp_path, backbone, message, monkeyp
         Image.new("RGB", (5, 5)).save(images / "ant" / "other.png")
     with pytest.raises(LabError, match=message):
         embed(images, "out", backbone)
-    assert not (tmp_path / "out").exists()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]  # another backbone can follow
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX names of errors")
+def test_a_place_that_cannot_be_written(images, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(LabError, match=r"file/out.partial cannot be written \(Not a directory\): name another output folder"):
+        embed(images, "file/out", "tiny_backbone:pair")
+
+
+def test_a_run_killed_before_its_first_shard_binds_nobody(images, tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "plan.json").write_text('{"backbone": "another"}')
+    assert embed(images, "out", "tiny_backbone:pair").train == 15
+    assert not (tmp_path / "out.partial").exists()
 
 
 def test_an_unknown_device(images):

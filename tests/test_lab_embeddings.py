@@ -362,7 +362,7 @@ def test_values_too_large_for_half_are_refused(tmp_path):
     dataset = Dataset(
         "big", "embeddings", ("a",), Split((torch.full((3, 2), 1e6),), torch.zeros(3, dtype=torch.int64)), None, ""
     )
-    with pytest.raises(LabError, match=r"big has values beyond 65504: write it in float32"):
+    with pytest.raises(LabError, match=r"big has values beyond 65504, the largest of float16: store float32"):
         embeddings.write(tmp_path / "set", dataset, dtype=torch.float16)
     assert not list(tmp_path.iterdir())
 

@@ -55,7 +55,30 @@ def test_train_and_test(folder, load, tmp_path, caplog):
     assert dataset.classes == ("blue", "red")
     assert len(dataset.train) == 6
     assert dataset.test.labels.tolist() == [1]
-    assert "val is not used" in caplog.text
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}/both/val is left out: the test set is {tmp_path}/both/test."
+    ]
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_validation_images_are_the_test_where_there_is_no_other(folder, load, tmp_path, caplog, name):
+    (tmp_path / "both").mkdir()
+    folder.rename(tmp_path / "both" / "train")
+    save(tmp_path / "both" / name / "red" / "a.png")
+    for _ in range(2):  # the note comes once
+        assert load(tmp_path / "both").test.labels.tolist() == [1]
+    (note,) = (record.getMessage() for record in caplog.records)
+    assert note.startswith(f"{tmp_path}/both/{name} is taken as the test set, as there is no {tmp_path}/both/test")
+
+
+def test_folders_inside_of_a_class_are_named(folder, load, tmp_path, caplog):
+    save(folder / "red" / "dark" / "a.png")
+    save(folder / "red" / "light" / "a.png")
+    assert load(folder).train.labels.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"2 images lie in folders inside of a class folder of {folder} and count for that class: "
+        "red/dark/a.png is of the class 'red'. There are 2 classes."
+    ]
 
 
 def test_decoded_once_and_again_after_a_change(folder, load, monkeypatch):
@@ -75,9 +98,23 @@ def test_unreadable_images_are_named_and_skipped(folder, load, caplog):
     (folder / "red" / "._0.png").write_text("the Mac was here")
     dataset = load(folder)
     assert dataset.train.labels.tolist() == [0, 0, 1, 1]
-    assert "3 of the images could not be read" in caplog.text
+    assert "3 images could not be read and are left out" in caplog.text
     for name in ("0.jpg", "0.png", "text.png"):
         assert name in caplog.text
+
+
+def test_one_unreadable_image_is_one(folder, load, caplog):
+    (folder / "red" / "0.png").write_bytes(b"")
+    load(folder)
+    assert caplog.messages == [f"1 image could not be read and is left out: {folder}/red/0.png"]
+
+
+def test_a_cache_that_cannot_be_written_is_told_once(folder, tmp_path, caplog):
+    (tmp_path / "file").write_text("not a folder")
+    for _ in range(2):
+        assert len(folders.load(folder, cache=tmp_path / "file" / "cache").train) == 6
+    (message,) = caplog.messages
+    assert message.startswith(f"The prepared data could not be kept in {tmp_path}/file/cache for the next run: Not a directory")
 
 
 def test_all_kinds_of_pixels(tmp_path, load):

@@ -364,7 +364,10 @@ def test_compare_puts_our_numbers_beside_the_papers():
     assert row["std"] == pytest.approx(2**0.5)
     assert table.rows[-1][9:] == (pytest.approx(85.0), pytest.approx(0), 86.73, pytest.approx(-1.73))
     assert all(len(row) == len(table.header) for row in table.rows)
-    assert "made data" in EXPERIMENTS["table1"].compare(results, smoke=True).notes[0]
+    smoke = EXPERIMENTS["table1"].compare(results, smoke=True)
+    assert "made data" in smoke.notes[0]
+    assert smoke.header[5:] == ("top1", "std", "paper", "top5", "std", "paper")
+    assert all(len(row) == len(smoke.header) for row in smoke.rows)
 
 
 @pytest.mark.parametrize("name", TRAINED)

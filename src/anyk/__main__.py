@@ -2,9 +2,18 @@
 
 import sys
 
+from anyk import _command
+
 
 def main() -> None:
     """Start the lab, or say what it needs."""
+    try:
+        _start()
+    except KeyboardInterrupt:  # while it imports; what runs has its own words
+        sys.exit(130)
+
+
+def _start() -> None:
     from anyk.lab.errors import LabError
 
     try:
@@ -15,6 +24,7 @@ def main() -> None:
     except LabError as error:  # a package that extends anyk is broken
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
+    _command.importing_is_done()
     start()
 
 

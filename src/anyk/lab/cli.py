@@ -1,5 +1,6 @@
 """The command `anyk`: words in, words out. What it does is done elsewhere."""
 
+import difflib
 import itertools
 import json as json_module
 import os
@@ -7,6 +8,7 @@ import shlex
 import signal
 import sys
 import threading
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +16,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+import anyk
 from anyk.lab import ranks
 from anyk.lab.errors import LabError, Stopped, failures
-from anyk.lab.recipes import LossName, Recipe, Setting
+from anyk.lab.recipes import TYPES, LossName, Recipe, Setting
 from anyk.lab.reproduce import Network
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
@@ -185,7 +188,7 @@ def sweep(
 
 
 def report(
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("anyk-runs"),),
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER ...]")] = (Path("anyk-runs"),),
     *,
     format: Format = "terminal",
     fields: tuple[str, ...] | None = None,
@@ -216,7 +219,7 @@ def report(
 
 
 def reproduce(
-    experiment: Annotated[str, tyro.conf.Positional],
+    experiment: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")],
     *,
     data: tuple[str, ...] = (),
     smoke: Flag = False,
@@ -259,6 +262,7 @@ def reproduce(
         places = dict(_name_and_path(word) for word in data) or None
     outcomes = {}
     recipes = chosen.recipes(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
+    _check_data(recipes, out / "runs")
     if recipes:
         with Display(len(recipes), quiet) as display:
             outcomes = sweeps.run_all(recipes, out / "runs", jobs=jobs, on_progress=display.show)
@@ -271,7 +275,7 @@ def reproduce(
 
 
 def embed(
-    folder: Annotated[Path, tyro.conf.Positional],
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")],
     *,
     out: Path | None = None,
     backbone: str = "efficientnet-lite0",
@@ -284,7 +288,7 @@ def embed(
     """Images in class folders to an embedding set. Interrupted, the same command goes on.
 
     Args:
-        folder: FOLDER/class/* or FOLDER/train/class/* and FOLDER/test/class/*.
+        folder: FOLDER/class/* or FOLDER/train/class/* and FOLDER/test/class/*; without a test folder val is the test.
         out: the folder of the new set; by default FOLDER-embeddings.
         backbone: efficientnet-lite0, timm:NAME, or module:function that returns an nn.Module and its preprocessing.
         batch_size: images at once.
@@ -316,7 +320,7 @@ def embed(
 
 
 def import_arrays(
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE]")],
     *,
     out: Path | None = None,
     name: str | None = None,
@@ -436,17 +440,25 @@ COMMANDS: dict[str, Callable[..., int]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process."""
     former = signal.signal(signal.SIGTERM, _interrupt)
-    words = sys.argv[1:] if arguments is None else arguments
+    words = _understood(sys.argv[1:] if arguments is None else arguments)
     try:
+        if words[:1] == ["--version"]:
+            _say(f"anyk {anyk.__version__}")
+            sys.exit(0)
+        if words and words[0] not in COMMANDS and not words[0].startswith("-"):
+            near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+            hint = f"did you mean anyk {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}."
+            raise LabError(f"there is no command {words[0]!r}: {hint}")
         if ranks.launched() > 1 and words and words[0] in COMMANDS and words[0] != "train":
             raise LabError(f"anyk {words[0]} is one process: start it without torchrun, which is for anyk train.")
-        code = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
-            prog="anyk",
-            description="Train for 'the right class is among the first k', and find out whether it helps.",
-            args=arguments,
-            console_outputs=ranks.speaks(),
-        )
+        with _registry():
+            code = tyro.extras.subcommand_cli_from_dict(
+                COMMANDS,
+                prog="anyk",
+                description="Train for 'the right class is among the first k', and find out whether it helps.",
+                args=words,
+                console_outputs=ranks.speaks(),
+            )
     except LabError as error:
         if not ranks.speaks() and not isinstance(error, (ranks.Agreed, ranks.OwnError)):
             ranks.wait_to_be_ended()
@@ -469,6 +481,67 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finally:
         signal.signal(signal.SIGTERM, former)
     sys.exit(code)
+
+
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+_NONE_OPTIONS = {_option(name) for name, kind in TYPES.items() if type(None) in typing.get_args(kind)}
+_LIST_OPTIONS = {
+    *(_option(name) for name, kind in TYPES.items() if "tuple" in str(kind)),
+    *("--losses", "--operators", "--scores", "--temperatures", "--fields", "--metrics"),
+}
+
+
+def _understood(words: Sequence[str]) -> list[str]:
+    """The words of a command as the parser wants them: None with a capital, lists with spaces, --sort=-top5 with its sign.
+
+    >>> _understood(["train", "--m", "none", "--p-k=.5,0,.5", "--p-k-end", "0,", "0,1"])
+    ['train', '--m', 'None', '--p-k', '.5', '0', '.5', '--p-k-end', '0', '0', '1']
+    >>> _understood(["report", "runs", "--sort", "-top5"])
+    ['report', 'runs', '--sort=-top5']
+    """
+    result: list[str] = []
+    option = ""
+    for given in words:
+        word = given
+        if word.startswith("--"):
+            option, equals, word = word.partition("=")
+            option = option.replace("_", "-")
+            if not equals or option not in _NONE_OPTIONS | _LIST_OPTIONS:
+                result.append(given)
+                continue
+            result.append(option)
+        follows = bool(result) and result[-1].replace("_", "-") == option
+        if follows and option in _NONE_OPTIONS and word.lower() == "none":
+            result.append("None")
+        elif follows and option == "--sort" and word.startswith("-"):
+            result[-1] = f"--sort={word}"
+        elif option in _LIST_OPTIONS and "," in word:
+            result += [piece for piece in word.split(",") if piece.strip()]
+        else:
+            result.append(word)
+    return result
+
+
+def _registry() -> tyro.constructors.ConstructorRegistry:
+    """How words become values where that is not the parser's own way."""
+    registry = tyro.constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def data(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[str] | None:
+        if info.type is not str or tyro.conf.Positional not in info.markers:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="DATA",
+            instance_from_str=lambda words: words[0],
+            is_instance=lambda value: isinstance(value, str),
+            str_from_instance=lambda value: [value],
+        )
+
+    return registry
 
 
 def _interrupt(*_: Any) -> None:
@@ -546,6 +619,14 @@ def _tell_failures(outcomes: Mapping[str, Any]) -> int:
     for sentence in failed:
         _warn(sentence)
     return 1 if failed else 0
+
+
+def _check_data(recipes: Mapping[str, Recipe], out: Path) -> None:
+    """Load each data set that runs will need once: what is wrong with it is told once, before anything starts."""
+    from anyk.lab import data, pool
+
+    for place in sorted({recipe.data for name, recipe in recipes.items() if pool.ended(out / name, recipe) is None}):
+        data.load(place)
 
 
 def _name_and_path(word: str) -> tuple[str, str]:

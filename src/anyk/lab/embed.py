@@ -23,7 +23,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from anyk.lab.data import embeddings
+from anyk.lab.data import embeddings, folders
 from anyk.lab.data.sets import Dataset, Split
 from anyk.lab.errors import LabError
 
@@ -57,7 +57,7 @@ def embed(
     progress: Callable[[int, int], None] | None = None,
     force: bool = False,
 ) -> EmbedSummary:
-    """Embed the images of FOLDER/class/* or of FOLDER/train/class/* and FOLDER/test/class/*.
+    """Embed the images of FOLDER/class/* or of FOLDER/train/class/* and FOLDER/test/class/* (without test: val, validation).
 
     Images that cannot be read are skipped; the summary and `skipped.txt` in the set name them.
 
@@ -77,28 +77,26 @@ def embed(
         raise LabError(f"batch_size and shard_size should be at least 1, but are {batch_size} and {shard_size}.")
     folder, out = Path(folder), Path(os.path.abspath(out))
     embeddings.refuse_to_overwrite(out, force)
-    classes, images = _find_images(folder)
-    plan = {
-        "backbone": backbone,
-        "half": half,
-        "batch_size": batch_size,
-        "shard_size": shard_size,
-        "images": _digest_names(folder, images),
-    }
-    work = out.with_name(f"{out.name}.partial")
-    _enter(work, plan)
+    try:
+        classes, images = _find_images(folder)
+        digest = _digest_names(folder, images)
+    except OSError as error:
+        raise LabError(f"{folder} cannot be read ({error.strerror}: {error.filename}).") from None
+    # Before anything is written: a backbone that cannot be had should leave nothing behind.
     encoder = _Encoder(*load_backbone(backbone), device, torch.float16 if half else torch.float32)
-
-    total, done = sum(map(len, images.values())), 0
-    shards: dict[str, list[Path]] = {split: [] for split in images}
-    for split, listed in images.items():
-        for number, first in enumerate(range(0, len(listed), shard_size)):
-            path = work / f"{split}-{number:06d}.shard"
-            wanted = listed[first : first + shard_size]
-            if not path.exists():
-                _save_whole(encoder.embed(folder, wanted, batch_size, _offset(progress, done, total)), path)
-            done += len(wanted)
-            shards[split].append(path)
+    plan = {"backbone": backbone, "half": half, "batch_size": batch_size, "shard_size": shard_size, "images": digest}
+    work = out.with_name(f"{out.name}.partial")
+    with _entered(work, plan):
+        total, done = sum(map(len, images.values())), 0
+        shards: dict[str, list[Path]] = {split: [] for split in images}
+        for split, listed in images.items():
+            for number, first in enumerate(range(0, len(listed), shard_size)):
+                path = work / f"{split}-{number:06d}.shard"
+                wanted = listed[first : first + shard_size]
+                if not path.exists():
+                    _save_whole(encoder.embed(folder, wanted, batch_size, _offset(progress, done, total)), path)
+                done += len(wanted)
+                shards[split].append(path)
     if progress is not None:
         progress(total, total)
     summary = _assemble(shards, out, classes, plan, force)
@@ -199,12 +197,8 @@ def _find_images(folder: Path) -> tuple[list[str], dict[str, list[_Image]]]:
     """The classes, and for "train" and perhaps "test" each image's path in the folder with its class."""
     if not folder.is_dir():
         raise LabError(f"{folder} is not a folder: name a folder with a folder of images for each class.")
-    roots = {"train": folder}
-    # A class may be called train: then there are images in it and no folders.
-    if _subfolders(folder / "train"):
-        roots["train"] = folder / "train"
-        test = next((folder / name for name in ("test", "val", "validation") if _subfolders(folder / name)), None)
-        roots |= {"test": test} if test is not None else {}
+    train, test = folders.find_splits(folder)
+    roots = {"train": train} | ({"test": test} if test is not None else {})
     classes = _subfolders(roots["train"])
     if not classes:
         raise LabError(f"{folder} has no folders in it: put the images of each class into a folder with its name.")
@@ -219,6 +213,7 @@ def _find_images(folder: Path) -> tuple[list[str], dict[str, list[_Image]]]:
             for path in sorted((root / name).rglob("*"))
             if path.is_file() and not path.name.startswith(".")
         ]
+    folders.tell_of_nested((folder / name for name, _ in images["train"]), train, len(classes))
     return classes, images
 
 
@@ -247,10 +242,25 @@ def read_image(path: Path) -> Image.Image:
 # --- shards -----------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _entered(work: Path, plan: dict[str, Any]) -> Iterator[None]:
+    """The work folder, for this plan; an error before the first shard leaves none, so that another plan can follow."""
+    try:
+        _enter(work, plan)
+    except OSError as error:
+        raise LabError(f"{work} cannot be written ({error.strerror}): name another output folder.") from None
+    try:
+        yield
+    except BaseException:
+        if not any(work.glob("*.shard")):
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
 def _enter(work: Path, plan: dict[str, Any]) -> None:
-    """Start or continue in the work folder; refuse it where it was begun with another plan."""
+    """Start or continue in the work folder; refuse it where it holds shards of another plan."""
     path = work / "plan.json"
-    if path.exists():
+    if path.exists() and any(work.glob("*.shard")):
         try:
             begun = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
@@ -262,7 +272,7 @@ def _enter(work: Path, plan: dict[str, Any]) -> None:
             )
             raise LabError(f"{work} holds a run that was begun differently ({what}): remove it, or repeat the first call.")
         return
-    if work.exists() and any(present.suffix != ".tmp" for present in work.iterdir()):
+    if work.exists() and any(present.suffix != ".tmp" and present != path for present in work.iterdir()):
         raise LabError(f"{work} is in the way: remove it or name another output folder.")
     work.mkdir(parents=True, exist_ok=True)
     fresh = work / "plan.tmp"
@@ -331,9 +341,12 @@ class _Encoder:
         if not isinstance(features, Tensor) or features.dim() not in (2, 4) or len(features) != len(pixels):
             shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise LabError(f"the backbone should give features (B, d) or (B, d, height, width), but gave {shape}.")
-        stored = (features.mean((2, 3)) if features.dim() == 4 else features).float().to(self.dtype).cpu()
+        features = (features.mean((2, 3)) if features.dim() == 4 else features).float()
+        stored = features.to(self.dtype).cpu()
+        if not features.isfinite().all():
+            raise LabError("the backbone gives values that are NaN or infinite: look at its weights and its preprocessing.")
         if not stored.isfinite().all():
-            raise LabError("the backbone gives values that are NaN or too large for float16: embed without half.")
+            raise LabError("the backbone gives values too large for float16: store float32 (--float32, half=False).")
         return stored
 
 

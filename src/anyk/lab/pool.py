@@ -7,15 +7,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from anyk.lab import training
+from anyk.lab import notes, training
 from anyk.lab.errors import LabError, Stopped
 from anyk.lab.recipes import Recipe
 from anyk.lab.runs import Run
@@ -84,7 +86,8 @@ class Pool:
             if self._stopping.is_set():
                 return Outcome()
             process = self._context.Process(target=_work, args=(there, os.fspath(folder), recipe.to_json()), daemon=True)
-            process.start()
+            with _interrupts_wait():
+                process.start()
             self._running.add(process)
         there.close()
         outcome = None
@@ -93,6 +96,8 @@ class Pool:
                 message = here.recv()
                 if isinstance(message, Outcome):
                     outcome = message
+                elif isinstance(message, str):
+                    notes.tell(message)
                 else:
                     self._on_progress(folder, message)
         except (EOFError, OSError):
@@ -131,11 +136,31 @@ def wait_in_turns(futures: Sequence[Future[Any]]) -> None:
             return
 
 
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Start a process in which Ctrl-C waits until it asks for it: before, while it imports, it could only show a traceback.
+
+    The process that forks the others is started with the first of them, and hands this on.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # another helper of Python's, whose start would let the signal through again
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
 def _work(parent: Connection, folder: str, fields: dict[str, Any]) -> None:
     """One run, in a process of its own."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    notes.hand_on(parent.send)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     told_at = 0.0
 

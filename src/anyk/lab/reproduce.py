@@ -494,13 +494,13 @@ class Experiment:
         Args:
             results: run name -> content of the run's ``result.json``; names that are not of this experiment are not looked at.
                 Needs ``["test"][metric]`` as fractions, and with a grid of temperatures ``["validation"][metric]``.
-            smoke: the results are of smoke runs; the table says so.
+            smoke: the results are of smoke runs; the table says so, and has no differences to the paper.
         """
         if self.name == "depths":
             return _depth_table()
         header = ["data", "method", "P_K", "m", "runs"]
         for metric in self.metrics:
-            header += [metric, "std", "paper", "difference"]
+            header += [metric, "std", "paper"] if smoke else [metric, "std", "paper", "difference"]
         names = {*self.needs, *self._other_names(results)}
         rows: list[tuple[Value, ...]] = []
         for cell in self._cells_for(dict.fromkeys(names, "")):
@@ -508,7 +508,7 @@ class Experiment:
             m = None if cell.method in ("softmax", "smooth") else cell.m or _setting(cell.data).recipe.m
             row: list[Value] = [cell.data, METHODS[cell.method], _list(cell.p_k), m, len(runs)]
             for metric, paper in zip(self.metrics, cell.paper, strict=True):
-                row += _beside(_percents(runs, metric), paper)
+                row += _beside(_percents(runs, metric), paper)[: 3 if smoke else 4]
             rows.append(tuple(row))
         notes = (_SMOKE_NOTE, *self.notes) if smoke else self.notes
         return Table(self.title, tuple(header), rows, notes, self.also(self, results) if self.also else ())

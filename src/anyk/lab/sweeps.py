@@ -1,5 +1,6 @@
 """`anyk sweep`: a grid of recipes, or a list of them, as many runs in one folder."""
 
+import difflib
 import itertools
 import json
 import os
@@ -35,16 +36,17 @@ def grid(base: Recipe, axes: Mapping[str, Sequence[Any]]) -> dict[str, Recipe]:
 def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
     """Axes from the command line: ``field=value,value``, where the items of a list stand between slashes.
 
-    >>> parse_axes(["loss=softmax,splitter", "m=16,none", "p_k=1,.5/.5"])
+    >>> parse_axes(["loss=softmax, splitter", "m=16,none", "p_k=1,.5/.5"])
     {'loss': ['softmax', 'splitter'], 'm': [16, None], 'p_k': [[1], [0.5, 0.5]]}
     """
     axes: dict[str, list[Any]] = {}
     for word in words:
-        name, equals, values = word.partition("=")
-        if not equals or name not in TYPES or not values:
-            raise LabError(f"a grid axis should be field=value,value with a field of a recipe, but is {word!r}.")
+        name, equals, values = (part.strip() for part in word.partition("="))
+        pieces = [piece.strip() for piece in values.split(",")]
+        if not equals or name not in TYPES or not all(pieces):
+            hint = "" if name in TYPES else f": {_nearest(name)}"
+            raise LabError(f"a grid axis should be field=value,value with a field of a recipe, but is {word!r}{hint}.")
         is_list = typing.get_origin(TYPES[name]) is tuple or "tuple" in str(TYPES[name])
-        pieces = values.split(",")
         axes[name] = [[_value(item) for item in piece.split("/")] if is_list else _value(piece) for piece in pieces]
     return axes
 
@@ -107,6 +109,16 @@ def _engine(
     from anyk.lab.cluster import Cluster
 
     return Cluster(address, out, jobs, on_progress, on_note)
+
+
+def _nearest(name: str) -> str:
+    """The fields that may have been meant, or all."""
+    near = difflib.get_close_matches(name.lower().replace("-", "_"), TYPES)
+    return (
+        f"the nearest {'field is' if len(near) == 1 else 'fields are'} {', '.join(near)}"
+        if near
+        else f"the fields are {', '.join(TYPES)}"
+    )
 
 
 def _value(word: str) -> Any:

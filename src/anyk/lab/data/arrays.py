@@ -8,6 +8,7 @@ import array
 import csv
 import hashlib
 import json
+import math
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -102,7 +103,7 @@ def _load(
     if test is not None:
         if "test" in pairs:
             raise LabError(f"{source} has test examples of its own: leave out {test}.")
-        pairs["test"] = _read_pairs(Path(test), [], label_column, note)[0]["train"]
+        pairs["test"] = _read_pairs(Path(test), [], label_column, note, is_test=True)[0]["train"]
     if classes_file is not None:
         names = _read_class_names(Path(classes_file))
     classes, labels = _number_classes({split: pair[1] for split, pair in pairs.items()}, names, source, note)
@@ -113,7 +114,7 @@ def _load(
 
 
 def _read_pairs(
-    source: Path, more: list[Path], label_column: str | None, note: _Note
+    source: Path, more: list[Path], label_column: str | None, note: _Note, is_test: bool = False
 ) -> tuple[dict[str, _Pair], list[str] | None]:
     """Embeddings and labels for "train" and perhaps "test", and the class names if the file has them."""
     if not source.is_file():
@@ -123,7 +124,7 @@ def _read_pairs(
     if more and (source.suffix != ".npy" or len(more) > 1):
         raise LabError(f"{source} was given with {more[0]}: only a pair of .npy files takes two paths.")
     if source.suffix in (".csv", ".tsv"):
-        return {"train": _read_csv(source, label_column)}, None
+        return {"train": _read_csv(source, label_column, is_test)}, None
     if label_column is not None:
         raise LabError(f"{source} has no columns with names: a label column goes with a .csv file.")
     if source.suffix == ".npy":
@@ -282,6 +283,7 @@ def _integers_or_texts(values: "np.ndarray[Any, Any]", source: Path) -> "np.ndar
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8", "replace")
     if values.dtype.kind == "U":
+        _refuse_unlabeled(np.char.strip(values) == "", "an empty label", source)
         try:
             # "10" comes after "9" where all texts are integers.
             numbers = values.astype(np.int64)
@@ -292,7 +294,23 @@ def _integers_or_texts(values: "np.ndarray[Any, Any]", source: Path) -> "np.ndar
         raise LabError(f"labels in {source} should be integers or texts, but there are numbers with a fraction or NaN.")
     if values.dtype.kind not in "iubf":
         raise LabError(f"labels in {source} should be integers or texts, but are {values.dtype}.")
+    _refuse_unlabeled(values < 0, _NEGATIVE, source)
     return np.ascontiguousarray(values, dtype=np.int64)
+
+
+_NEGATIVE = 'a negative label, which usually means "no label"'
+
+
+def _refuse_unlabeled(unlabeled: "np.ndarray[Any, Any]", what: str, source: Path) -> None:
+    rows = np.flatnonzero(unlabeled)
+    if len(rows):
+        raise _unlabeled(len(rows), what, f"{source}", f"row {rows[0]}")
+
+
+def _unlabeled(count: int, what: str, source: str, first: str) -> LabError:
+    these = "1 example" if count == 1 else f"{count} examples"
+    way = "remove" if what != _NEGATIVE else "number the classes from 0, or remove"
+    return LabError(f"{source} has {these} with {what} (the first: {first}): {way} {'it' if count == 1 else 'them'}.")
 
 
 def _read_class_names(path: Path) -> list[str]:
@@ -324,11 +342,13 @@ def _read_numpy(path: Path) -> Any:
         raise LabError(f"{path} cannot be read by numpy ({' '.join(str(error).split())[:150]}): {hint}.") from None
 
 
-def _read_csv(path: Path, label_column: str | None) -> _Pair:
+def _read_csv(path: Path, label_column: str | None, is_test: bool) -> _Pair:
     """Numbers and one label a row. Values go straight into an array of float32: four bytes a cell, whatever the file."""
     values = array.array("f")
     codes = array.array("q")
     names: dict[str, int] = {}
+    lines: list[int] = []  # of the first example of each class
+    titles: list[str] | None = None
     width = column = -1
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -344,6 +364,7 @@ def _read_csv(path: Path, label_column: str | None) -> _Pair:
                     if width < 2:
                         raise LabError(f"{path} has one column only: it needs numbers and a label, with , ; or tab between.")
                     if label_column is not None or _is_header(row, column):
+                        titles = [title.strip() for title in row]
                         continue
                 if len(row) != width:
                     raise LabError(f"{path} has {len(row)} cells in line {rows.line_num}, but {width} before.")
@@ -353,15 +374,52 @@ def _read_csv(path: Path, label_column: str | None) -> _Pair:
                 except ValueError as error:
                     raise LabError(
                         f"{path} has a cell that is not a number in line {rows.line_num} ({error}): "
-                        "mend it, or name the label column if it is not the last."
+                        "mend it, or name the label column with anyk import --label-column if it is not the last."
                     ) from None
                 codes.append(names.setdefault(label.strip(), len(names)))
+                if len(lines) < len(names):
+                    lines.append(rows.line_num)
     except (UnicodeDecodeError, csv.Error) as error:
         raise LabError(f"{path} is not text in columns ({error}): save it as UTF-8 .csv.") from None
     if not codes:
         raise LabError(f"{path} has no rows of numbers.")
+    counts = np.bincount(np.frombuffer(codes, dtype=np.int64))
+    if "" in names:
+        raise _unlabeled(counts[names[""]], "an empty label", f"{path}", f"line {lines[names['']]}")
+    _refuse_wrong_column(path, titles, column, width, names, is_test or counts.max() > 1)
+    negative = [place for name, place in names.items() if re.fullmatch(r"-[0-9]+", name)]
+    if negative and all(re.fullmatch(r"-?[0-9]+", name) for name in names):
+        raise _unlabeled(int(counts[negative].sum()), _NEGATIVE, f"{path}", f"line {lines[negative[0]]}")
     table = torch.from_numpy(np.frombuffer(values, dtype=np.float32)).view(len(codes), width - 1)
     return table, np.asarray(list(names))[np.frombuffer(codes, dtype=np.int64)]
+
+
+def _refuse_wrong_column(
+    path: Path, titles: list[str] | None, column: int, width: int, names: Iterable[str], repeated: bool
+) -> None:
+    """Raise where a column of measurements was taken for the labels."""
+    fraction = next((name for name in names if _has_fraction(name)), None)
+    if fraction is None and repeated:
+        return
+    problem = f"holds numbers with a fraction, such as {fraction}" if fraction is not None else "has no value twice"
+    if titles is None:
+        taken, way = (
+            f"the last column of {path}",
+            "add a line of titles, and name the right one with anyk import --label-column",
+        )
+    else:
+        others = ", ".join(_shown(title) for place, title in enumerate(titles) if place != column and place < 12)
+        taken = f"the column {_shown(titles[column])!r} of {path}"
+        way = f"name the right one with anyk import --label-column; the others are {others}{', …' if width > 12 else ''}"
+    raise LabError(f"{taken} was taken for the labels, but {problem}: {way}.")
+
+
+def _has_fraction(text: str) -> bool:
+    try:
+        value = float(text)
+    except ValueError:
+        return False
+    return not value.is_integer() if math.isfinite(value) else False
 
 
 def _label_place(first: list[str], label_column: str | None, path: Path) -> int:

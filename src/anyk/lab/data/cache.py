@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,11 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from anyk.lab import files
+from anyk.lab import files, notes
 from anyk.lab.data.sets import Dataset, Split
 from anyk.lab.errors import LabError
-
-_log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
@@ -39,7 +36,7 @@ def remember(path: Path, build: Callable[[], Dataset]) -> Dataset:
             return _read(path)
         # Whatever a damaged file makes the parsers raise, the answer is to build it again.
         except Exception as error:
-            _log.warning("%s is damaged (%s); preparing the data again.", path, error)
+            notes.tell(f"{path} is damaged ({error}); preparing the data again.")
     dataset = build()
     tensors = {"train": dataset.train.parts[0], "train_labels": dataset.train.labels}
     if dataset.test is not None:
@@ -51,7 +48,9 @@ def remember(path: Path, build: Callable[[], Dataset]) -> Dataset:
         with files.replacing(path) as temporary:
             save_file(tensors, temporary, {"dataset": json.dumps([facts, fingerprint])})
     except (OSError, SafetensorError, LabError) as error:
-        _log.warning("The prepared data could not be kept for the next run: %s", error)
+        # Without the name of the temporary file, which is another one each time: the note is told once.
+        reason = getattr(error, "strerror", None) or error
+        notes.tell(f"The prepared data could not be kept in {path.parent} for the next run: {reason}")
     return dataclasses.replace(dataset, fingerprint=fingerprint)
 
 

@@ -148,6 +148,7 @@ def write_split(file: BinaryIO, examples: Split, dtype: torch.dtype | None, sour
     """Write one safetensors file of embeddings and labels, block by block."""
     if dtype is None:
         dtype = torch.float16 if examples.parts[0].dtype == torch.float16 else torch.float32
+    name = str(dtype).removeprefix("torch.")
     labels = examples.labels.to(torch.int64).contiguous()
     shape = [len(labels), *examples.shape]
     # Labels first: eight-byte values stay aligned whatever follows them.
@@ -170,7 +171,9 @@ def write_split(file: BinaryIO, examples: Split, dtype: torch.dtype | None, sour
             stored = block.to(dtype)
             if not _is_finite(stored):
                 if _is_finite(block):
-                    raise LabError(f"{source} has values beyond {torch.finfo(dtype).max:g}: write it in float32, without half.")
+                    fits = dtype == torch.float16 and _is_finite(block.float())
+                    way = "store float32, without half" if fits else "scale the embeddings down"
+                    raise LabError(f"{source} has values beyond {torch.finfo(dtype).max:g}, the largest of {name}: {way}.")
                 _raise_not_finite(block, first, source)
             file.write(_bytes(stored))
 
@@ -185,7 +188,9 @@ def refuse_to_overwrite(folder: Path, force: bool) -> None:
     if not present:
         return
     if not force:
-        raise LabError(f"{folder} is there already: name another folder, or replace it with --force.")
+        raise LabError(
+            f"{folder} is there already: to replace it, remove it or give --force; to keep it, name another folder with --out."
+        )
     foreign = [name for name in present if not name.endswith((".safetensors", ".txt")) and name != "dataset.json"]
     if foreign or "dataset.json" not in present:
         raise LabError(f"{folder} is not only an embedding set, it holds {(foreign or present)[0]}: name another folder.")

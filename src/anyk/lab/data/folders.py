@@ -1,8 +1,8 @@
 """A folder of images, one folder inside for each class: decoded once, at one size, and kept."""
 
-import logging
 import os
 import warnings
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,48 +10,43 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from anyk.lab import notes
 from anyk.lab.data import cache as caches
 from anyk.lab.data.sets import Dataset, Split, channel_statistics
 from anyk.lab.errors import LabError
 
 _VERSION = 1  # of the pixels: a change of `_decode` needs another number
 _SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
-_HELD_OUT = ("val", "valid", "validation")
-
-_log = logging.getLogger(__name__)
+_TEST_NAMES = ("test", "val", "valid", "validation")  # the first that is there is the test set
 
 
 def load(folder: Path, *, size: int = 32, cache: Path | None = None) -> Dataset:
     """The images at FOLDER/CLASS/*, or FOLDER/train/CLASS/* and FOLDER/test/CLASS/*, as (N, 3, size, size).
 
-    The shorter side is resized to ``size`` and the middle is taken. Images that cannot be read are named in the log and
-    left out.
+    Where there is no test folder, val, valid or validation is the test set. The shorter side is resized to ``size`` and the
+    middle is taken. Images that cannot be read are named in the log and left out.
     """
     if not folder.is_dir():
         raise LabError(f"{folder} is not a folder.")
-    train, test = _files_by_class(folder), None
-    if _subfolders(folder / "train"):
-        train = _files_by_class(folder / "train")
-        if (folder / "test").is_dir():
-            test = _files_by_class(folder / "test")
-        for name in _HELD_OUT:
-            if (folder / name).is_dir():
-                _log.warning("%s is not used: validation examples are taken from train.", folder / name)
+    train_root, test_root = find_splits(folder)
+    train = _files_by_class(train_root)
+    test = None if test_root is None else _files_by_class(test_root)
     classes = tuple(train)
     if not any(train.values()):
         raise LabError(f"{folder} has no images; they should be at FOLDER/CLASS/*.jpg or FOLDER/train/CLASS/*.jpg.")
-    strangers = sorted(set(test or ()) - set(classes))
-    if strangers:
-        raise LabError(f"{folder / 'test' / strangers[0]} is a class that {folder / 'train'} does not have.")
+    if test_root is not None and test is not None:
+        strangers = sorted(set(test) - set(classes))
+        if strangers:
+            raise LabError(f"{test_root / strangers[0]} is a class that {train_root} does not have.")
+    tell_of_nested((path for paths in train.values() for path in paths), train_root, len(classes))
 
     def build() -> Dataset:
         unreadable: list[Path] = []
         train_split = _decode_all(train, classes, size, unreadable)
         test_split = None if test is None else _decode_all(test, classes, size, unreadable)
         if unreadable:
-            _log.warning(
-                "%d of the images could not be read and are left out: %s", len(unreadable), ", ".join(map(str, unreadable))
-            )
+            what = "image could not be read and is" if len(unreadable) == 1 else "images could not be read and are"
+            notes.tell(f"{len(unreadable)} {what} left out: {', '.join(map(str, unreadable))}")
         counts = torch.bincount(train_split.labels, minlength=len(classes))
         empty = [name for name, count in zip(classes, counts.tolist(), strict=True) if not count]
         if empty:
@@ -59,7 +54,7 @@ def load(folder: Path, *, size: int = 32, cache: Path | None = None) -> Dataset:
                 f"{folder} has no readable training images of the class {empty[0]!r}: add some or remove its folder."
             )
         if test_split is not None and not len(test_split):
-            raise LabError(f"{folder / 'test'} has no readable images: add some or remove it.")
+            raise LabError(f"{test_root} has no readable images: add some or remove it.")
         mean, std = channel_statistics(train_split.parts[0])
         return Dataset(folder.absolute().name, "images", classes, train_split, test_split, "", mean, std)
 
@@ -68,6 +63,34 @@ def load(folder: Path, *, size: int = 32, cache: Path | None = None) -> Dataset:
     key = caches.key_of(sources, classes, None if test is None else tuple(test), size)
     kept = caches.cache_folder() if cache is None else cache
     return caches.remember(kept / f"images-v{_VERSION}-{key}.safetensors", build)
+
+
+def find_splits(folder: Path) -> tuple[Path, Path | None]:
+    """Where the class folders of the training and of the test images are. Says in a note what is not a matter of course."""
+    # A class may be called train: then there are images in it and no folders.
+    if not _subfolders(folder / "train"):
+        return folder, None
+    present = [folder / name for name in _TEST_NAMES if (folder / name).is_dir()]
+    test = next((path for path in present if _subfolders(path)), None)
+    if test is not None and test.name != "test":
+        notes.tell(f"{test} is taken as the test set, as there is no {folder / 'test'} with class folders in it.")
+    unused = [str(path) for path in present if path != test]
+    if unused:
+        reason = "it has no class folders in it" if test is None else f"the test set is {test}"
+        notes.tell(f"{' and '.join(unused)} {'is' if len(unused) == 1 else 'are'} left out: {reason}.")
+    return folder / "train", test
+
+
+def tell_of_nested(paths: Iterable[Path], root: Path, classes: int) -> None:
+    """Say in a note that images lie deeper than ROOT/CLASS/image, which may be meant as classes of their own."""
+    nested = [path for path in paths if path.parent.parent != root]
+    if nested:
+        inside = nested[0].relative_to(root)
+        count = f"{len(nested)} {'image lies' if len(nested) == 1 else 'images lie'}"
+        notes.tell(
+            f"{count} in folders inside of a class folder of {root} and count for that class: {inside} is of the class "
+            f"{inside.parts[0]!r}. There {'is 1 class' if classes == 1 else f'are {classes} classes'}."
+        )
 
 
 def _subfolders(folder: Path) -> list[Path]:
