@@ -1,6 +1,5 @@
 """anyk: train classifiers so that the right class is among the first k guesses, for several k at once."""
 
-from anyk import _command as _command  # first, before torch
 from anyk import networks, parallel
 from anyk.baselines import SmoothTopKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
 from anyk.head import LinearTopKCrossEntropy

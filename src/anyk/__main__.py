@@ -2,8 +2,6 @@
 
 import sys
 
-from anyk import _command
-
 
 def main() -> None:
     """Start the lab, or say what it needs."""
@@ -24,7 +22,6 @@ def _start() -> None:
     except LabError as error:  # a package that extends anyk is broken
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
-    _command.importing_is_done()
     start()
 
 
