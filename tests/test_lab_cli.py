@@ -135,6 +135,8 @@ def test_another_recipe_is_offered_another_folder(anyk, data, tmp_path):
     assert (code, [path.name for path in (tmp_path / "photos").iterdir()]) == (2, ["cat.jpg"])
     assert err == "anyk: photos holds files that are not of a run (cat.jpg): choose another folder, such as --out photos-2\n"
     assert "such as --out run-2" in anyk(*words, "--out", ".")[2]
+    (tmp_path / "empty" / "folder").mkdir(parents=True)
+    assert anyk(*words, "--out", "empty")[0] == 0
 
 
 def test_train_says_when_more_training_would_help(anyk, data):

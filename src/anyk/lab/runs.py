@@ -73,7 +73,9 @@ class Run:
         """Raise if the folder, of a run or of many, holds files but nothing that the lab has written."""
         if not self.folder.is_dir() or any(any(self.folder.glob(trace)) for trace in TRACES):
             return
-        names = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith((".", "tensorboard")))
+        shown = (path for path in self.folder.iterdir() if not path.name.startswith((".", "tensorboard")))
+        # Empty folders are nobody's.
+        names = sorted(path.name for path in shown if not path.is_dir() or any(not inner.is_dir() for inner in path.rglob("*")))
         if names:
             told = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
             raise FolderRefused(f"{self.folder} holds files that are not of a run ({told})")
