@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -263,10 +264,12 @@ class TopKCrossEntropyLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_shared(reduction, ignore_index, weight, label_smoothing)
+        # Where modules are made without memory, by a default device "meta", the weights are kept all the same.
+        with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
+            p_k = distribution(p_k)
         # Not float64: some devices do not have it.
-        p_k = distribution(p_k)
-        # A setting and no state: a checkpoint does not bring back an old P_K, and one of torch.nn.CrossEntropyLoss fits.
         p_k = p_k if p_k.dtype != torch.float64 else p_k.to(torch.get_default_dtype())
+        # A setting and no state: a checkpoint does not bring back an old P_K, and one of torch.nn.CrossEntropyLoss fits.
         self.register_buffer("p_k", p_k, persistent=False)
         self.register_buffer("weight", weight)
         self.operator = _checked_operator(operator, top1, softmax_over)
@@ -641,9 +644,7 @@ def _list_to_tensor(p_k: Any, name: str) -> Tensor:
         while k > 1 and all(len(row) < k or row[k - 1] == 0 for row in rows):
             k -= 1
         rows = [row[:k] for row in rows]
-        # Where modules are made without memory, by a default device "meta", the weights are kept all the same.
-        device = "cpu" if torch.get_default_device().type == "meta" else None
-        return torch.tensor(rows if nested else rows[0], dtype=torch.float64, device=device)
+        return torch.tensor(rows if nested else rows[0], dtype=torch.float64)
     except (TypeError, ValueError):
         raise TypeError(f"{name}: expected a sequence of numbers or a tensor, got {p_k!r}") from None
 
