@@ -5,6 +5,7 @@ batch and of every evaluation. The first one alone writes files and speaks. A ru
 have nobody to tell anything and import nothing.
 """
 
+import gc
 import os
 import signal
 import threading
@@ -196,6 +197,10 @@ def joined(device: str) -> Iterator[Ranks]:
         yield ALONE
         return
     import torch.distributed as dist
+
+    # Its functions keep, as their default, the group there is when they are imported; DDP imports them. A group that is kept
+    # is not ended by destroying it, see below.
+    import torch.distributed.nn
     from torch.distributed.rendezvous import rendezvous
 
     kind = device.partition(":")[0]
@@ -225,6 +230,9 @@ def joined(device: str) -> Iterator[Ranks]:
     except LabError as error:
         raise OwnError(f"rank {ranks.rank}: {error}") from None
     else:
+        # A thread of the group that frees a tensor while Python ends aborts the process. The threads are waited for when the
+        # last reference to the group goes, and DDP, which has one, goes with the garbage.
+        gc.collect()
         dist.destroy_process_group()
 
 
