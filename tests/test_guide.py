@@ -93,7 +93,9 @@ def test_own_data_from_top_to_bottom(tmp_path, monkeypatch, capsys):
         done.append(words[0])
     assert set(done) == {"embed", "compare", "import", "train"}
     shown = capsys.readouterr().out
-    assert "', '" in shown.splitlines()[-1]  # the guesses of the last block
+    *_, text, photo = shown.splitlines()  # the guesses of the last two blocks
+    assert re.fullmatch(r"(\w[\w ]* [01]\.\d\d(, |$)){3}", text)
+    assert photo.count("('kind ") == 3
     for report in ("photos-report", "pixels-report", "texts-report"):
         assert "<html" in (tmp_path / report / "report.html").read_text()
 

@@ -1,8 +1,14 @@
-"""The classifiers of the lab."""
+"""The classifiers of the lab, and the trained ones read back from their files."""
 
+import dataclasses
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,21 +18,119 @@ from anyk.lab.errors import LabError
 from anyk.lab.recipes import Recipe
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What there is to know of a model beside its weights: with both, it can be used where its data are not."""
+
+    model: str
+    shape: tuple[int, ...]
+    """of one example, as the data set has it"""
+    classes: tuple[str, ...]
+    hidden: int
+    dropout: float
+    mean: tuple[float, ...] = ()
+    """of images, for each channel, of pixels between 0 and 1; as ``std``"""
+    std: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, recipe: Recipe, dataset: Dataset) -> "Plan":
+        """The plan of a resolved recipe for a data set."""
+        name, shape = recipe.model, tuple(dataset.train.shape)
+        if name in ("cnn", "resnet18"):
+            if dataset.kind != "images":
+                raise LabError(f"model {name} takes images, but {dataset.name} holds embeddings: choose linear or mlp.")
+            if min(shape[1:]) < 8:
+                size = f"{shape[1]} x {shape[2]}"
+                raise LabError(f"model {name} needs images of at least 8 x 8 pixels, but {dataset.name} has {size}.")
+        return cls(name, shape, dataset.classes, recipe.hidden, recipe.dropout, dataset.mean, dataset.std)
+
+    def build(self) -> nn.Module:
+        """The model with fresh weights; its inputs are float32, images with mean 0 and deviation 1."""
+        classes = len(self.classes)
+        if self.model == "linear":
+            return nn.Sequential(nn.Flatten(), nn.Linear(prod(self.shape), classes))
+        if self.model == "mlp":
+            hidden = [nn.Linear(prod(self.shape), self.hidden), nn.ReLU(), nn.Dropout(self.dropout)]
+            return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(self.hidden, classes))
+        model: Any
+        if self.model == "cnn":
+            model = SmallCNN(self.shape, classes, self.dropout)
+        elif self.model == "resnet18":
+            model = ResNet18(self.shape[0], classes)
+        else:
+            raise ValueError(f"there is no model {self.model!r}")
+        return model.to(memory_format=torch.channels_last)  # faster convolutions, on the CPU too
+
+
 def build(recipe: Recipe, dataset: Dataset) -> nn.Module:
-    """The model of a resolved recipe for a data set; its inputs are float32."""
-    name = recipe.model
-    classes, shape = len(dataset.classes), dataset.train.shape
-    if name in ("cnn", "resnet18") and dataset.kind != "images":
-        raise LabError(f"model {name} takes images, but {dataset.name} holds embeddings: choose linear or mlp.")
-    if name == "linear":
-        return nn.Sequential(nn.Flatten(), nn.Linear(shape.numel(), classes))
-    if name == "mlp":
-        hidden = [nn.Linear(shape.numel(), recipe.hidden), nn.ReLU(), nn.Dropout(recipe.dropout)]
-        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(recipe.hidden, classes))
-    if min(shape[1:]) < 8:
-        raise LabError(f"model {name} needs images of at least 8 x 8 pixels, but {dataset.name} has {shape[1]} x {shape[2]}.")
-    model: Any = SmallCNN(shape, classes, recipe.dropout) if name == "cnn" else ResNet18(shape[0], classes)
-    return model.to(memory_format=torch.channels_last)  # faster convolutions, on the CPU too
+    """The model of a resolved recipe for a data set, with fresh weights; its inputs are float32."""
+    return Plan.of(recipe, dataset).build()
+
+
+class Classifier(nn.Module):
+    """A trained model of the lab that takes examples as its data set had them, in evaluation mode. See :func:`load`.
+
+    Args:
+        plan: what the model is.
+        weights: its state_dict.
+    """
+
+    mean: Tensor | None
+    std: Tensor | None
+
+    def __init__(self, plan: Plan, weights: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.plan, self.classes = plan, plan.classes
+        self.model = plan.build()
+        self.model.load_state_dict(weights)
+        for name, values in (("mean", plan.mean), ("std", plan.std)):
+            self.register_buffer(name, torch.tensor(values)[:, None, None] * 255 if values else None, persistent=False)
+        self.eval()
+
+    def forward(self, examples: Tensor) -> Tensor:
+        """Scores (N, classes) of (N, d) embeddings, or of (N, channels, height, width) images with pixels from 0 to 255."""
+        if examples.shape[1:] != self.plan.shape:
+            raise ValueError(
+                f"examples: expected shape (N, {', '.join(map(str, self.plan.shape))}), got {tuple(examples.shape)}"
+            )
+        inputs = examples.float()
+        if self.mean is not None and self.std is not None:
+            inputs = (inputs - self.mean) / self.std
+        return self.model(inputs)
+
+    @torch.no_grad()
+    def guesses(self, examples: Tensor, count: int) -> list[list[tuple[str, float]]]:
+        """For each example the first ``count`` classes by name, with their softmax probabilities."""
+        best = self(examples).float().softmax(1).topk(min(count, len(self.classes)))
+        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [[(self.classes[number], p) for number, p in zip(*row, strict=True)] for row in rows]
+
+
+def load(path: str | Path) -> Classifier:
+    """The trained model of a run or of a comparison, from its `model.safetensors`; the data need not be there.
+
+    Args:
+        path: the file, or the folder that holds it.
+    """
+    path = Path(path)
+    file = path / "model.safetensors" if path.is_dir() else path
+    if not file.is_file():
+        raise LabError(f"{file} is not there: a run writes it when it ends.")
+    try:
+        with safetensors.safe_open(file, "pt") as opened:
+            described = json.loads((opened.metadata() or {}).get("state", "{}"))
+            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, not a dict
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise LabError(f"{file} cannot be read ({error}).") from None
+    fields = {field.name for field in dataclasses.fields(Plan)}
+    if not isinstance(described, dict) or described.keys() != fields:
+        raise LabError(f"{file} does not say what model it is of: it should be written by this version of anyk.")
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in described.items()}
+    plan = Plan(**values)
+    try:
+        return Classifier(plan, weights)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise LabError(f"{file} is damaged: the weights are not those of the model that it describes ({error}).") from None
 
 
 def _conv(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> nn.Sequential:

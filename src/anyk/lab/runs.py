@@ -5,7 +5,7 @@ environment.json        versions and machine
 metrics.jsonl           one line for each evaluation
 checkpoint.safetensors  weights, optimizer, and where the run stands
 best-*.safetensors      the weights that the validation examples liked best
-model.safetensors       the same, when the run has ended
+model.safetensors       the same, when the run has ended, and what model it is: see models.load
 result.json             the outcome; its presence says that the run has ended
 error.txt               why the run failed
 """
@@ -125,9 +125,9 @@ class Run:
         """Note why the run failed; a later start begins where it stood."""
         files.write_atomically(self.folder / "error.txt", (message.strip() + "\n").encode())
 
-    def finish(self, result: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        """Write the model and the outcome, and drop what only a running run needs."""
-        self.save_tensors("model.safetensors", weights, {})
+    def finish(self, result: Mapping[str, Any], weights: Mapping[str, Tensor], plan: Mapping[str, Any]) -> None:
+        """Write the model with its plan and the outcome, and drop what only a running run needs."""
+        self.save_tensors("model.safetensors", weights, plan)
         self._write_json("result.json", {"format": FORMAT, **result})
         self._tidy()
 
