@@ -19,9 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "evidence"))
 
 import claims  # noqa: E402
+import layout  # noqa: E402
 import measure  # noqa: E402
+import results_page  # noqa: E402
 import study  # noqa: E402
-import write  # noqa: E402
+import tables_page  # noqa: E402
 
 SETTING = study.SETTINGS["embeddings"]
 METRICS = ("top1", "top5", "top20")
@@ -84,8 +86,8 @@ def judged(evidence):
 
 def test_the_page_is_what_the_committed_summaries_say():
     evidence = claims.Evidence()
-    assert (ROOT / "docs" / "results.md").read_text() == write.page(evidence), "run `make evidence`"
-    assert (ROOT / "docs" / "results-tables.md").read_text() == write.tables(evidence), "run `make evidence`"
+    assert (ROOT / "docs" / "results.md").read_text() == results_page.page(evidence), "run `make evidence`"
+    assert (ROOT / "docs" / "results-tables.md").read_text() == tables_page.page(evidence), "run `make evidence`"
 
 
 def test_committed_summaries_hold_no_paths():
@@ -240,7 +242,7 @@ def test_a_real_run_becomes_a_summary_and_is_not_made_again(tmp_path, monkeypatc
 
 
 def test_examples_in_the_docstrings():
-    for module in (study, claims, write, measure):
+    for module in (study, claims, layout, results_page, tables_page, measure):
         assert doctest.testmod(module, extraglobs={"statistics": statistics, "torch": torch}).failed == 0
 
 
@@ -373,7 +375,7 @@ def test_a_diverged_run_guesses(tmp_path):
     values = evidence.values(each, "top5")
     assert (len(values), values[1]) == (10, 0.05)
     assert evidence.diverged(each) == 5
-    assert "10 (5 diverged)" in write.page(evidence)
+    assert "10 (5 diverged)" in results_page.page(evidence)
     found = next(one for claim, _, one in judged(evidence) if claim.text.startswith("top-1 does not suffer"))
     assert found.parts["network, splitter"][2] != "holds"
 
@@ -384,18 +386,18 @@ def paired(difference, half):
 
 def test_the_rule_for_the_default():
     gain, nothing, loss = paired(0.004, 0.002), paired(0.0, 0.0005), paired(-0.004, 0.002)
-    assert write.passes(nothing, gain, 0.001, 0.001) == "passes"
-    assert write.passes(gain, gain, 0.001, 0.001) == "passes"
-    assert write.passes(nothing, gain, 0.1, 0.001) == "no: no top-5 gain is seen"
-    assert write.passes(loss, gain, 0.001, 0.001) == "no: top-1 loses"
-    assert write.passes(paired(0.0, 0.01), gain, 0.001, 0.001) == "no: top-1 may lose"
+    assert results_page.passes(nothing, gain, 0.001, 0.001) == "passes"
+    assert results_page.passes(gain, gain, 0.001, 0.001) == "passes"
+    assert results_page.passes(nothing, gain, 0.1, 0.001) == "no: no top-5 gain is seen"
+    assert results_page.passes(loss, gain, 0.001, 0.001) == "no: top-1 loses"
+    assert results_page.passes(paired(0.0, 0.01), gain, 0.001, 0.001) == "no: top-1 may lose"
     fails = {(data, method): "no" for data in study.SETTINGS for method in study.DROPINS}
     lapsum = {("embeddings", "lapsum-dropin"): "passes", ("glyphs", "lapsum-dropin"): "passes"}
-    assert "the default is LapSum" in write.ruled({**fails, **lapsum}, {"embeddings": loss, "glyphs": loss})
-    assert "the default is LapSum" in write.ruled(fails, {"embeddings": gain, "glyphs": nothing})
-    assert "the default is the splitter" in write.ruled(fails, {"embeddings": gain, "glyphs": loss})
-    assert "the default is the splitter" in write.ruled(fails, {"embeddings": nothing, "glyphs": nothing})
-    assert "needs both" in write.ruled(fails, {"embeddings": gain, "glyphs": None})
+    assert "the default is LapSum" in results_page.ruled({**fails, **lapsum}, {"embeddings": loss, "glyphs": loss})
+    assert "the default is LapSum" in results_page.ruled(fails, {"embeddings": gain, "glyphs": nothing})
+    assert "the default is the splitter" in results_page.ruled(fails, {"embeddings": gain, "glyphs": loss})
+    assert "the default is the splitter" in results_page.ruled(fails, {"embeddings": nothing, "glyphs": nothing})
+    assert "needs both" in results_page.ruled(fails, {"embeddings": gain, "glyphs": None})
 
 
 def test_finalists_are_chosen_on_validation_of_both_data_sets(tmp_path):
@@ -421,20 +423,20 @@ def test_finalists_are_chosen_on_validation_of_both_data_sets(tmp_path):
 
 def test_the_page_shows_what_is_missing_and_draws_what_is_there(tmp_path):
     empty = claims.Evidence(tmp_path / "empty")
-    assert "Not measured yet" in write.page(empty)
-    assert "**holds**;" not in write.page(empty)
-    assert "No run yet" in write.tables(empty)
+    assert "Not measured yet" in results_page.page(empty)
+    assert "**holds**;" not in results_page.page(empty)
+    assert "No run yet" in tables_page.page(empty)
     evidence = made(tmp_path, papers_world)
-    page = write.page(evidence, tmp_path / "images")
+    page = results_page.page(evidence, tmp_path / "images")
     assert "Not complete yet" not in page
     assert "By the rule the default is" in " ".join(page.split())
     for name in ("alpha-embeddings.svg", "m-embeddings.svg"):
         assert f"images/{name}" in page
         first = (tmp_path / "images" / name).read_bytes()
-        write.page(evidence, tmp_path / "images")
+        results_page.page(evidence, tmp_path / "images")
         assert (tmp_path / "images" / name).read_bytes() == first
     assert "| softmax | top-1 |" in page
-    assert "missing" not in write.tables(evidence)
+    assert "missing" not in tables_page.page(evidence)
     known = evidence.known["embeddings"]
     gone = next(
         name
@@ -444,13 +446,13 @@ def test_the_page_shows_what_is_missing_and_draws_what_is_there(tmp_path):
     del known.runs[gone]
     known.path.unlink()
     known.save()
-    assert "main on embeddings (229 of 230 runs)" in write.page(claims.Evidence(tmp_path))
+    assert "main on embeddings (229 of 230 runs)" in results_page.page(claims.Evidence(tmp_path))
 
 
 def test_differences_in_a_table_are_paired_and_corrected(tmp_path):
     evidence = made(tmp_path, papers_world)
     cells = [study.cell("embeddings", "softmax", seeds=10), study.cell("embeddings", "lapsum", "half", 10)]
-    table = write.section_table(evidence, cells, lambda each: cells[0], {"method": lambda each: each.method})
+    table = layout.section_table(evidence, cells, lambda each: cells[0], {"method": lambda each: each.method})
     top1, top5 = table.rows[1][2], table.rows[1][4]
     values = [evidence.values(each, "top1") for each in reversed(cells)]
     by_hand = statistics.paired(list(values[0].values()), list(values[1].values()))
