@@ -148,11 +148,11 @@ def _default(evidence: Evidence) -> list[str]:
             told = " | ".join(f"{100 * statistics.mean(one):.2f} ± {100 * (statistics.std(one) or 0):.2f}" for one in values)
             softmaxes.append(f"{told} on {data} ({len(values[0])} seeds)")
     lines += ["", *paragraph(f"Softmax, top-1 | top-5: {'; '.join(softmaxes)}."), "", *PASS, ""]
-    contest = {data: _contest(found[2], found[1], evidence) for data, found in cells.items()}
-    lines += paragraph(f"LapSum against the splitter, {_told(contest)}. {ruled(verdicts, contest)}")
+    contests = {data: contest(found[2], found[1], evidence) for data, found in cells.items()}
+    lines += paragraph(f"LapSum against the splitter, {_told(contests)}. {ruled(verdicts, contests)}")
     former = {data: one for data, found in cells.items() for one in found[3:] if one.method != study.FOLLOWED}
     if former:
-        tests = {data: _contest(cells[data][1], each, evidence) for data, each in former.items()}
+        tests = {data: contest(cells[data][1], each, evidence) for data, each in former.items()}
         differences = _differences([(each, both) for each, both in rows if each in former.values()])
         lines += [
             "",
@@ -210,7 +210,7 @@ def _temperature_of(each: Cell) -> float | str:
     return dict(each.changes).get("temperature", 1.0)
 
 
-def _contest(first: Cell, second: Cell, evidence: Evidence) -> statistics.Paired | None:
+def contest(first: Cell, second: Cell, evidence: Evidence) -> statistics.Paired | None:
     """One cell against another by the mean of top-1 and top-5."""
     return _sum_of([Contrast(metric, ((0.5, first), (-0.5, second))) for metric in ("top1", "top5")], evidence)
 
@@ -234,15 +234,15 @@ def _sum_of(contrasts: Sequence[Contrast], evidence: Evidence) -> statistics.Pai
     return statistics.paired(sums, [0.0] * len(sums))
 
 
-def ruled(verdicts: Mapping[tuple[str, str], str], contest: Mapping[str, statistics.Paired | None]) -> str:
+def ruled(verdicts: Mapping[tuple[str, str], str], contests: Mapping[str, statistics.Paired | None]) -> str:
     """What the rule makes of it, as a sentence."""
     methods = list(dict.fromkeys(method for _, method in verdicts))
     passed = [m for m in methods if all(verdicts.get((data, m)) == "passes" for data in study.SETTINGS)]
     if passed:
         return f"By the rule the default is {' or '.join(TITLES[m] for m in passed)}: it passes on both data sets."
-    if len(verdicts) < 2 * len(study.DROPINS) or any(one is None for one in contest.values()):
+    if len(verdicts) < 2 * len(study.DROPINS) or any(one is None for one in contests.values()):
         return "The rule needs both data sets."
-    sure = [one.difference > 0 for one in contest.values() if one and one.p is not None and one.p < statistics.SIGNIFICANT]
+    sure = [one.difference > 0 for one in contests.values() if one and one.p is not None and one.p < statistics.SIGNIFICANT]
     winner = "LapSum" if sure and all(sure) else "the splitter"
     return f"Nothing passes on both data sets. By the rule the default is {winner}."
 

@@ -509,3 +509,85 @@ def test_the_typed_tables_tell_what_the_results_tell(page):
         sentence = " ".join(results.split())
         for metric, difference in zip(("top-1", "top-5"), former.split(" / "), strict=True):
             assert f"{metric} {difference}" in sentence
+
+
+def test_the_figures_in_the_guides_sentences_are_those_of_the_runs():
+    """They are typed in too: when the runs change, this names the sentences of docs/choosing.md to write anew."""
+    evidence = claims.Evidence()
+    cell, plain = study.cell, study.plain
+    operators, dropins = study.OPERATORS, study.DROPINS
+
+    def points(cells, against):
+        """The differences of top-1 and of top-5 in points: two lists."""
+        return [
+            [100 * claims.difference(metric, [each], [against(each)]).paired(evidence).difference for each in cells]
+            for metric in ("top1", "top5")
+        ]
+
+    def span(values, digits=1):
+        return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+
+    def loss(cells, against, digits=1):
+        return span([-value for value in points(cells, against)[0]], digits)
+
+    def both(each, against):
+        (top1,), (top5,) = points([each], lambda _: against)
+        return f"{top1:+.2f} | {top5:+.2f}"
+
+    def softmax(each):
+        return cell(each.data, "softmax", seeds=each.seeds)
+
+    def unchanged(each):
+        return dataclasses.replace(each, changes=())
+
+    def modes(data, name):
+        return [each for each in study.section("top1", data) if dict(each.changes).get("top1") == name]
+
+    def contest(data, first, second):
+        found = results_page.contest(first, second, evidence)
+        return f"{100 * found.difference:+.2f}, p = {found.p:.2f}".replace("0.", ".").replace("+.", "+0.").replace("-.", "-0.")
+
+    half, pure = ({data: [cell(data, m, p_k, 10) for m in operators] for data in study.SETTINGS} for p_k in ("half", "pure"))
+    auto = {data: [cell(data, m, temperature="auto") for m in dropins] for data in study.SETTINGS}
+    few, many = (
+        points(
+            [plain(cell("embeddings", m, "quarter", m=size)) for m in ("splitter", "lapsum", "sinkhorn")],
+            lambda each: cell("embeddings", each.method, "quarter"),
+        )[0]
+        for size in (10, 40)
+    )
+    noisy = {(data, m): cell(data, m, label_noise=0.4) for data in study.SETTINGS for m in ("softmax", "splitter", "lapsum")}
+    collapsed = [100 * value for value in evidence.values(plain(cell("glyphs", "splitter", "fifth", m=16)), "top1").values()]
+    tuned = evidence.tuning("embeddings", "splitter").best.temperature
+    (warmer,), (less,) = points(
+        [cell("embeddings", "splitter", factor=32 / tuned)], lambda each: cell("embeddings", "splitter", factor=1 / tuned)
+    )
+    art = points(study.section("swap", "embeddings"), lambda each: cell("embeddings", "splitter", each.p_k))
+    wires = points(study.section("wires", "embeddings"), unchanged)
+    confirmed = {data: study.confirmation(data, evidence.known) for data in study.SETTINGS}
+    expected = [
+        f"gain {span(points(half['embeddings'], softmax)[1], 2)} points of top-5 and lose "
+        f"{loss(half['embeddings'], softmax, 2)} of top-1",
+        f"LapSum is not better by the mean of top-1 and top-5 ({contest('embeddings', *confirmed['embeddings'][2:0:-1])}, and "
+        f"{contest('glyphs', *confirmed['glyphs'][2:0:-1])})",
+        f"it costs {loss(auto['embeddings'], softmax)} points of top-1 on the embeddings and "
+        f"{loss(auto['glyphs'], softmax)} from scratch",
+        f'On the embeddings `"mixed"` costs {loss(modes("embeddings", "mixed"), unchanged)} points of top-1 and `"operator"` '
+        f"{loss(modes('embeddings', 'operator'), unchanged)}",
+        f"SinkhornSort have {span(few)} points more top-1 than with 16 at about the same top-5, with 40 they lose "
+        f"{span([-value for value in many])}",
+        f"the splitter from 1 to 32: top-1 up by {warmer:.1f} points, top-5 down by {-less:.1f}",
+        f"the splitter has {both(noisy['embeddings', 'splitter'], noisy['embeddings', 'softmax'])} against softmax, LapSum "
+        f"{both(noisy['embeddings', 'lapsum'], noisy['embeddings', 'softmax'])} on the embeddings",
+        f"{statistics.mean(collapsed):.0f} ± {statistics.std(collapsed):.0f} % with 16",
+        f"has {art[1][0]:.2f} points more top-5",
+        f"with top-5 alone {art[0][2]:.2f} more top-1 and {art[1][2]:.2f} more top-5, and {-art[0][1]:.2f} less top-1 with",
+        f"at most {max(abs(value) for values in wires for value in values):.2f} points",
+    ]
+    costs = {data: sorted(-value for value in points(pure[data], softmax)[0]) for data in study.SETTINGS}
+    expected += [
+        f"{costs['embeddings'][0]:.1f} (SinkhornSort) to {costs['embeddings'][-1]:.0f} points (SoftSort) on the embeddings, "
+        f"{costs['glyphs'][0]:.0f} (splitter, LapSum) to {costs['glyphs'][-1]:.0f} from scratch"
+    ]
+    told = " ".join((ROOT / "docs" / "choosing.md").read_text().split())
+    assert [sentence for sentence in expected if sentence not in told] == []
