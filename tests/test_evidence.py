@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import anyk
-from anyk.lab import statistics
+import lab_data
+from anyk.lab import statistics, training
 from anyk.lab.errors import LabError
+from anyk.lab.recipes import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "evidence"))
@@ -478,6 +480,16 @@ def test_plain_sinkhorn_ends_at_the_librarys_plan():
     scores = torch.randn(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.double)
     plan, _ = measure.plan_after(scores, 1.0, 400)
     assert torch.allclose(plan.float(), anyk.SinkhornSort(1.0)(scores, 6).float(), atol=1e-6)
+
+
+def test_the_share_of_runs_that_have_an_example_right(tmp_path):
+    recipe = Recipe(data=str(lab_data.write_embedding_set(tmp_path / "points")), epochs=1, batch_size=32)
+    places = [tmp_path / str(seed) for seed in (1, 2, 3)]
+    results = [training.train(recipe.but(seed=seed), place) for seed, place in enumerate(places)]
+    found = measure.mean_hits(places)
+    for metric in ("top1", "top5"):
+        assert float(found[metric].mean()) == pytest.approx(statistics.mean([result["test"][metric] for result in results]))
+        assert set((3 * found[metric]).round(decimals=4).tolist()) <= {0.0, 1.0, 2.0, 3.0}
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/choosing.md"])
