@@ -203,6 +203,18 @@ def test_import_embed_draw_info(anyk, tmp_path):
     assert set(json.loads(anyk("info", "--json")[1])) >= {"versions", "devices", "extras"}
 
 
+def test_reproduce_leaves_other_folders_alone(anyk, tmp_path):
+    (tmp_path / "mine" / "data").mkdir(parents=True)
+    (tmp_path / "mine" / "data" / "dataset.json").write_text("mine")
+    for words in (("table2", "--smoke"), ("table1", "--data", "cifar100=nowhere")):
+        code, _, err = anyk("reproduce", *words, "--quiet", "--out", "mine")
+        assert (code, err) == (2, "anyk: mine holds files that are not of a run (data): choose another folder with --out.\n")
+    assert [path.name for path in (tmp_path / "mine").rglob("*")] == ["data", "dataset.json"]
+    assert (tmp_path / "mine" / "data" / "dataset.json").read_text() == "mine"
+    assert anyk("reproduce", "table1", "--data", "cifar100=nowhere", "--out", "new")[0] == 2
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("experiment", ["table5", "backbones"])
 def test_reproduce_smoke(anyk, experiment):
     code, out, err = anyk("reproduce", experiment, "--smoke", "--quiet", "--format", "markdown")

@@ -250,12 +250,15 @@ def reproduce(
     from anyk.lab import reproduce as reproducing
     from anyk.lab import sweeps
     from anyk.lab.progress import Display
+    from anyk.lab.runs import Run
 
     chosen = reproducing.experiment(experiment)
     out = out or Path("anyk-runs") / (f"{experiment}-smoke" if smoke else experiment)
+    Run(out).refuse_other_files()
     places: str | dict[str, str] | None
     if smoke:
-        places = chosen.write_smoke_data(out / "data")
+        with Run(out).locked():
+            places = chosen.write_smoke_data(out / "data")
     elif len(data) == 1 and "=" not in data[0]:
         places = data[0]
     else:

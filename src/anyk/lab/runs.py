@@ -26,8 +26,8 @@ from anyk.lab.errors import LabError
 from anyk.lab.recipes import Recipe
 
 FORMAT = 1
-#: what tells that a folder is a run's, a sweep's or a comparison's; all have the first, unless they were copied without it
-TRACES = (".lock", "environment.json", "*/environment.json", "runs/*/environment.json")
+#: what tells that a folder is a run's, a sweep's or a comparison's; all have one of the first two, unless copied without it
+TRACES = (".lock", "runs/.lock", "environment.json", "*/environment.json", "runs/*/environment.json")
 
 
 class FolderTaken(LabError):
