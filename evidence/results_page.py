@@ -150,14 +150,14 @@ def _default(evidence: Evidence) -> list[str]:
     lines += ["", *paragraph(f"Softmax, top-1 | top-5: {'; '.join(softmaxes)}."), "", *PASS, ""]
     contests = {data: contest(found[2], found[1], evidence) for data, found in cells.items()}
     lines += paragraph(f"LapSum against the splitter, {_told(contests)}. {ruled(verdicts, contests)}")
-    former = {data: one for data, found in cells.items() for one in found[3:] if one.method != study.FOLLOWED}
-    if former:
-        tests = {data: contest(cells[data][1], each, evidence) for data, each in former.items()}
-        differences = _differences([(each, both) for each, both in rows if each in former.values()])
+    default = {data: one for data, found in cells.items() for one in found[3:] if one.method != study.FOLLOWED}
+    if default:
+        tests = {data: contest(cells[data][1], each, evidence) for data, each in default.items()}
+        differences = _differences([(each, both) for each, both in rows if each in default.values()])
         lines += [
             "",
             *paragraph(
-                f"""What the default was before, the splitter at temperature {study.FORMER[1]:g}, on the same seeds against
+                f"""The default as it is, the splitter at temperature {study.DEFAULT[1]:g}, on the same seeds against
                 softmax: {differences}. The finalist against it, {_told(tests)}."""
             ),
         ]

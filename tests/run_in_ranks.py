@@ -60,10 +60,9 @@ def an_error_of_one_rank_is_raised_in_all(together):
         together.one_before_the_others(load)
 
 
-def no_thread_of_the_group_is_left():
-    # It could free a tensor while Python ends, which aborts the process: once in a few hundred ends on a busy machine.
+def threads_of_the_group():
     names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    assert not [name for name in names if "gloo" in name]
+    return [name for name in names if "gloo" in name]
 
 
 if __name__ == "__main__":
@@ -71,8 +70,10 @@ if __name__ == "__main__":
     with ranks.joined("cpu") as together:
         an_error_of_one_rank_is_raised_in_all(together)
         batch_norm_is_that_of_the_whole_batch(together)
+        assert threads_of_the_group()
         for run in json.loads(Path(sys.argv[1]).read_text()):
             training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.0 if "kill" in run else 10.0
             watch = partial(kill, *run["kill"], together.rank) if "kill" in run else lambda progress: None
             training.train(Recipe.from_json(run["recipe"]), run["folder"], on_progress=watch, ranks=together)
-    no_thread_of_the_group_is_left()
+    # One could free a tensor while Python ends, which aborts the process: once in a few hundred ends on a busy machine.
+    assert not threads_of_the_group()

@@ -93,9 +93,11 @@ def test_own_data_from_top_to_bottom(tmp_path, monkeypatch, capsys):
         done.append(words[0])
     assert set(done) == {"embed", "compare", "import", "train"}
     shown = capsys.readouterr().out
-    *_, text, photo = shown.splitlines()  # the guesses of the last two blocks
+    *_, text, by_head, by_network = shown.splitlines()  # the guesses of the last two blocks
     assert re.fullmatch(r"(\w[\w ]* [01]\.\d\d(, |$)){3}", text)
-    assert photo.count("('kind ") == 3
+    for guesses in (by_head, by_network):
+        ((first, *others),) = ast.literal_eval(guesses)
+        assert [len(others), type(first[0]), type(first[1])] == [2, str, float]
     for report in ("photos-report", "pixels-report", "texts-report"):
         assert "<html" in (tmp_path / report / "report.html").read_text()
 
@@ -103,12 +105,12 @@ def test_own_data_from_top_to_bottom(tmp_path, monkeypatch, capsys):
 def write_photos(folder: Path) -> None:
     """Noise in seventeen colours: more classes than m, four pictures each."""
     random = np.random.default_rng(0)
-    for number in range(17):
-        (folder / f"kind {number}").mkdir(parents=True)
+    for name in ("husky", "malamute", *(f"kind {number}" for number in range(15))):
+        (folder / name).mkdir(parents=True)
         colour = random.integers(0, 200, 3)
         for copy in range(4):
             pixels = (colour + random.integers(0, 55, (12, 12, 3))).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"kind {number}" / f"{copy}.png")
+            Image.fromarray(pixels).save(folder / name / f"{copy + 1:03}.jpg")
 
 
 def write_table(file: Path) -> None:

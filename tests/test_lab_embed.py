@@ -103,6 +103,16 @@ def test_classes_are_folders(images, tmp_path):
     assert json.loads((tmp_path / "out" / "dataset.json").read_text())["backbone"] == "tiny_backbone:pair"
 
 
+def test_features_of_single_files_are_those_of_the_set(images, tmp_path):
+    paths = sorted(images.rglob("*.png"))[3:6]
+    torch.testing.assert_close(module.features(map(str, paths), "tiny_backbone:pair"), expected(paths))
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(LabError, match=r"text.png cannot be read as an image \("):
+        module.features([tmp_path / "text.png"], "tiny_backbone:pair")
+    with pytest.raises(LabError, match="no images to embed"):
+        module.features([], "tiny_backbone:pair")
+
+
 @pytest.mark.parametrize("held", ["test", "val", "valid"])
 def test_train_and_test_folders(tmp_path, held, caplog):
     for number, name in enumerate(("ant", "bee")):

@@ -83,7 +83,7 @@ def test_folders_inside_of_a_class_are_named(folder, load, tmp_path, caplog):
 
 def test_decoded_once_and_again_after_a_change(folder, load, monkeypatch):
     before = load(folder)
-    monkeypatch.setattr(folders, "read_image", lambda path, size: torch.full((3, size, size), 7, dtype=torch.uint8))
+    monkeypatch.setattr(folders, "read_pixels", lambda path, size: torch.full((3, size, size), 7, dtype=torch.uint8))
     assert load(folder).fingerprint == before.fingerprint
     os.utime(folder / "red" / "0.png", ns=(1, 1))
     assert load(folder).fingerprint != before.fingerprint

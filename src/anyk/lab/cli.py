@@ -254,7 +254,6 @@ def reproduce(
 
     chosen = reproducing.experiment(experiment)
     out = out or Path("anyk-runs") / (f"{experiment}-smoke" if smoke else experiment)
-    Run(out).refuse_other_files()
     places: str | dict[str, str] | None
     if smoke:
         with Run(out).locked():
@@ -263,6 +262,7 @@ def reproduce(
         places = data[0]
     else:
         places = dict(_name_and_path(word) for word in data) or None
+    Run(out).refuse_other_files()
     outcomes = {}
     recipes = chosen.recipes(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
     _check_data(recipes, out / "runs")
@@ -483,6 +483,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = 1
     finally:
         signal.signal(signal.SIGTERM, former)
+    if ranks.still_joined():  # after an error; what their threads could do while Python ends: see there
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

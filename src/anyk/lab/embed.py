@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +105,27 @@ def embed(
 
 
 # --- backbones --------------------------------------------------------------------------------------------------------
+
+
+def features(paths: Iterable[str | Path], backbone: str = "efficientnet-lite0", device: str = "cpu") -> Tensor:
+    """The embeddings (N, d) of image files, as :func:`embed` makes them: what a model trained on such a set takes.
+
+    Args:
+        paths: the image files.
+        backbone: as for :func:`embed`.
+        device: where the backbone runs.
+    """
+    encoder = _Encoder(*load_backbone(backbone), device, torch.float32)
+    found = []
+    for path in map(Path, paths):
+        try:
+            image = read_image(path)
+        except Exception as error:  # Pillow's decoders raise whatever they like
+            raise LabError(f"{path} cannot be read as an image ({error}).") from None
+        found.append(encoder.run([encoder.preprocess(image)]))
+    if not found:
+        raise LabError("there are no images to embed: give at least one file.")
+    return torch.cat(found)
 
 
 def load_backbone(name: str) -> tuple[nn.Module, Preprocess]:
@@ -303,7 +324,7 @@ class _Encoder:
                 else:
                     skipped.append((name, loaded))
             if pixels:
-                features.append(self._run(pixels))
+                features.append(self.run(pixels))
             done += len(batch)
             report(done)
         return {
@@ -332,7 +353,8 @@ class _Encoder:
                     yield [(item, future.result()) for item, future in waiting]
                 waiting = coming
 
-    def _run(self, pixels: list[Tensor]) -> Tensor:
+    def run(self, pixels: list[Tensor]) -> Tensor:
+        """Features (B, d) of preprocessed images, as they are stored."""
         sizes = {tuple(image.shape) for image in pixels}
         if len(sizes) > 1:
             raise LabError(f"the backbone's preprocess should give images of one size, but gave {sorted(sizes)[:2]}.")

@@ -1,21 +1,24 @@
 """The classifiers of the lab, and the trained ones read back from their files."""
 
 import dataclasses
-import json
-from collections.abc import Sequence
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from anyk import checks
 from anyk.lab.data import Dataset
 from anyk.lab.errors import LabError
 from anyk.lab.recipes import Recipe
+from anyk.lab.runs import read_tensors
+
+FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -44,21 +47,53 @@ class Plan:
                 raise LabError(f"model {name} needs images of at least 8 x 8 pixels, but {dataset.name} has {size}.")
         return cls(name, shape, dataset.classes, recipe.hidden, recipe.dropout, dataset.mean, dataset.std)
 
+    def to_json(self) -> dict[str, Any]:
+        """The plan as it stands in a model's file."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Plan":
+        """What :meth:`to_json` gave, or a ValueError that says what is wrong with it."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        if fields.get("format") != FORMAT or fields.keys() != {"format", *known}:
+            raise ValueError("it does not say what model it is of, as files of this version of anyk do")
+        values: dict[str, Any] = {name: tuple(value) if isinstance(value := fields[name], list) else value for name in known}
+        model, shape, classes = values["model"], values["shape"], values["classes"]
+
+        def whole(number: object) -> bool:
+            return type(number) is int and number > 0
+
+        def refuse_unless(fine: bool, name: str, expected: str) -> None:
+            if not fine:
+                raise ValueError(f"{name} should be {expected}, but is {reprlib.repr(fields[name])}")
+
+        refuse_unless(model in ("linear", "mlp", "cnn", "resnet18"), "model", "linear, mlp, cnn or resnet18")
+        dimensions = (3,) if model in ("cnn", "resnet18") else (1, 3)
+        fine = type(shape) is tuple and len(shape) in dimensions and all(map(whole, shape))
+        refuse_unless(fine, "shape", "that of an image" if dimensions == (3,) else "that of an embedding or an image")
+        fine = type(classes) is tuple and {type(name) for name in classes} == {str} and len(set(classes)) == len(classes)
+        refuse_unless(fine, "classes", "a list of different names")
+        refuse_unless(whole(values["hidden"]), "hidden", "a positive number")
+        fine = type(values["dropout"]) in (int, float) and 0 <= values["dropout"] < 1
+        refuse_unless(fine, "dropout", "at least 0 and below 1")
+        channels = shape[0] if len(shape) == 3 else 0
+        for name in ("mean", "std"):
+            numbers = values[name]
+            fine = type(numbers) is tuple and len(numbers) == channels
+            fine = fine and all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+            refuse_unless(fine and (name == "mean" or all(value > 0 for value in numbers)), name, f"{channels} numbers")
+        return cls(**values)
+
     def build(self) -> nn.Module:
         """The model with fresh weights; its inputs are float32, images with mean 0 and deviation 1."""
-        classes = len(self.classes)
+        inputs, classes = math.prod(self.shape), len(self.classes)
         if self.model == "linear":
-            return nn.Sequential(nn.Flatten(), nn.Linear(prod(self.shape), classes))
+            return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
         if self.model == "mlp":
-            hidden = [nn.Linear(prod(self.shape), self.hidden), nn.ReLU(), nn.Dropout(self.dropout)]
+            hidden = [nn.Linear(inputs, self.hidden), nn.ReLU(), nn.Dropout(self.dropout)]
             return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(self.hidden, classes))
-        model: Any
-        if self.model == "cnn":
-            model = SmallCNN(self.shape, classes, self.dropout)
-        elif self.model == "resnet18":
-            model = ResNet18(self.shape[0], classes)
-        else:
-            raise ValueError(f"there is no model {self.model!r}")
+        cnn = self.model == "cnn"
+        model: Any = SmallCNN(self.shape, classes, self.dropout) if cnn else ResNet18(self.shape[0], classes)
         return model.to(memory_format=torch.channels_last)  # faster convolutions, on the CPU too
 
 
@@ -68,7 +103,7 @@ def build(recipe: Recipe, dataset: Dataset) -> nn.Module:
 
 
 class Classifier(nn.Module):
-    """A trained model of the lab that takes examples as its data set had them, in evaluation mode. See :func:`load`.
+    """A trained model of the lab, in evaluation mode, that takes examples as its data set had them. See :func:`load`.
 
     Args:
         plan: what the model is.
@@ -78,30 +113,46 @@ class Classifier(nn.Module):
     mean: Tensor | None
     std: Tensor | None
 
-    def __init__(self, plan: Plan, weights: dict[str, Tensor]) -> None:
+    def __init__(self, plan: Plan, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.plan, self.classes = plan, plan.classes
-        self.model = plan.build()
-        self.model.load_state_dict(weights)
+        with torch.device("meta"):  # no memory for weights that are replaced at once, and no random numbers
+            self.model = plan.build()
+        wanted = {name: (tensor.dtype, tensor.shape) for name, tensor in self.model.state_dict().items()}
+        given = {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
+        for name in [*wanted, *given]:
+            if wanted.get(name) != given.get(name):
+                told = [f"{facts[0]} {list(facts[1])}" if facts else "none" for facts in (wanted.get(name), given.get(name))]
+                raise ValueError(f"the weights {name} should be {told[0]}, but are {told[1]}")
+        self.model.load_state_dict(weights, assign=True)
         for name, values in (("mean", plan.mean), ("std", plan.std)):
             self.register_buffer(name, torch.tensor(values)[:, None, None] * 255 if values else None, persistent=False)
         self.eval()
 
     def forward(self, examples: Tensor) -> Tensor:
-        """Scores (N, classes) of (N, d) embeddings, or of (N, channels, height, width) images with pixels from 0 to 255."""
+        """Scores (N, classes) of (N, d) embeddings, or of (N, channels, height, width) images in uint8."""
+        if not isinstance(examples, Tensor):
+            raise TypeError(f"examples: expected a tensor, got {type(examples).__name__}")
         if examples.shape[1:] != self.plan.shape:
             raise ValueError(
                 f"examples: expected shape (N, {', '.join(map(str, self.plan.shape))}), got {tuple(examples.shape)}"
             )
-        inputs = examples.float()
+        inputs = examples.to(next(self.model.parameters()).dtype)
         if self.mean is not None and self.std is not None:
+            if examples.dtype != torch.uint8:  # pixels between 0 and 1 would all be black
+                raise TypeError(f"examples: expected uint8, pixels from 0 to 255, got {examples.dtype}")
             inputs = (inputs - self.mean) / self.std
         return self.model(inputs)
 
     @torch.no_grad()
     def guesses(self, examples: Tensor, count: int) -> list[list[tuple[str, float]]]:
         """For each example the first ``count`` classes by name, with their softmax probabilities."""
-        best = self(examples).float().softmax(1).topk(min(count, len(self.classes)))
+        count = min(checks.at_least_one("count", count), len(self.classes))
+        training = self.training
+        try:
+            best = self.eval()(examples).float().softmax(1).topk(count)
+        finally:
+            self.train(training)
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [[(self.classes[number], p) for number, p in zip(*row, strict=True)] for row in rows]
 
@@ -117,20 +168,10 @@ def load(path: str | Path) -> Classifier:
     if not file.is_file():
         raise LabError(f"{file} is not there: a run writes it when it ends.")
     try:
-        with safetensors.safe_open(file, "pt") as opened:
-            described = json.loads((opened.metadata() or {}).get("state", "{}"))
-            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, not a dict
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise LabError(f"{file} cannot be read ({error}).") from None
-    fields = {field.name for field in dataclasses.fields(Plan)}
-    if not isinstance(described, dict) or described.keys() != fields:
-        raise LabError(f"{file} does not say what model it is of: it should be written by this version of anyk.")
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in described.items()}
-    plan = Plan(**values)
-    try:
-        return Classifier(plan, weights)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise LabError(f"{file} is damaged: the weights are not those of the model that it describes ({error}).") from None
+        weights, described = read_tensors(file)
+        return Classifier(Plan.from_json(described), weights)
+    except ValueError as error:
+        raise LabError(f"{file} cannot be used ({error}): train again in another folder.") from None
 
 
 def _conv(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> nn.Sequential:

@@ -230,10 +230,17 @@ def joined(device: str) -> Iterator[Ranks]:
     except LabError as error:
         raise OwnError(f"rank {ranks.rank}: {error}") from None
     else:
-        # A thread of the group that frees a tensor while Python ends aborts the process. The threads are waited for when the
-        # last reference to the group goes, and DDP, which has one, goes with the garbage.
+        # The threads of the group are waited for when the last reference to it goes; DDP, which has one, goes with the garbage.
         gc.collect()
         dist.destroy_process_group()
+
+
+def still_joined() -> bool:
+    """Whether there is a process group: an error leaves it, as ending it could mean to wait for ranks that are gone.
+
+    A thread of the group that frees a tensor while Python ends aborts the process.
+    """
+    return launched() > 1 and torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def wait_to_be_ended() -> None:

@@ -173,11 +173,8 @@ class Run:
         if not path.exists():
             return None
         try:
-            with safetensors.safe_open(path, "pt") as file:
-                # clone: a later save replaces the file that would otherwise stay mapped
-                tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-                return tensors, json.loads(file.metadata()["state"])
-        except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            return read_tensors(path)
+        except ValueError as error:
             raise LabError(f"{path} is damaged ({error}): delete {self.folder} and run again.") from None
 
     # JSON ------------------------------------------------------------------------------------------------------------------
@@ -194,3 +191,17 @@ class Run:
         if not isinstance(content, dict):
             raise LabError(f"{path} should hold a JSON object: delete {self.folder} and run again.")
         return content
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What :meth:`Run.save_tensors` wrote, or a ValueError that says what is wrong with the file."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            state = json.loads((file.metadata() or {}).get("state", "null"))
+            # clone: a later save replaces the file that would otherwise stay mapped
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(state, dict):
+        raise ValueError("it has no description beside its tensors")
+    return tensors, state

@@ -7,7 +7,6 @@ Several processes train one recipe as one does: the batches are cut as for one, 
 gradients are averaged with the weights of the parts. The folder does not know how many they were.
 """
 
-import dataclasses
 import hashlib
 import math
 import time
@@ -384,7 +383,7 @@ class _Training:
         }
 
         def finish() -> dict[str, Any]:
-            self.run.finish(result, chosen, dataclasses.asdict(models.Plan.of(self.recipe, self.dataset)))
+            self.run.finish(result, chosen, models.Plan.of(self.recipe, self.dataset).to_json())
             return self.run.result() or {}
 
         return self.ranks.from_first(finish)

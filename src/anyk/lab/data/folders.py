@@ -15,7 +15,7 @@ from anyk.lab.data import cache as caches
 from anyk.lab.data.sets import Dataset, Split, channel_statistics
 from anyk.lab.errors import LabError
 
-_VERSION = 1  # of the pixels: a change of `read_image` needs another number
+_VERSION = 1  # of the pixels: a change of `read_pixels` needs another number
 _SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
 _TEST_NAMES = ("test", "val", "valid", "validation")  # the first that is there is the test set
 
@@ -118,7 +118,7 @@ def _decode_all(files: dict[str, list[Path]], classes: tuple[str, ...], size: in
 
     def decode(position: int) -> None:
         try:
-            images[position] = read_image(paths[position], size)
+            images[position] = read_pixels(paths[position], size)
         # Decoders of damaged files raise OSError, SyntaxError, ValueError, struct.error, ...
         except Exception:
             good[position] = False
@@ -130,8 +130,10 @@ def _decode_all(files: dict[str, list[Path]], classes: tuple[str, ...], size: in
     return Split((images[good],), labels[good])
 
 
-def read_image(path: str | Path, size: int = 32) -> Tensor:
+def read_pixels(path: str | Path, size: int = 32) -> Tensor:
     """An image file as (3, size, size) uint8: upright, transparent parts white, the shorter side resized, the middle taken."""
+    if size < 1:
+        raise ValueError(f"size: expected at least 1, got {size}")
     with Image.open(path) as file:
         file.draft("RGB", (2 * size, 2 * size))  # a JPEG can be decoded at a fraction of its size
         image: Image.Image = ImageOps.exif_transpose(file)
