@@ -123,6 +123,16 @@ def title_of(each: Cell) -> str:
     return TITLES[each.method]
 
 
+def temperature_of(each: Cell) -> float | str:
+    """The temperature of a drop-in."""
+    return "" if each.method == "softmax" else dict(each.changes).get("temperature", 1.0)
+
+
+def without(each: Cell, name: str) -> Cell:
+    """The cell without one of its changes."""
+    return replace(each, changes=tuple(change for change in each.changes if change[0] != name))
+
+
 def size_of(each: Cell) -> int:
     """How many classes a cell ranks."""
     setting = study.SETTINGS[each.data].recipe

@@ -12,7 +12,7 @@ import study
 from anyk import networks
 from anyk.lab import report, statistics
 from claims import TITLES, Contrast, Evidence, difference, p_k_title
-from layout import COMMAND, escaped, missing, paragraph, section_table, shown, size_of, title_of, with_interval
+from layout import COMMAND, escaped, missing, paragraph, section_table, shown, size_of, temperature_of, title_of, with_interval
 from study import MARGINS, Cell, cell, mix
 
 INTRODUCTION = paragraph(
@@ -133,10 +133,10 @@ def _default(evidence: Evidence) -> list[str]:
     ]
     verdicts: dict[tuple[str, str], str] = {}
     for each, both in finalists:
-        words = [each.data, TITLES[each.method], str(_temperature_of(each))]
+        words = [each.data, TITLES[each.method], str(temperature_of(each))]
         for metric, found in both.items():
             p = next(corrected)
-            error = sampling.get(each.data, {}).get(f"{each.method} {_temperature_of(each)}", {}).get(metric)
+            error = sampling.get(each.data, {}).get(f"{each.method} {temperature_of(each)}", {}).get(metric)
             words += [f"{with_interval(found)}, {report.p_text(p)}", with_examples(found, error)]
         verdicts[each.data, each.method] = passes(both["top1"], both["top5"], p, MARGINS[each.data])
         words += [str(both["top1"].count), verdicts[each.data, each.method]]
@@ -204,10 +204,6 @@ def _differences(rows: Sequence[tuple[Cell, Mapping[str, statistics.Paired]]]) -
         )
         or "not measured"
     )
-
-
-def _temperature_of(each: Cell) -> float | str:
-    return dict(each.changes).get("temperature", 1.0)
 
 
 def contest(first: Cell, second: Cell, evidence: Evidence) -> statistics.Paired | None:

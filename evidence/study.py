@@ -191,6 +191,10 @@ CONFIRMED = {"first": 11, "seeds": 20, "split_seed": 1}
 MARGINS = {"embeddings": 0.001, "glyphs": 0.005}
 #: the default as it is, confirmed beside the finalists to see what a change of it would change
 DEFAULT = ("splitter-dropin", 1.0)
+# With 40 % wrong labels the drop-ins' kin looked better than softmax in top-1 and top-5, on five seeds. Written down before the
+# runs that look again: softmax's recipe, the default and LapSum at the temperature it was confirmed with, fresh seeds, another
+# split. It pays if top-1 and top-5 are both significantly above softmax (Holm over the four of a data set).
+NOISY = (("softmax", 1.0), ("splitter-dropin", 1.0), ("lapsum-dropin", 4.0))
 #: stood out in the main rows of glyphs after the rule had been written: confirmed beside the finalists, tuned as there
 FOLLOWED = "ksubset"
 
@@ -227,6 +231,8 @@ def _section(name: str, data: str) -> list[Cell]:
     if name == "noise":
         methods = ("softmax", "splitter", "lapsum") if glyphs else ("softmax", "smooth", "splitter", "lapsum", "sinkhorn")
         return [cell(data, method, label_noise=noise) for noise in NOISES for method in methods]
+    if name == "noisy":
+        return [cell(data, method, temperature=value, label_noise=0.4, **CONFIRMED) for method, value in NOISY]
     if glyphs:
         return []
     if name == "alpha":
@@ -252,7 +258,7 @@ def _section(name: str, data: str) -> list[Cell]:
     raise LabError(f"there is no section {name!r}; there are {', '.join(SECTIONS)}.")
 
 
-SECTIONS = ("main", "dropin", "p_k", "alpha", "m", "temperature", "swap", "wires", "top1", "noise", "top20", "epochs")
+SECTIONS = ("main", "dropin", "p_k", "alpha", "m", "temperature", "swap", "wires", "top1", "noise", "noisy", "top20", "epochs")
 PARTS = (*SECTIONS, "confirm")
 
 
