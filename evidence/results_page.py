@@ -161,6 +161,7 @@ def _default(evidence: Evidence) -> list[str]:
                 softmax: {differences}. The finalist against it, {_told(tests)}."""
             ),
         ]
+    lines += ["", *paragraph(f"Softmax itself with another learning rate, on the same seeds: {_rates(evidence)}.")]
     followed = [(each, both) for each, both in rows if each.method == study.FOLLOWED]
     lines += [
         "",
@@ -193,6 +194,17 @@ def with_examples(found: statistics.Paired, error: float | None) -> str:
         return "–"
     half = math.hypot((found.high - found.low) / 2, 1.96 * error)
     return f"{100 * (found.difference - half):+.2f} … {100 * (found.difference + half):+.2f}"
+
+
+def _rates(evidence: Evidence) -> str:
+    told = []
+    base, *others = study.section("rates", "embeddings")
+    for each in others:
+        both = [difference(metric, [each], [base]).paired(evidence) for metric in ("top1", "top5")]
+        words = [f"{metric} {with_interval(one)}" for metric, one in zip(("top-1", "top-5"), both, strict=True) if one]
+        if words:
+            told.append(f"{each.rate:g} times the tuned one {', '.join(words)}")
+    return f"{'; '.join(told)} on embeddings" if told else "not measured"
 
 
 def _differences(rows: Sequence[tuple[Cell, Mapping[str, statistics.Paired]]]) -> str:

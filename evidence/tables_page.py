@@ -275,8 +275,8 @@ def _choices(evidence: Evidence) -> list[str]:
         (
             "rates",
             "Softmax with other learning rates",
-            """On the confirming seeds. Asked when half the rate had explained what wrong labels seemed to show: does another rate
-            give softmax the top-5 gain of the drop-ins too?""",
+            """On the confirming seeds. Asked when half the rate had explained what wrong labels seemed to show: does another
+            rate give softmax the top-5 gain of the drop-ins too?""",
             {"operator": title_of, "with": _softmax_with},
             lambda each: replace(each, rate=1.0),
             ("top1", "top5"),

@@ -568,7 +568,8 @@ def test_the_figures_in_the_guides_sentences_are_those_of_the_runs():
         )[0]
         for size in (10, 40)
     )
-    noisy = {(data, m): cell(data, m, label_noise=0.4) for data in study.SETTINGS for m in ("softmax", "splitter", "lapsum")}
+    noisy, scratch = (study.section("noisy", data) for data in study.SETTINGS)
+    tuned_rate, slow, fast = study.section("rates", "embeddings")
     collapsed = [100 * value for value in evidence.values(plain(cell("glyphs", "splitter", "fifth", m=16)), "top1").values()]
     tuned = evidence.tuning("embeddings", "splitter").best.temperature
     (warmer,), (less,) = points(
@@ -601,8 +602,12 @@ def test_the_figures_in_the_guides_sentences_are_those_of_the_runs():
         f"SinkhornSort have {span(few)} points more top-1 than with 16 at about the same top-5, with 40 they lose "
         f"{span([-value for value in many])}",
         f"the splitter from 1 to 32: top-1 up by {warmer:.1f} points, top-5 down by {-less:.1f}",
-        f"the splitter has {both(noisy['embeddings', 'splitter'], noisy['embeddings', 'softmax'])} against softmax, LapSum "
-        f"{both(noisy['embeddings', 'lapsum'], noisy['embeddings', 'softmax'])} on the embeddings",
+        f"softmax with half its tuned rate has {both(slow, tuned_rate)} on the embeddings, with twice the rate "
+        f"{both(fast, tuned_rate)}",
+        f"the splitter has {both(noisy[1], noisy[0])} against softmax and LapSum {both(noisy[2], noisy[0])} on the embeddings",
+        f"softmax with half of it has {both(noisy[5], noisy[0])}",
+        f"From scratch the splitter has {both(scratch[1], scratch[0])}, within noise, "
+        f"and LapSum {both(scratch[2], scratch[0])}",
         f"{statistics.mean(collapsed):.0f} ± {statistics.std(collapsed):.0f} % with 16",
         f"has {art[1][0]:.2f} points more top-5",
         f"with top-5 alone {art[0][2]:.2f} more top-1 and {art[1][2]:.2f} more top-5, and {-art[0][1]:.2f} less top-1 with",
