@@ -101,13 +101,21 @@ def _train_with_many_checkpoints(recipe: Recipe, folder: Path) -> None:
 
 def test_killed_at_random_moments_it_ends_with_the_same_bits(data: str, tmp_path: Path) -> None:
     recipe = quick(data, epochs=60, select="each", m=8, evaluate_every=3)
-    training.train(recipe, tmp_path / "whole")
+
+    def started(folder: str) -> Any:
+        process = FORKS.Process(target=_train_with_many_checkpoints, args=(recipe, tmp_path / folder))
+        process.start()
+        return process
+
+    started("first").join()  # the server of the forks starts with it, which takes seconds
+    start = time.monotonic()
+    started("whole").join()
+    seconds = time.monotonic() - start  # the first three waits together are less, on a fast machine and on a busy one
     chance = random.Random(0)
     kills = 0
     while not (tmp_path / "killed" / "result.json").exists():
-        process = FORKS.Process(target=_train_with_many_checkpoints, args=(recipe, tmp_path / "killed"))
-        process.start()
-        process.join(chance.uniform(0.02, 0.6) * (1 + kills / 5))  # a busy machine takes longer to begin
+        process = started("killed")
+        process.join(chance.uniform(0.0, 0.2) * seconds * (1 + kills / 5))  # longer and longer, so that it comes to an end
         if process.is_alive():
             os.kill(process.pid, signal.SIGKILL)
             kills += 1
