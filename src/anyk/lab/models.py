@@ -71,8 +71,9 @@ class Plan:
         dimensions = (3,) if model in ("cnn", "resnet18") else (1, 3)
         fine = type(shape) is tuple and len(shape) in dimensions and all(map(whole, shape))
         refuse_unless(fine, "shape", "that of an image" if dimensions == (3,) else "that of an embedding or an image")
-        fine = type(classes) is tuple and {type(name) for name in classes} == {str} and len(set(classes)) == len(classes)
-        refuse_unless(fine, "classes", "a list of different names")
+        # Two classes may have one name, as the two cranes of ImageNet have.
+        fine = type(classes) is tuple and {type(name) for name in classes} == {str}
+        refuse_unless(fine, "classes", "a list of names")
         refuse_unless(whole(values["hidden"]), "hidden", "a positive number")
         fine = type(values["dropout"]) in (int, float) and 0 <= values["dropout"] < 1
         refuse_unless(fine, "dropout", "at least 0 and below 1")
