@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,9 +57,19 @@ def section_table(
     return Table(tuple(columns), tuple(rows))
 
 
+def lines_of(titles: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> list[str]:
+    """A Markdown table of words; the first ``left`` columns are flush left, the others, of numbers, flush right.
+
+    >>> lines_of(["loss", "top-1"], [("softmax", 64.2)])
+    ['| loss | top-1 |', '| :-- | --: |', '| softmax | 64.2 |']
+    """
+    marks = [":--"] * left + ["--:"] * (len(titles) - left)
+    return [f"| {' | '.join(map(str, row))} |" for row in (titles, marks, *rows)]
+
+
 def grid_table(evidence: Evidence, data: str, p_ks: Sequence[str], methods: Sequence[str]) -> list[str]:
     """The paper's layout: a method in a row, a P_K in a column, top-1 | top-5 in a cell."""
-    lines = ["| | " + " | ".join(p_k_title(p_k) for p_k in p_ks) + " |", "| :-- |" + " --: |" * len(p_ks)]
+    rows = []
     for method in methods:
         words = []
         for p_k in p_ks:
@@ -68,8 +78,8 @@ def grid_table(evidence: Evidence, data: str, p_ks: Sequence[str], methods: Sequ
             own = (method in study.TUNED_WITH) == (p_k == each.p_k and method in study.TUNED_WITH)
             shown = f"{100 * statistics.mean(top1):.2f} / {100 * statistics.mean(top5):.2f}" if top1 and own else "–"
             words.append(shown if not 0 < len(top1) < 5 or not own else f"{shown} ({len(top1)})")
-        lines.append(f"| {TITLES[method]} | " + " | ".join(words) + " |")
-    return lines
+        rows.append((TITLES[method], *words))
+    return lines_of(["", *map(p_k_title, p_ks)], rows)
 
 
 def missing(evidence: Evidence, cells: Sequence[Cell]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from anyk import networks
 from anyk.lab import report, statistics
 from anyk.lab.recipes import Recipe
 from claims import TITLES, Evidence, p_k_title
-from layout import escaped, grid_table, paragraph, section_table, shown, size_of, temperature_of, title_of, without
+from layout import escaped, grid_table, lines_of, paragraph, section_table, shown, size_of, temperature_of, title_of, without
 from study import Cell, cell
 
 
@@ -42,7 +42,6 @@ def page(evidence: Evidence) -> str:
 
 def _dropins(evidence: Evidence) -> list[str]:
     lines = ["## Drop-ins", "", "Softmax's tuned recipe with another loss. Differences to softmax.", ""]
-
     for data in study.SETTINGS:
         table = section_table(
             evidence,
@@ -51,8 +50,7 @@ def _dropins(evidence: Evidence) -> list[str]:
             {"operator": title_of, "temperature": temperature_of},
         )
         lines += shown(evidence, "dropin", data, table)
-    lines += ["On validation, the mean of top-1 and top-5, seeds 1 to 5:", ""]
-    lines += [f"| operator | temperature | {' | '.join(study.SETTINGS)} |", "| :-- | --: |" + " --: |" * len(study.SETTINGS)]
+    rows = []
     for method in study.DROPINS:
         for value in study.CONSTANTS:
             words = []
@@ -60,8 +58,9 @@ def _dropins(evidence: Evidence) -> list[str]:
                 runs = list(evidence.runs(study.plain(cell(data, method, temperature=value))).values())
                 score = study.score(runs) if len(runs) == 5 else None
                 words.append("–" if score is None else f"{100 * score:.2f}")
-            lines.append(f"| {TITLES[method]} | {value} | {' | '.join(words)} |")
-    return [*lines, ""]
+            rows.append((TITLES[method], value, *words))
+    lines += ["On validation, the mean of top-1 and top-5, seeds 1 to 5:", ""]
+    return [*lines, *lines_of(["operator", "temperature", *study.SETTINGS], rows), ""]
 
 
 def _parts(evidence: Evidence) -> list[str]:
@@ -71,9 +70,8 @@ def _parts(evidence: Evidence) -> list[str]:
         "",
         "Difference in points and p: one-sided for the claim, with Holm's correction within a claim of several cases.",
         "",
-        "| claim | of | " + " | ".join(study.SETTINGS) + " |",
-        "| :-- | :-- |" + " :-- |" * len(study.SETTINGS),
     ]
+    rows = []
     for claim in claims.claims():
         judged = {data: claims.judge(claim, data, evidence).parts for data in claim.parts}
         names = dict.fromkeys(name for parts in judged.values() for name in parts)
@@ -82,8 +80,8 @@ def _parts(evidence: Evidence) -> list[str]:
             for data in study.SETTINGS:
                 found, p, word = judged.get(data, {}).get(name, (None, None, "–"))
                 words.append(word if found is None else f"{100 * found.difference:+.2f}, {report.p_text(p)}: {word}")
-            lines.append(f"| {escaped(claim.text) if number == 0 else ''} | {escaped(name)} | {' | '.join(words)} |")
-    return [*lines, ""]
+            rows.append((escaped(claim.text) if number == 0 else "", escaped(name), *words))
+    return [*lines, *lines_of(["claim", "of", *study.SETTINGS], rows, left=4), ""]
 
 
 def _p_k(evidence: Evidence) -> list[str]:
@@ -163,10 +161,7 @@ def _collapse(evidence: Evidence) -> list[str]:
     found = evidence.measured.get("collapse")
     if found is None:
         return [*lines, "Not measured: `python evidence/measure.py collapse`", ""]
-    lines += [
-        "| P_K | m | temperature | step | spread | alive | ratio | top-5 of the batch |",
-        "| :-- | --: | --: | --: | --: | --: | --: | --: |",
-    ]
+    rows = []
     for row in found["rows"]:
         title = "[" + ", ".join(f"{p:g}".lstrip("0") or "0" for p in row["p_k"]) + "]"
         for place, step in enumerate(found["steps"]):
@@ -179,8 +174,9 @@ def _collapse(evidence: Evidence) -> list[str]:
             ]
             first = [title, str(row["m"] or "all"), str(row["temperature"])] if place == 0 else ["", "", ""]
             if step in (0, 100, found["steps"][-1]):
-                lines.append(f"| {' | '.join([*first, str(step), *words])} |")
-    return [*lines, ""]
+                rows.append((*first, step, *words))
+    titles = ["P_K", "m", "temperature", "step", "spread", "alive", "ratio", "top-5 of the batch"]
+    return [*lines, *lines_of(titles, rows), ""]
 
 
 def _temperature(evidence: Evidence) -> list[str]:
@@ -318,31 +314,26 @@ def _measured(evidence: Evidence) -> list[str]:
         lines += ["Not measured: `python evidence/measure.py iterations --data embeddings=FOLDER`", ""]
     else:
         lines += _iterations(found)
-    lines += [
-        "### What a network costs",
-        "",
-        "| classes | k | network | comparators | layers |",
-        "| --: | --: | :-- | --: | --: |",
-    ]
+    rows: list[Sequence[object]] = []
     for n in (16, 100, 1000):
         for name, network in (
             ("splitter", networks.splitter(n, 5)),
             ("bitonic, cut to 5 outputs", networks.bitonic(n).top(5)),
             ("bitonic", networks.bitonic(n)),
         ):
-            lines.append(f"| {n} | 5 | {name} | {network.size} | {network.depth} |")
-    lines.append("")
+            rows.append((name, n, 5, network.size, network.depth))
+    titles = ["network", "classes", "k", "comparators", "layers"]
+    lines += ["### What a network costs", "", *lines_of(titles, rows), ""]
     cost = evidence.measured.get("cost")
     if cost is None:
         lines += ["Time: not measured, `python evidence/measure.py cost`", ""]
     else:
         lines += ["Forward and backward of the loss, in turns in one process, one thread; the time of bitonic is 1:", ""]
-        lines += ["| batch, n, m | splitter | bitonic | odd-even |", "| :-- | --: | --: | --: |"]
-        for row in cost:
-            lines.append(
-                f"| {row['batch']}, {row['n']}, {row['m'] or 'all'} | {row['splitter']:.2f} | 1 | {row['odd_even']:.2f} |"
-            )
-        lines.append("")
+        rows = [
+            (f"{row['batch']}, {row['n']}, {row['m'] or 'all'}", f"{row['splitter']:.2f}", 1, f"{row['odd_even']:.2f}")
+            for row in cost
+        ]
+        lines += [*lines_of(["batch, n, m", "splitter", "bitonic", "odd-even"], rows), ""]
     return lines
 
 
@@ -353,25 +344,25 @@ def _iterations(found: Mapping[str, Any]) -> list[str]:
         f"{found['rows']} validation examples), and the error that {found['fixed']} iterations leave, with the head as it is "
         f"after so many epochs; tuned temperature {found['temperature']:g}, {len(found['seeds'])} seeds.",
         "",
-        "| epochs | iterations | error after fixed iterations | spread of the scores |",
-        "| --: | --: | --: | --: |",
     ]
+    rows = []
     for place, stage in enumerate(stages):
         means = [statistics.mean([seed[name][place] for seed in found["seeds"]]) for name in ("iterations", "error", "spread")]
-        lines.append(f"| {stage:g} | {means[0]:.1f} | {means[1]:.2e} | {means[2]:.2f} |")
-    return [*lines, ""]
+        rows.append((f"{stage:g}", f"{means[0]:.1f}", f"{means[1]:.2e}", f"{means[2]:.2f}"))
+    titles = ["epochs", "iterations", "error after fixed iterations", "spread of the scores"]
+    return [*lines, *lines_of(titles, rows, left=0), ""]
 
 
 def _tuned(evidence: Evidence) -> list[str]:
     lines = ["## Tuned values", "", "The best of so many tries on validation.", ""]
-    lines += ["| data | method | learning rate | temperature | tries |", "| :-- | :-- | --: | --: | --: |"]
+    rows = []
     for data in study.SETTINGS:
         for method in (name for name in study.METHODS if name not in study.DROPINS):
             tuned = evidence.tuning(data, method)
             if tuned.best is None:
-                lines.append(f"| {data} | {TITLES[method]} | not tuned | | {len(tuned.tries)} |")
+                rows.append((data, TITLES[method], "not tuned", "", len(tuned.tries)))
                 continue
             best: Recipe = tuned.best
             warm = f"{best.temperature:g}" if study.criteria.LOSSES[best.loss].has_temperature else "–"
-            lines.append(f"| {data} | {TITLES[method]} | {best.learning_rate:g} | {warm} | {len(tuned.tries)} |")
-    return [*lines, ""]
+            rows.append((data, TITLES[method], f"{best.learning_rate:g}", warm, len(tuned.tries)))
+    return [*lines, *lines_of(["data", "method", "learning rate", "temperature", "tries"], rows, left=2), ""]

@@ -618,5 +618,60 @@ def test_the_figures_in_the_guides_sentences_are_those_of_the_runs():
         f"{costs['embeddings'][0]:.1f} (SinkhornSort) to {costs['embeddings'][-1]:.0f} points (SoftSort) on the embeddings, "
         f"{costs['glyphs'][0]:.0f} (SinkhornSort, LapSum, splitter) to {costs['glyphs'][-1]:.0f} from scratch"
     ]
+    main, swap, noise = (
+        layout.section_table(evidence, study.section(name, data), baseline, {"method": layout.title_of})
+        for name, data, baseline in (
+            ("main", "glyphs", softmax),
+            ("swap", "embeddings", lambda each: cell("embeddings", "splitter", each.p_k)),
+            ("noisy", "embeddings", lambda each: noisy[0]),
+        )
+    )
+    (ksubset,) = (
+        row for row, each in zip(main.rows, study.section("main", "glyphs"), strict=True) if each == half["glyphs"][-1]
+    )
+    expected += [
+        f"10 seeds, p = {f'{ksubset[4].p:.3f}'.lstrip('0')} for top-5",
+        f"points more top-5 (p = {f'{swap.rows[0][4].p:.3f}'.lstrip('0')})",
+    ]
+    assert all(row[place].p < 0.001 for row in noise.rows[1:3] for place in (2, 4))  # "each with p below .001"
     told = " ".join((ROOT / "docs" / "choosing.md").read_text().split())
     assert [sentence for sentence in expected if sentence not in told] == []
+
+
+def test_the_claims_that_the_readme_calls_held_are_held():
+    told = " ".join((ROOT / "README.md").read_text().split())
+    (holds, fails), evidence = (
+        re.findall(r"on the embeddings, these hold: (.*?)\. (\"Top-1.*?) do not hold there", told)[0],
+        claims.Evidence(),
+    )
+    verdicts = {
+        claim.text: claims.judge(claim, data, evidence).verdict
+        for claim in claims.claims()
+        for data in claim.parts
+        if data == "embeddings"
+    }
+    for sentence, beginning in (
+        ("top-5 improves over softmax with all seven operators", "top-5 improves over softmax (the single k = 1): [.5, 0"),
+        (
+            "k from a distribution beats pure top-5 in top-1",
+            "k from a distribution beats the single k = 5: [.5, 0, 0, 0, .5], top-1",
+        ),
+        ("pure top-5 costs top-1", "pure top-5 costs top-1"),
+        ("NeuralSort and SoftSort most", "pure top-5 costs NeuralSort and SoftSort the most"),
+        ("Sinkhorn least", "pure top-5 costs Sinkhorn the least"),
+        ("Sinkhorn and networks are the most robust", "Sinkhorn and networks are the most robust"),
+        ("splitter networks are no worse than full sorting", "splitter networks match full sorting"),
+    ):
+        assert sentence in holds
+        assert {verdict for text, verdict in verdicts.items() if text.startswith(beginning)} == {"holds"}
+    for sentence, beginning in (
+        ("Top-1 does not suffer", "top-1 does not suffer"),
+        ("top-1 rises with the top-5 weight", "top-1 rises with the top-5 weight"),
+        ("m matters little", "m between 10 and 40 matters little: 40 against 10, top-1"),
+    ):
+        assert f'"{sentence}"' in fails
+        assert {verdict.partition(":")[0] for text, verdict in verdicts.items() if text.startswith(beginning)} == {
+            "does not hold"
+        }
+    assert len(holds.split("; ")) == 5
+    assert fails.count('"') == 6
