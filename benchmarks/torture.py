@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 import anyk
-from anyk.swaps import SWAPS
+from anyk.registry import SWAPS
 
 MODES = ("operator", "mixed", "separate")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

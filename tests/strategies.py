@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import anyk
-from anyk.swaps import SWAPS
+from anyk.registry import SWAPS
 
 KINDS = ("splitter", "bitonic", "odd_even")
 WIRES = ("target", "sorted", "given")

@@ -42,7 +42,7 @@ def test_hits_and_accuracy():
 
 
 def test_no_gradient_and_any_batch_shape():
-    scores = torch.randn(2, 3, 5, requires_grad=True)
+    scores = torch.randn(2, 5, 3, requires_grad=True)
     accuracy = anyk.topk_accuracy(scores, torch.zeros(2, 3, dtype=torch.long))
     assert set(accuracy) == {1, 5}
     assert not accuracy[1].requires_grad
@@ -58,8 +58,21 @@ def test_bad_input():
         anyk.topk_hits(scores, torch.tensor([0]))
     with pytest.raises(ValueError, match=r"target: .* got 4"):
         anyk.target_ranks(scores, torch.tensor([0, 4]))
-    with pytest.raises(ValueError, match=r"scores: .*movedim"):
-        anyk.topk_accuracy(torch.zeros(2, 20, 7), torch.zeros(2, 7, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"target: expected shape \(2, 7\) to fit scores, got .*movedim"):
+        anyk.topk_accuracy(torch.zeros(2, 20, 7), torch.zeros(2, 20, dtype=torch.long))
+
+
+def test_the_classes_stand_where_the_loss_has_them():
+    """(3, 4, 4) with targets (3, 4) fits both conventions: there is one meaning, that of the loss."""
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(3, 4, 4, generator=generator)
+    target = torch.randint(4, (3, 4), generator=generator)
+    flat, flat_target = scores.movedim(1, -1).reshape(-1, 4), target.reshape(-1)
+    assert torch.equal(anyk.target_ranks(scores, target).reshape(-1), anyk.target_ranks(flat, flat_target))
+    assert anyk.topk_hits(scores, target, (1, 2)) == anyk.topk_hits(flat, flat_target, (1, 2))
+    best = torch.nn.functional.cross_entropy(scores, target, reduction="none") < 0.5
+    assert (anyk.target_ranks(scores, target)[best] == 1).all()
+    assert anyk.target_ranks(scores[0, :, 0], target[0, 0]) == anyk.target_ranks(scores, target)[0, 0]
 
 
 def test_what_is_ignored_does_not_count():

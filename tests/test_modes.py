@@ -75,7 +75,7 @@ compiled_operators = pytest.mark.parametrize(
     "operator",
     [
         anyk.NeuralSort(),
-        anyk.SoftSort("auto", power=2.0),
+        anyk.SoftSort(power=2.0),
         anyk.SinkhornSort(max_iterations=4),
         anyk.SinkhornSort(anchors="topk", max_iterations=4),
         anyk.LapSum(),

@@ -13,7 +13,7 @@ import anyk
 import oracles
 from anyk.networks import bitonic, odd_even, splitter
 from anyk.operators import sinkhorn
-from anyk.swaps import SWAPS
+from anyk.registry import SWAPS
 from strategies import KINDS, is_doubly_stochastic, name, operators, rows
 
 every_operator = pytest.mark.parametrize("operator", operators(), ids=name)
@@ -413,38 +413,6 @@ def test_learned_temperature_must_stay_positive(operator):
     learned.temperature.data.fill_(-0.5)  # what an optimiser may do
     with pytest.raises(ValueError, match=r"temperature: expected a positive, finite number, got -0\.5"):
         learned.inclusion(torch.zeros(4), torch.tensor(0), 2)
-
-
-@pytest.mark.parametrize("operator", operators("auto"), ids=name)
-@pytest.mark.parametrize("factor", [1e-3, 0.1, 7.0, 1e4])
-def test_auto_temperature_ignores_the_scale(operator, factor):
-    torch.manual_seed(9)
-    scores, target = torch.randn(6, 8, dtype=torch.float64), torch.randint(8, (6,))
-    inclusion = operator.inclusion(scores, target, 4)
-    torch.testing.assert_close(operator.inclusion(scores * factor, target, 4), inclusion, rtol=1e-7, atol=1e-9)
-    torch.testing.assert_close(operator(scores * factor, 4), operator(scores, 4), rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.parametrize("operator", operators("auto"), ids=name)
-def test_auto_temperature_of_equal_scores(operator):
-    for value in (0.0, 0.1, 1e6):
-        scores = torch.full((2, 6), value).requires_grad_()
-        inclusion = operator.inclusion(scores, torch.tensor([0, 3]), 3)
-        (gradient,) = torch.autograd.grad(inclusion.sum(), scores)
-        assert inclusion.isfinite().all()
-        assert gradient.isfinite().all()
-        assert gradient.abs().max() < 50
-
-
-def test_auto_temperature_does_not_look_at_the_target():
-    """Moving the target must not move the temperature: T keeps rising with the target's score."""
-    operator = anyk.SoftSort("auto")
-    others = torch.tensor([0.0, 1.0, 2.0, 3.0])
-    scores = torch.stack([torch.cat([torch.tensor([s]), others]) for s in (-50.0, -5.0, 0.5, 2.9, 40.0)])
-    from anyk.operators.base import spread
-
-    assert len(spread(scores, torch.zeros(5, dtype=torch.long), None).unique()) == 1
-    assert (operator.inclusion(scores, torch.zeros(5, dtype=torch.long), 2)[:, 1].diff() >= 0).all()
 
 
 # ---- numbers of other sizes ---------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ import torch
 from torch.autograd import gradcheck
 
 import oracles
-from anyk.swaps import ART_ROUNDING, SWAPS
+from anyk.registry import SWAPS
+from anyk.swaps import ART_ROUNDING
 
 names = pytest.mark.parametrize("name", SWAPS)
 

@@ -1,9 +1,9 @@
 """anyk: train classifiers so that the right class is among the first k guesses, for several k at once."""
 
-from anyk import networks, parallel
+from anyk import networks, parallel, registry
 from anyk.baselines import SmoothTopKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
-from anyk.head import LinearTopKCrossEntropy
-from anyk.losses import TopKCrossEntropyLoss, topk_cross_entropy
+from anyk.head import LinearHead, LinearTopKCrossEntropy
+from anyk.losses import TopKCrossEntropyLoss, TopKErrorLoss, topk_cross_entropy, topk_error
 from anyk.metrics import target_ranks, topk_accuracy, topk_hits
 from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SinkhornSort, SoftSort, SortingNetwork
 
@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 __all__ = [
     "KSubset",
     "LapSum",
+    "LinearHead",
     "LinearTopKCrossEntropy",
     "NeuralSort",
     "Operator",
@@ -20,12 +21,15 @@ __all__ = [
     "SoftSort",
     "SortingNetwork",
     "TopKCrossEntropyLoss",
+    "TopKErrorLoss",
     "TopKHingeLoss",
     "TruncatedTopKEntropyLoss",
     "networks",
     "parallel",
+    "registry",
     "target_ranks",
     "topk_accuracy",
     "topk_cross_entropy",
+    "topk_error",
     "topk_hits",
 ]

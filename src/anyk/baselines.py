@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float
@@ -16,17 +16,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from anyk import candidates, checks
-from anyk.losses import Rows, View, check_shared, over_targets, shared_repr, working_dtype
+from anyk.conventions import Batch, Conventions, Keywords, Rows, shared_repr, working_dtype
 from anyk.operators.ksubset import log_polynomial_ratios
+from anyk.registry import LOSSES
 
 __all__ = ["SmoothTopKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss"]
 
 # Up to which k power sums are exact enough for float32 results, when taken in float32 and in float64.
 MOST_IN_SINGLE, MOST_IN_DOUBLE = 8, 20
 
-
-LOSSES: dict[str, type[nn.Module]] = {}
-"""The losses for one k by their names in the lab. A class is entered where it is defined."""
+Variant = Literal["alpha", "beta"]
 
 
 class TopKLoss(nn.Module, ABC):
@@ -40,40 +39,30 @@ class TopKLoss(nn.Module, ABC):
     def __init_subclass__(cls, name: str | None = None, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if name is not None:
-            checks.new_name(name, cls, LOSSES)
             LOSSES[name] = cls
 
-    def __init__(
-        self,
-        k: int,
-        *,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        weight: Tensor | None = None,
-        label_smoothing: float = 0.0,
-    ) -> None:
+    # As the conventions see it: all classes as they come, no softmax, labels that may be smoothed.
+    sorts = uses_softmax = False
+    smoothing = 0.0
+
+    def __init__(self, k: int, **keywords: Unpack[Keywords]) -> None:
         super().__init__()
-        check_shared(reduction, ignore_index, weight, label_smoothing)
+        conventions = Conventions(**keywords)
         self.k = checks.at_least_one("k", k)
-        self.reduction = reduction
-        self.ignore_index = ignore_index
-        self.label_smoothing = label_smoothing
-        self.register_buffer("weight", weight)
+        self.reduction = conventions.reduction
+        self.ignore_index = conventions.ignore_index
+        self.label_smoothing = conventions.label_smoothing
+        self.register_buffer("weight", conventions.weight)
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
-        scores = checks.tensor("scores", scores)
-        if scores.ndim:
-            checks.count("k", self.k, 1, scores.shape[min(1, scores.ndim - 1)], "the number of classes")
-        return over_targets(
-            scores,
-            target,
-            self._example_losses,
-            View(least=self.k, sort=False),
-            reduction=self.reduction,
-            ignore_index=self.ignore_index,
-            weight=self.weight,
-            label_smoothing=self.label_smoothing,
-        )
+        conventions = Conventions(self.reduction, self.ignore_index, self.weight, self.label_smoothing)
+        batch = Batch.of(scores, target, conventions)
+        checks.count("k", self.k, 1, batch.shape.classes, "the number of classes")
+        rows = batch.rows(self, None, self.k)
+        return rows.reduce(self._example_losses(rows))
+
+    def outside(self, cross_entropy: Tensor) -> Tensor:
+        return cross_entropy
 
     def _example_losses(self, rows: Rows) -> Tensor:
         scores = rows.scores.to(working_dtype(rows.scores))
@@ -128,12 +117,9 @@ class SmoothTopKLoss(TopKLoss, name="smooth"):
         *,
         margin: float = 1.0,
         hard_threshold: float | None = 1e3,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        weight: Tensor | None = None,
-        label_smoothing: float = 0.0,
+        **keywords: Unpack[Keywords],
     ) -> None:
-        super().__init__(k, reduction=reduction, ignore_index=ignore_index, weight=weight, label_smoothing=label_smoothing)
+        super().__init__(k, **keywords)
         self.temperature = checks.number("temperature", temperature, "a positive number")
         checks.temperature(self.temperature)
         self.margin = _margin(margin)
@@ -192,19 +178,9 @@ class TopKHingeLoss(TopKLoss, name="hinge"):
     Reference: Lapin et al., "Top-k Multiclass SVM", NeurIPS 2015 (alpha); "Loss Functions for Top-k Error", CVPR 2016 (beta).
     """
 
-    def __init__(
-        self,
-        k: int,
-        variant: str = "alpha",
-        *,
-        margin: float = 1.0,
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        weight: Tensor | None = None,
-        label_smoothing: float = 0.0,
-    ) -> None:
-        super().__init__(k, reduction=reduction, ignore_index=ignore_index, weight=weight, label_smoothing=label_smoothing)
-        checks.one_of("variant", variant, ("alpha", "beta"))
+    def __init__(self, k: int, variant: Variant = "alpha", *, margin: float = 1.0, **keywords: Unpack[Keywords]) -> None:
+        super().__init__(k, **keywords)
+        checks.one_of("variant", variant, get_args(Variant))
         self.variant = variant
         self.margin = _margin(margin)
 

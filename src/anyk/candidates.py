@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +20,20 @@ class Candidates(NamedTuple):
     scores: Float[Tensor, "*batch m"]
     classes: Int[Tensor, "*batch m"]
     position: Int[Tensor, "*batch"]
+
+
+def number(m: int | Literal["auto"] | None, n: int, k: int) -> int | None:
+    """How many of n classes are ranked for the first k; None means all.
+
+    Args:
+        m: an integer, None for all, or "auto": min(n, max(64, 4 k)).
+        n: the number of classes.
+        k: how many are asked for.
+    """
+    if m == "auto":
+        m = max(64, 4 * k)
+        return m if m < n else None
+    return None if m is None else checks.count("m", m, 1, n, "the number of classes")
 
 
 def select(

@@ -9,15 +9,12 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-
-def _is_functorch_wrapped(tensor: Tensor) -> bool:
-    functorch = torch._C._functorch
-    return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
+from anyk import _compat
 
 
 def eager(tensor: Tensor) -> bool:
@@ -25,8 +22,8 @@ def eager(tensor: Tensor) -> bool:
     return (
         type(tensor) in (Tensor, torch.nn.Parameter)
         and not torch.compiler.is_compiling()
-        and not _is_functorch_wrapped(tensor)
-        and torch.autograd.forward_ad._current_level < 0
+        and not _compat.is_transformed(tensor)
+        and not _compat.in_forward_mode()
     )
 
 
@@ -97,7 +94,10 @@ def class_indices(target: object, batch_shape: torch.Size, n: int, ignore_index:
     if target.dtype.is_floating_point or target.dtype in (torch.bool, torch.complex64, torch.complex128):
         raise TypeError(f"target: expected class indices of an integer dtype, got dtype {target.dtype}")
     if target.shape != batch_shape:
-        raise ValueError(f"target: expected shape {tuple(batch_shape)} to fit scores, got {tuple(target.shape)}")
+        hint = ""
+        if len(batch_shape) > 1 and target.shape == (*batch_shape[:1], n, *batch_shape[1:-1]):
+            hint = "; if the classes are in the last dimension, give scores.movedim(-1, 1)"
+        raise ValueError(f"target: expected shape {tuple(batch_shape)} to fit scores, got {tuple(target.shape)}{hint}")
     target = target.long()
     if readable(target) and (wrong := target != target.clamp(0, n - 1)).any():
         if ignore_index is not None:
@@ -118,12 +118,16 @@ def real_classes(real: Tensor | None, k: int, rows: Tensor | None = None) -> Non
         raise ValueError(f"scores: expected at least k = {k} classes above -inf in every row, got {counts.min().item()}")
 
 
-def temperature(value: object) -> float | str | Tensor:
-    """A positive float, a one-element floating-point tensor, or "auto"."""
-    if isinstance(value, str):
-        if value != "auto":
-            raise ValueError(f'temperature: expected a positive number, a tensor or "auto", got {value!r}')
-        return value
+def between(name: str, value: object, low: float, high: float) -> float:
+    """A number between low and high, both included."""
+    result = number(name, value, f"a number between {low:g} and {high:g}")
+    if not low <= result <= high:
+        raise ValueError(f"{name}: expected a number between {low:g} and {high:g}, got {value}")
+    return result
+
+
+def temperature(value: object) -> float | Tensor:
+    """A positive float, or a one-element floating-point tensor."""
     if isinstance(value, Tensor):
         if not value.dtype.is_floating_point or value.numel() != 1:
             raise ValueError(
@@ -133,14 +137,7 @@ def temperature(value: object) -> float | str | Tensor:
         if readable(value) and not (value.item() > 0 and value.isfinite().item()):
             raise ValueError(f"temperature: expected a positive, finite number, got {value.item()}")
         return value
-    value = number("temperature", value, 'a positive number, a tensor or "auto"')
+    value = number("temperature", value, "a positive number or a tensor")
     if not 0 < value < math.inf:
         raise ValueError(f"temperature: expected a positive, finite number, got {value:g}")
     return value
-
-
-def new_name(name: str, cls: type, known: Mapping[str, type]) -> None:
-    """A name that no other class has. The same class again, as from a notebook cell that is run again, takes its place."""
-    holder = known.get(name)
-    if holder is not None and (holder.__module__, holder.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(f"name: expected one that is free, got {name!r}, which {holder.__module__}.{holder.__qualname__} has")

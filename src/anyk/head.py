@@ -1,8 +1,8 @@
 """The linear layer and the loss in one, for so many classes that the scores of all of them do not fit into memory.
 
 The scores are made chunk by chunk. A first pass keeps of each row the m best and the log-sum-exp; the loss is a function of
-these (:func:`losses.candidate_loss`). The backward makes each chunk again and turns it into its part of the gradients. If the
-loss sees nothing but the candidates, the backward visits their rows of the weight and no others.
+these. The backward makes each chunk again and turns it into its part of the gradients. If the loss sees nothing but the
+candidates, the backward visits their rows of the weight and no others.
 """
 
 from __future__ import annotations
@@ -16,21 +16,24 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from anyk import candidates, checks, losses
+from anyk import candidates, checks
+from anyk.conventions import Reducing, Rows, smoothed_rows, working_dtype
+from anyk.losses import TopKCrossEntropyLoss, TopKLossModule
 from anyk.operators import Operator
+from anyk.p_k import Distribution
 
-__all__ = ["LinearTopKCrossEntropy"]
+__all__ = ["LinearHead", "LinearTopKCrossEntropy"]
 
 
-class LinearTopKCrossEntropy(nn.Module):
-    """``nn.Linear`` followed by :class:`TopKCrossEntropyLoss`, without ever storing the scores of all n classes.
+class LinearHead(nn.Module):
+    """``nn.Linear`` followed by a loss, without ever storing the scores of all n classes.
 
     Same values and gradients as the two, up to rounding. Beyond the parameters and their gradients a step takes memory for
     B x (chunk_size + a few m) numbers instead of several times B x n, and the time of one more product of inputs and weights.
 
-    With ``softmax_over="candidates"`` or ``top1="operator"`` the loss depends on the m candidates of each row only. The
-    backward then costs next to nothing, and the gradients of weight and bias are zero but for at most B m rows;
-    ``sparse=True`` gives them as sparse tensors, for ``torch.optim.SparseAdam`` or ``torch.optim.SGD``.
+    Where the loss depends on the m candidates of each row only (``softmax_over="candidates"`` or ``top1="operator"``; for
+    :class:`TopKErrorLoss`, ``guide=0``), the backward costs next to nothing, and the gradients of weight and bias are zero but
+    for at most B m rows; ``sparse=True`` gives them as sparse tensors, for ``torch.optim.SparseAdam`` or ``torch.optim.SGD``.
 
     A second derivative is not supported and raises. Under ``torch.compile`` the head runs as it is, outside the graph, which
     breaks there.
@@ -38,12 +41,9 @@ class LinearTopKCrossEntropy(nn.Module):
     Args:
         in_features: d, the size of the inputs.
         num_classes: n.
-        p_k: weights of top-1, …, top-k, shape (k,) or (n, k).
-        operator: the relaxation of sorting; None means ``SortingNetwork("splitter")``.
-        m: rank only the m best scores of each row, the target always among them. None or n ranks all, for which the
-            scores do have to be stored: nothing is saved then.
-        top1, softmax_over, reduction, ignore_index, weight, label_smoothing: see :func:`topk_cross_entropy`. ``weight`` is
-            the loss's weight of each class; the layer's weight and bias are ``linear.weight`` and ``linear.bias``.
+        loss: a :class:`TopKCrossEntropyLoss` or :class:`TopKErrorLoss`. Its ``weight`` is that of the classes; the layer has
+            ``linear.weight`` and ``linear.bias``. With ``m=None`` or n all classes are ranked, for which the scores do have
+            to be stored: nothing is saved then.
         bias: whether the layer has a bias. A bias of -inf marks a class as padding.
         chunk_size: how many classes to score at once.
         sparse: whether the gradients of weight and bias shall be sparse.
@@ -53,7 +53,7 @@ class LinearTopKCrossEntropy(nn.Module):
         x (B, d), (d,) or (B, d1, …, d); target class indices of the shape of x without the last dimension.
 
     Example:
-        >>> head = anyk.LinearTopKCrossEntropy(16, 1000, [0.5, 0, 0, 0, 0.5], m=20)
+        >>> head = anyk.LinearHead(16, 1000, anyk.TopKErrorLoss({1: 0.5, 5: 0.5}))
         >>> x, target = torch.randn(8, 16, requires_grad=True), torch.randint(1000, (8,))
         >>> head(x, target).backward()
         >>> scores, classes = head.predict(x, k=5)
@@ -65,16 +65,8 @@ class LinearTopKCrossEntropy(nn.Module):
         self,
         in_features: int,
         num_classes: int,
-        p_k: losses.Distribution,
-        operator: Operator | None = None,
+        loss: TopKLossModule,
         *,
-        m: int | None,
-        top1: str = "separate",
-        softmax_over: str = "all",
-        reduction: str = "mean",
-        ignore_index: int = -100,
-        weight: Tensor | None = None,
-        label_smoothing: float = 0.0,
         bias: bool = True,
         chunk_size: int = 16384,
         sparse: bool = False,
@@ -85,26 +77,18 @@ class LinearTopKCrossEntropy(nn.Module):
         in_features = checks.at_least_one("in_features", in_features)
         n = checks.at_least_one("num_classes", num_classes)
         self.chunk_size = checks.at_least_one("chunk_size", chunk_size)
-        if m is not None:
-            m = checks.count("m", m, 1, n, "num_classes")
+        if not isinstance(loss, TopKLossModule):
+            raise TypeError(f"loss: expected a TopKCrossEntropyLoss or a TopKErrorLoss, got {loss!r}")
+        if loss.m is not None and loss.m != "auto":
+            checks.count("m", loss.m, 1, n, "num_classes")
+        if loss.weight is not None and len(loss.weight) != n:
+            raise ValueError(f"weight: expected shape ({n},), one for each class, got {tuple(loss.weight.shape)}")
         self.linear = nn.Linear(in_features, n, bias, device=device, dtype=dtype)
-        self.criterion = losses.TopKCrossEntropyLoss(
-            p_k,
-            operator,
-            m=m,
-            top1=top1,
-            softmax_over=softmax_over,
-            reduction=reduction,
-            ignore_index=ignore_index,
-            weight=weight,
-            label_smoothing=label_smoothing,
-        )
-        if weight is not None and len(weight) != n:
-            raise ValueError(f"weight: expected shape ({n},), one for each class, got {tuple(weight.shape)}")
+        self.criterion = loss
         if sparse and self._sees_all():
             raise ValueError(
-                'sparse: expected softmax_over="candidates" or top1="operator", label_smoothing=0 and m below num_classes '
-                "to go with it: otherwise every class has a gradient"
+                'sparse: expected a loss of the candidates alone (softmax_over="candidates", top1="operator" or guide=0, with '
+                "label_smoothing=0 and m below num_classes): otherwise every class has a gradient"
             )
         self.sparse = sparse
         if device is not None:
@@ -112,9 +96,9 @@ class LinearTopKCrossEntropy(nn.Module):
 
     def _sees_all(self) -> bool:
         """Whether the loss depends on more than the candidates."""
-        loss = self.criterion
-        softmax = loss.top1 != "operator" and loss.softmax_over == "all"
-        return softmax or loss.label_smoothing > 0 or loss.m in (None, self.linear.out_features)
+        spec, n = self.criterion.spec, self.linear.out_features
+        m = candidates.number(spec.m, n, 1 if spec.p_k is None else spec.p_k.k)
+        return spec.uses_softmax or self.criterion.label_smoothing > 0 or m in (None, n)
 
     def forward(
         self, x: Float[Tensor, "*batch d"], target: Int[Tensor, "*batch"], *, example_p_k: Tensor | None = None
@@ -125,79 +109,73 @@ class LinearTopKCrossEntropy(nn.Module):
         return loss(x, target, example_p_k)
 
     def _loss(self, x: Tensor, target: Tensor, example_p_k: Tensor | None) -> Tensor:
-        x = self._checked(x)
-        n, loss = self.linear.out_features, self.criterion
+        """As :func:`anyk.losses.topk_loss`, with candidates that come out of the chunks."""
+        x, loss, n = self._checked(x), self.criterion, self.linear.out_features
         if checks.tensor("target", target).dtype.is_floating_point:
             raise TypeError(
                 "target: expected class indices of an integer dtype, got floating-point numbers; class probabilities are as "
-                "large as the scores that this module avoids: use as_linear() and TopKCrossEntropyLoss"
+                "large as the scores that this module avoids: use as_linear() and the loss"
             )
-        target = checks.class_indices(target, x.shape[:-1], n, loss.ignore_index)
-        only_top1 = loss.p_k.shape[-1] == 1 and example_p_k is None and loss.top1 != "operator" and loss.softmax_over == "all"
-        m = 1 if only_top1 else loss.m
+        spec, conventions = loss.spec, loss.conventions
+        target = checks.class_indices(target, x.shape[:-1], n, conventions.ignore_index)
+        p_k, m = spec.fit(self._like(x), n, target.shape, example_p_k)
+        k = p_k.k
+        if spec.is_cross_entropy(k):
+            m = k = 1  # nothing is ranked
         if m is None or m == n:
             scores = self.linear(x)
             return loss(scores.movedim(-1, 1) if x.ndim > 1 else scores, target, example_p_k=example_p_k)
-        return self._chunked(x, target, m, example_p_k)
+        rows = self._rows(x, target, m, k)
+        log_inclusion = spec.log_inclusion(rows, k)
+        return rows.reduce(spec.losses(rows, log_inclusion, p_k.at(rows.target)))
 
-    def _chunked(self, x: Tensor, target: Tensor, m: int, example_p_k: Tensor | None) -> Tensor:
-        loss, n = self.criterion, self.linear.out_features
-        rows, flat = x.reshape(-1, x.shape[-1]), target.reshape(-1)
-        counts = flat != loss.ignore_index
-        if not (checks.readable(counts) and bool(counts.all())):
+    def _rows(self, x: Tensor, target: Tensor, m: int, k: int) -> Rows:
+        """What the loss may depend on, from one pass over the classes."""
+        spec, conventions, n = self.criterion.spec, self.criterion.conventions, self.linear.out_features
+        amount, inputs = conventions.label_smoothing, x.reshape(-1, x.shape[-1])
+        weight = conventions.class_weights(n, self._like(x))
+        counted = conventions.count(target.reshape(-1), weight, self._like(x))
+        if counted.valid is not None:
             # Whatever an ignored row holds, NaN included, must not reach a gradient.
-            rows, flat = torch.where(counts[:, None], rows, 0), torch.where(counts, flat, 0)
-        smoothing = self._smoothing() if loss.label_smoothing else None
+            inputs = torch.where(counted.valid[:, None], inputs, 0)
+        smoothing = self._smoothing() if amount else None
         layer = _Layer(self._precision(x), self.chunk_size, self._sees_all(), self.sparse)
         scores, log_sum_exp, mean, classes, position = _Candidates.apply(  # type: ignore[no-untyped-call]
-            # Smoothing by 1 leaves the target no more than any other class.
-            rows, self.linear.weight, self.linear.bias, flat if loss.label_smoothing < 1 else None, smoothing, m, layer
+            # Where labels are smoothed by 1, the target is no more than any other class.
+            inputs, self.linear.weight, self.linear.bias, counted.target if amount < 1 or spec.smoothing else None,
+            smoothing, m, layer,
         )  # fmt: skip
-        smoothed = None
-        if smoothing is not None:
-            smoothed = self._smoothed(scores, log_sum_exp, mean, classes, position, smoothing)
-        return losses.candidate_loss(
+        reducing = Reducing(conventions.reduction, target.shape)
+        if smoothing is None:
+            cross_entropy = log_sum_exp - candidates.at(scores, position) if spec.uses_softmax else None
+            return Rows.of(scores, position, counted.target, cross_entropy, k, counted.valid, counted.weights, reducing)
+        return smoothed_rows(
             candidates.Candidates(scores, classes, position),
-            target,
-            log_sum_exp,
-            loss.p_k,
-            loss.operator,
-            n=n,
-            top1=loss.top1,
-            softmax_over=loss.softmax_over,
-            reduction=loss.reduction,
-            ignore_index=loss.ignore_index,
-            weight=loss.weight,
-            example_p_k=example_p_k,
-            smoothed=smoothed,
+            counted,
+            log_sum_exp[:, None] - scores,
+            smoothing[classes],
+            smoothing.sum() * log_sum_exp - mean,
+            amount,
+            spec,
+            k,
+            weight,
+            reducing,
         )
 
     def _smoothing(self) -> Float[Tensor, " n"]:
         """The uniform distribution over the classes that are not padding, each times its weight in the loss."""
         weight, bias = self.linear.weight, self.linear.bias
-        dtype = losses.working_dtype(weight)
+        dtype = working_dtype(weight)
         uniform = torch.ones(len(weight), dtype=dtype, device=weight.device) if bias is None else (bias != -torch.inf).to(dtype)
         uniform /= uniform.sum()
         return uniform if self.criterion.weight is None else uniform * self.criterion.weight.to(dtype)
-
-    def _smoothed(
-        self, scores: Tensor, log_sum_exp: Tensor, mean: Tensor, classes: Tensor, position: Tensor, smoothing: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The candidates' shares in the smoothed target, and what the other classes add to the loss."""
-        amount = self.criterion.label_smoothing
-        uniform = smoothing[classes]
-        own = torch.zeros_like(uniform).scatter(-1, position[:, None], 1 - amount)
-        if self.criterion.weight is not None:
-            own = own * self.criterion.weight.to(own.dtype)[classes]
-        inside = (uniform * (log_sum_exp[:, None] - torch.where(uniform > 0, scores, 0))).sum(-1)
-        return own + amount * uniform, amount * (smoothing.sum() * log_sum_exp - mean - inside)
 
     @torch.no_grad()
     def predict(self, x: Float[Tensor, "*batch d"], k: int) -> tuple[Float[Tensor, "*batch k"], Int[Tensor, "*batch k"]]:
         """The k best scores of each row in descending order and their classes, as ``torch.topk`` of all scores; no gradient.
 
         Example:
-            >>> head = anyk.LinearTopKCrossEntropy(2, 3, [1.0], m=2, bias=False)
+            >>> head = anyk.LinearHead(2, 3, anyk.TopKErrorLoss({1: 1.0}), bias=False)
             >>> _ = head.load_state_dict({"linear.weight": torch.tensor([[3.0, 0.0], [0.0, 1.0], [1.0, 2.0]])}, strict=False)
             >>> head.predict(torch.tensor([1.0, 2.0]), k=2)
             (tensor([5., 3.]), tensor([2, 0]))
@@ -213,7 +191,7 @@ class LinearTopKCrossEntropy(nn.Module):
         """The layer alone, as a plain ``nn.Linear`` that shares its parameters with this module.
 
         Example:
-            >>> head = anyk.LinearTopKCrossEntropy(16, 1000, [1.0], m=20)
+            >>> head = anyk.LinearHead(16, 1000, anyk.TopKErrorLoss({1: 0.5, 5: 0.5}))
             >>> head.as_linear()(torch.randn(8, 16)).shape
             torch.Size([8, 1000])
         """
@@ -233,8 +211,45 @@ class LinearTopKCrossEntropy(nn.Module):
         autocast = torch.is_autocast_enabled(device) and self.linear.weight.dtype != torch.float64
         return torch.get_autocast_dtype(device) if autocast else self.linear.weight.dtype
 
+    def _like(self, x: Tensor) -> Tensor:
+        """A tensor with the device and the precision of the scores."""
+        return x.new_empty(0, dtype=self._precision(x))
+
     def extra_repr(self) -> str:
         return f"chunk_size={self.chunk_size}, sparse={self.sparse}"
+
+
+class LinearTopKCrossEntropy(LinearHead):
+    """``LinearHead(in_features, num_classes, TopKCrossEntropyLoss(p_k, operator, **settings))``, for short.
+
+    Args:
+        in_features, num_classes, bias, chunk_size, sparse, device, dtype: see :class:`LinearHead`.
+        p_k, operator: see :class:`TopKCrossEntropyLoss`.
+        settings: m, top1, softmax_over, reduction, ignore_index, weight, label_smoothing, see there.
+
+    Example:
+        >>> head = anyk.LinearTopKCrossEntropy(16, 1000, [0.5, 0, 0, 0, 0.5], m=20)
+        >>> head(torch.randn(8, 16), torch.randint(1000, (8,))).backward()
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        p_k: Distribution | None,
+        operator: Operator | str | None = None,
+        *,
+        bias: bool = True,
+        chunk_size: int = 16384,
+        sparse: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **settings: Any,
+    ) -> None:
+        loss = TopKCrossEntropyLoss(p_k, operator, **settings)
+        super().__init__(
+            in_features, num_classes, loss, bias=bias, chunk_size=chunk_size, sparse=sparse, device=device, dtype=dtype
+        )
 
 
 class _Found(NamedTuple):
@@ -267,13 +282,13 @@ class _Layer(NamedTuple):
             last = min(first + self.chunk_size, n)
             some = None if bias is None else bias[first:last].to(self.dtype)
             scores = functional.linear(x, weight[first:last].to(self.dtype), some)
-            yield first, last, scores.to(losses.working_dtype(scores))
+            yield first, last, scores.to(working_dtype(scores))
 
     def search(self, x: Tensor, weight: Tensor, bias: Tensor | None, m: int, target: Tensor | None = None) -> _Found:
         """One pass over the classes."""
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(self.dtype)
-            best_scores = x.new_empty(len(x), 0, dtype=losses.working_dtype(x))
+            best_scores = x.new_empty(len(x), 0, dtype=working_dtype(x))
             classes = torch.empty(len(x), 0, dtype=torch.long, device=x.device)
             target_score = best_scores.new_zeros(len(x))
             tops, sums = [], []

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from anyk import candidates, checks
+from anyk.conventions import Shape
 
 #: as a k it counts every target that is not ignored
 EVERY = sys.maxsize
@@ -16,37 +17,30 @@ EVERY = sys.maxsize
 __all__ = ["target_ranks", "topk_accuracy", "topk_hits"]
 
 
-def target_ranks(scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
+def target_ranks(scores: Float[Tensor, "batch n ..."], target: Int[Tensor, "batch ..."]) -> Int[Tensor, "batch ..."]:
     """The rank of the target, 1 for the best: one more than the number of other classes with a score as high or higher.
 
     A NaN score counts as higher than any; a target whose own score is NaN is ranked last.
 
     Args:
-        scores: class scores, classes in the last dimension.
-        target: class indices.
+        scores: (B, n), (n,) or (B, n, d1, …): the classes stand where the losses have them.
+        target: class indices, (B,), () or (B, d1, …).
 
     Example:
         >>> anyk.target_ranks(torch.tensor([[0.1, 0.7, 0.7], [0.5, 0.3, 0.2]]), torch.tensor([1, 0]))
         tensor([2, 1])
     """
-    scores = checks.scores(scores).detach()
-    if (
-        isinstance(target, Tensor)
-        and scores.ndim > 2
-        and target.shape == scores.shape[:1] + scores.shape[2:] != scores.shape[:-1]
-    ):
-        raise ValueError(
-            f"scores: expected the classes in the last dimension, but for target {tuple(target.shape)} they are in the second "
-            f"of {tuple(scores.shape)}, as the losses take them: give scores.movedim(1, -1)"
-        )
-    target = checks.class_indices(target, scores.shape[:-1], scores.shape[-1])
+    shape = Shape.of(scores)
+    target = checks.class_indices(target, shape.batch, shape.classes)
+    rows = shape.rows(scores.detach())
     # "Not smaller" counts NaN and the target itself, which makes the best rank 1.
-    return (~(scores < candidates.at(scores, target)[..., None])).sum(-1)
+    ranks = (~(rows < candidates.at(rows, target.reshape(-1))[:, None])).sum(-1)
+    return ranks.reshape(shape.batch)
 
 
 def topk_hits(
-    scores: Float[Tensor, "*batch n"],
-    target: Int[Tensor, "*batch"],
+    scores: Float[Tensor, "batch n ..."],
+    target: Int[Tensor, "batch ..."],
     ks: Iterable[int] = (1, 5),
     *,
     ignore_index: int = -100,
@@ -54,8 +48,8 @@ def topk_hits(
     """How many targets are among the first k classes, for each k: counts, which add up over batches and processes.
 
     Args:
-        scores: class scores, classes in the last dimension.
-        target: class indices.
+        scores: (B, n), (n,) or (B, n, d1, …): the classes stand where the losses have them.
+        target: class indices, (B,), () or (B, d1, …).
         ks: the values of k; a k beyond the number of classes counts everything.
         ignore_index: a target that does not count.
 
@@ -80,8 +74,8 @@ def checked_ks(ks: Iterable[int]) -> list[int]:
 
 
 def topk_accuracy(
-    scores: Float[Tensor, "*batch n"],
-    target: Int[Tensor, "*batch"],
+    scores: Float[Tensor, "batch n ..."],
+    target: Int[Tensor, "batch ..."],
     ks: Iterable[int] = (1, 5),
     *,
     ignore_index: int = -100,
@@ -89,8 +83,8 @@ def topk_accuracy(
     """The fraction of targets among the first k classes, for each k.
 
     Args:
-        scores: class scores, classes in the last dimension.
-        target: class indices.
+        scores: (B, n), (n,) or (B, n, d1, …): the classes stand where the losses have them.
+        target: class indices, (B,), () or (B, d1, …).
         ks: the values of k.
         ignore_index: a target that does not count.
 

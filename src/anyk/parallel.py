@@ -2,7 +2,8 @@
 
 Every process picks the m best of its own scores; one all-gather tells everybody all of these, and each goes on alone as if
 it had seen all classes: (rows x m) numbers from each process, whatever the number of classes. The softmax part needs two
-numbers more for each row, the best score and the sum of exponentials.
+numbers more for each row, the best score and the sum of exponentials. Before it, a second small all-gather, for which the host
+waits, asks for the sizes of the slices and whether all agree in their arguments; who gives ``slices`` is taken at their word.
 
 **Gradients.** Every process computes the same loss and calls ``backward`` on its own copy. What arrives at
 ``local_scores`` is this process's slice of the gradient that one process with all classes would get: not multiplied or
@@ -28,24 +29,33 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from anyk import candidates, checks, losses, metrics
-from anyk.losses import Distribution, Rows, Shape, View, working_dtype
+from anyk.conventions import Conventions, Reducing, Reduction, Rows, reduce, smoothed_rows, working_dtype
+from anyk.losses import M, SoftmaxOver, Spec, Top1
 from anyk.operators import Operator
-from anyk.operators.base import real_mask
+from anyk.p_k import Distribution
 
-__all__ = ["TopKCrossEntropyLoss", "topk_accuracy", "topk_cross_entropy", "topk_hits"]
+__all__ = [
+    "TopKCrossEntropyLoss",
+    "TopKErrorLoss",
+    "topk_accuracy",
+    "topk_cross_entropy",
+    "topk_error",
+    "topk_hits",
+]
 
 
 def topk_cross_entropy(
     local_scores: Float[Tensor, "batch n_local"],
     target: Int[Tensor, " batch"],
-    p_k: Distribution,
-    operator: Operator | None = None,
+    p_k: Distribution | None,
+    operator: Operator | str | None = None,
     *,
     group: dist.ProcessGroup | None = None,
-    m: int | None = None,
-    top1: str = "separate",
-    softmax_over: str = "all",
-    reduction: str = "mean",
+    slices: Sequence[int] | None = None,
+    m: M = "auto",
+    top1: Top1 = "separate",
+    softmax_over: SoftmaxOver = "all",
+    reduction: Reduction = "mean",
     ignore_index: int = -100,
     weight: Float[Tensor, " n"] | None = None,
     label_smoothing: float = 0.0,
@@ -65,10 +75,12 @@ def topk_cross_entropy(
         p_k: as there; the same in every process, like all arguments that follow.
         operator: as there.
         group: the processes that share the classes; None means all.
-        m: as there. Set it: with None every process gets all scores.
+        slices: how many classes each process has, in the order of the ranks; None asks them, and whether they agree in all
+            arguments. With it there is one all-gather, no check, and the host does not wait for the device.
+        m: as there. With None every process gets all scores.
         top1, softmax_over, reduction, ignore_index: as there.
         weight: (n,), for all classes.
-        label_smoothing: as there, below 1. The classes of the candidates are then gathered as well.
+        label_smoothing: as there, below 1.
         example_p_k: (B, k), instead of ``p_k``. With a DTensor, like the target.
 
     Returns:
@@ -85,50 +97,76 @@ def topk_cross_entropy(
         tensor(0.6569)
         >>> torch.distributed.destroy_process_group()
     """
-    shard = _Shard.of(local_scores, target, group)
-    example_p_k = None if example_p_k is None else shard.local("example_p_k", example_p_k)
-    losses.check_shared(reduction, ignore_index, weight, label_smoothing)
-    if label_smoothing == 1:
-        raise ValueError("label_smoothing: expected a number below 1, got 1")
-    settings = (m, top1, softmax_over, reduction, ignore_index, label_smoothing, weight is None, example_p_k is None)
-    slices = _Slices.of(shard, str(settings))
-    scores, n = shard.scores, slices.number
-    target = checks.class_indices(shard.target, scores.shape[:1], n, ignore_index)
-    example_losses, view = losses.topk_measure(
-        Shape(n, scores.shape[:1], True), scores, p_k, operator, m, top1, softmax_over, example_p_k
-    )
-    if view.is_cross_entropy:
-        view = view._replace(m=1)  # nothing is ranked
-    if view.m == n:
-        view = view._replace(m=None)
-    if weight is not None:
-        if weight.shape != (n,):
-            raise ValueError(f"weight: expected shape ({n},), one for each of all classes, got {tuple(weight.shape)}")
-        weight = weight.to(dtype=working_dtype(scores))
-    valid, target, weights = losses.counted(target, ignore_index, weight, working_dtype(scores))
-    if valid is not None:
-        # Whatever an ignored row holds, NaN included, must not reach a gradient.
-        scores = torch.where(valid[:, None], scores, 0)
-    if label_smoothing:
-        each = _smoothed_losses(scores, target, valid, slices, example_losses, view, weight, label_smoothing)
-    else:
-        seen = _exchange(scores, target, slices, view.m, softmax=view.cross_entropy)
-        kept, position = seen.choose(view)
-        rows = seen.scores.gather(-1, kept)
-        cross_entropy = seen.cross_entropy(rows.gather(-1, position[:, None])).squeeze(-1) if view.cross_entropy else None
-        chosen = Rows(rows, position, real_mask(rows), target, cross_entropy)
-        each = losses.candidate_losses(chosen, valid, example_losses, view)
-        each = each if weights is None else weights * each
-    return shard.reduced(each, weights, reduction)
+    spec = losses.cross_entropy_spec(p_k, operator, m, top1, softmax_over)
+    conventions = Conventions(reduction, ignore_index, weight, label_smoothing)
+    return _sharded_loss(spec, local_scores, target, conventions, group, slices, example_p_k)
 
 
-class TopKCrossEntropyLoss(losses.TopKCrossEntropyLoss):
+def topk_error(
+    local_scores: Float[Tensor, "batch n_local"],
+    target: Int[Tensor, " batch"],
+    p_k: Distribution | None,
+    operator: Operator | str | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    slices: Sequence[int] | None = None,
+    m: M = "auto",
+    guide: float = 0.2,
+    power: float = 1.0,
+    reduction: Reduction = "mean",
+    ignore_index: int = -100,
+    weight: Float[Tensor, " n"] | None = None,
+    label_smoothing: float = 0.0,
+    example_p_k: Float[Tensor, "batch k"] | None = None,
+) -> Tensor:
+    """:func:`anyk.topk_error` of scores whose classes are sharded over the processes of a group.
+
+    Args:
+        local_scores, target, group, slices, weight, example_p_k: as for :func:`topk_cross_entropy` here.
+        p_k, operator, m, guide, power, reduction, ignore_index, label_smoothing: as for :func:`anyk.topk_error`.
+
+    Returns:
+        The loss, at least float32, the same in every process. It can be differentiated once.
+
+    Example:
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> scores = torch.tensor([[2.0, 1.0, 0.5, 0.0], [0.0, 0.5, 1.0, 2.0]])
+        >>> anyk.parallel.topk_error(scores, torch.tensor([1, 3]), {1: 0.5, 2: 0.5})
+        tensor(0.5253)
+        >>> torch.distributed.destroy_process_group()
+    """
+    spec = losses.error_spec(p_k, operator, m, guide, power, label_smoothing)
+    conventions = Conventions(reduction, ignore_index, weight, label_smoothing)
+    return _sharded_loss(spec, local_scores, target, conventions, group, slices, example_p_k)
+
+
+class _Sharded(losses.TopKLossModule):
+    """What makes a loss module one of sharded classes."""
+
+    def __init__(
+        self,
+        p_k: Distribution | None,
+        operator: Operator | str | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+        slices: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(p_k, operator, **settings)  # type: ignore[arg-type]  # of the class beside this one
+        self.group, self.slices = group, slices
+
+    def forward(self, local_scores: Tensor, target: Tensor, *, example_p_k: Tensor | None = None) -> Tensor:
+        return _sharded_loss(self.spec, local_scores, target, self.conventions, self.group, self.slices, example_p_k)
+
+
+class TopKCrossEntropyLoss(_Sharded, losses.TopKCrossEntropyLoss):
     """:func:`anyk.parallel.topk_cross_entropy` as a module.
 
     Args:
-        p_k: weights of top-1, …, top-k, shape (k,) or (n, k).
-        operator: the relaxation of sorting; None means ``SortingNetwork("splitter")``.
+        p_k, operator: see :class:`anyk.TopKCrossEntropyLoss`.
         group: the processes that share the classes; None means all, or those of the DTensor's mesh.
+        slices: how many classes each has; None asks them at each call.
         settings: m, top1, softmax_over, reduction, ignore_index, weight, label_smoothing, see :func:`topk_cross_entropy`.
 
     Shape:
@@ -137,25 +175,93 @@ class TopKCrossEntropyLoss(losses.TopKCrossEntropyLoss):
     Example:
         >>> store = torch.distributed.HashStore()
         >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        >>> criterion = anyk.parallel.TopKCrossEntropyLoss([0.5, 0, 0, 0, 0.5], m=16)
+        >>> criterion = anyk.parallel.TopKCrossEntropyLoss([0.5, 0, 0, 0, 0.5])
         >>> local_scores = torch.randn(8, 100, requires_grad=True)
         >>> criterion(local_scores, torch.randint(100, (8,))).backward()
         >>> torch.distributed.destroy_process_group()
     """
 
-    def __init__(
-        self,
-        p_k: Distribution,
-        operator: Operator | None = None,
-        *,
-        group: dist.ProcessGroup | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(p_k, operator, **settings)
-        self.group = group
 
-    def forward(self, local_scores: Tensor, target: Tensor, *, example_p_k: Tensor | None = None) -> Tensor:
-        return topk_cross_entropy(local_scores, target, group=self.group, **self._arguments(), example_p_k=example_p_k)
+class TopKErrorLoss(_Sharded, losses.TopKErrorLoss):
+    """:func:`anyk.parallel.topk_error` as a module.
+
+    Args:
+        p_k, operator: see :class:`anyk.TopKErrorLoss`.
+        group: the processes that share the classes; None means all, or those of the DTensor's mesh.
+        slices: how many classes each has; None asks them at each call.
+        settings: m, guide, power, reduction, ignore_index, weight, label_smoothing, see :func:`topk_error`.
+
+    Shape:
+        local_scores (B, n_local); target class indices (B,).
+
+    Example:
+        >>> store = torch.distributed.HashStore()
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> criterion = anyk.parallel.TopKErrorLoss({1: 0.5, 5: 0.5})
+        >>> local_scores = torch.randn(8, 100, requires_grad=True)
+        >>> criterion(local_scores, torch.randint(100, (8,))).backward()
+        >>> torch.distributed.destroy_process_group()
+    """
+
+
+def _sharded_loss(
+    spec: Spec,
+    local_scores: Tensor,
+    target: Tensor,
+    conventions: Conventions,
+    group: dist.ProcessGroup | None,
+    sizes: Sequence[int] | None,
+    example_p_k: Tensor | None,
+) -> Tensor:
+    """As :func:`anyk.losses.topk_loss`, with candidates that come from all processes."""
+    shard = _Shard.of(local_scores, target, group)
+    example_p_k = None if example_p_k is None else shard.local("example_p_k", example_p_k)
+    if conventions.label_smoothing == 1:
+        raise ValueError("label_smoothing: expected a number below 1, got 1")
+    slices = _Slices.asked(shard, _settings(spec, conventions, example_p_k)) if sizes is None else _Slices.told(shard, sizes)
+    scores, n = shard.scores, slices.number
+    target = checks.class_indices(shard.target, scores.shape[:1], n, conventions.ignore_index)
+    p_k, m = spec.fit(scores, n, scores.shape[:1], example_p_k)
+    k = p_k.k
+    if spec.is_cross_entropy(k):
+        m = k = 1  # nothing is ranked
+    rows = _rows(spec, scores, target, conventions, slices, None if m == n else m, k)
+    log_inclusion = spec.log_inclusion(rows, k)
+    return shard.reduce(rows.total(spec.losses(rows, log_inclusion, p_k.at(rows.target))), rows.weights, conventions.reduction)
+
+
+def _settings(spec: Spec, conventions: Conventions, example_p_k: Tensor | None) -> str:
+    """What all processes must have in common, as far as it can be told in words."""
+    told = {name: value for name, value in vars(spec).items() if name != "operator"}
+    shared = (conventions.reduction, conventions.ignore_index, conventions.label_smoothing, conventions.weight is None)
+    return f"{told} {shared} {example_p_k is None}"
+
+
+def _rows(spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, slices: _Slices, m: int | None, k: int) -> Rows:
+    """What the loss may depend on, from what all processes tell."""
+    weight, amount = conventions.class_weights(slices.number, scores), conventions.label_smoothing
+    counted = conventions.count(target, weight, scores)
+    valid, target, weights = counted
+    if valid is not None:
+        # Whatever an ignored row holds, NaN included, must not reach a gradient.
+        scores = torch.where(valid[:, None], scores, 0)
+    seen = _exchange(scores, target, slices, m, softmax=spec.uses_softmax or amount > 0, smoothing=amount > 0, weight=weight)
+    # Only where everything was sent it is here in the order of the classes.
+    kept, position = candidates.choose(seen.scores, seen.target_place, m, sort=spec.sorts or m is not None)
+    chosen, reducing = seen.scores.gather(-1, kept), Reducing(conventions.reduction, target.shape)
+    if not amount:
+        cross_entropy = None
+        if spec.uses_softmax:
+            cross_entropy = seen.cross_entropy(chosen.gather(-1, position[:, None])).squeeze(-1)
+        return Rows.of(chosen, position, target, cross_entropy, k, valid, weights, reducing)
+    assert seen.classes is not None
+    assert seen.mean is not None
+    classes = seen.classes.gather(-1, kept)
+    uniform = (chosen != -torch.inf).to(chosen.dtype) / seen.number[:, None]
+    if weight is not None:
+        uniform = uniform * weight[classes]
+    selected = candidates.Candidates(chosen, classes, position)
+    return smoothed_rows(selected, counted, seen.cross_entropy(chosen), uniform, seen.mean, amount, spec, k, weight, reducing)
 
 
 def topk_hits(
@@ -165,11 +271,12 @@ def topk_hits(
     *,
     ignore_index: int = -100,
     group: dist.ProcessGroup | None = None,
+    slices: Sequence[int] | None = None,
 ) -> dict[int, Tensor]:
     """:func:`anyk.topk_hits` of sharded classes: every process counts its classes that are not behind the target.
 
     Args:
-        local_scores, target, group: as for :func:`topk_cross_entropy`.
+        local_scores, target, group, slices: as for :func:`topk_cross_entropy`.
         ks: the values of k.
         ignore_index: a target that does not count.
 
@@ -186,16 +293,16 @@ def topk_hits(
     """
     ks = metrics.checked_ks(ks)
     shard = _Shard.of(local_scores, target, group)
-    slices = _Slices.of(shard, "")
+    sharded = _Slices.asked(shard, "") if slices is None else _Slices.told(shard, slices)
     scores = shard.scores.detach()
-    target = checks.class_indices(shard.target, scores.shape[:1], slices.number, ignore_index)
+    target = checks.class_indices(shard.target, scores.shape[:1], sharded.number, ignore_index)
     counted = target != ignore_index
     target = target * counted
-    mine, local_target = slices.local(target)
+    mine, local_target = sharded.local(target)
     own = scores.new_zeros(len(scores), dtype=working_dtype(scores))
     if scores.shape[-1]:
         own = torch.where(mine, candidates.at(scores, local_target), own)
-    of_target = _all_gather(own, shard.group).gather(0, slices.owner(target)[None]).squeeze(0)
+    of_target = _all_gather(own, shard.group).gather(0, sharded.owner(target)[None]).squeeze(0)
     # As in metrics.target_ranks: "not smaller" counts NaN and the target itself.
     ranks = (~(scores < of_target[:, None])).sum(-1)
     dist.all_reduce(ranks, group=shard.group)
@@ -212,11 +319,12 @@ def topk_accuracy(
     *,
     ignore_index: int = -100,
     group: dist.ProcessGroup | None = None,
+    slices: Sequence[int] | None = None,
 ) -> dict[int, Tensor]:
     """:func:`anyk.topk_accuracy` of sharded classes.
 
     Args:
-        local_scores, target, group: as for :func:`topk_cross_entropy`.
+        local_scores, target, group, slices: as for :func:`topk_cross_entropy`.
         ks: the values of k.
         ignore_index: a target that does not count.
 
@@ -232,7 +340,7 @@ def topk_accuracy(
         >>> torch.distributed.destroy_process_group()
     """
     wanted = [*metrics.checked_ks(ks), metrics.EVERY]
-    *hits, every = topk_hits(local_scores, target, wanted, ignore_index=ignore_index, group=group).items()
+    *hits, every = topk_hits(local_scores, target, wanted, ignore_index=ignore_index, group=group, slices=slices).items()
     return {k: count / every[1] for k, count in hits}
 
 
@@ -314,13 +422,13 @@ class _Shard(NamedTuple):
             raise TypeError(f"{name}: expected a torch.Tensor to go with local_scores, got a DTensor")
         return tensor.redistribute(self.whole.device_mesh, self.batch_placements).to_local()  # type: ignore[attr-defined]
 
-    def reduced(self, each: Tensor, weights: Tensor | None, reduction: str) -> Tensor:
+    def reduce(self, each: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
         """The losses of the rows as one loss; in a DTensor, over everybody's rows."""
         if self.batch_group is not None and reduction != "none":
             counts = each.new_tensor(len(each)) if weights is None else weights.sum()
             sums = _gather(torch.stack([each.sum(), counts]), self.batch_group).sum(0)
             each, weights = sums[:1], sums[1:]
-        loss = losses.reduced(each, weights, reduction, each.shape)
+        loss = reduce(each, weights, Reducing(reduction, each.shape))
         if self.whole is None:
             return loss
         from torch.distributed.tensor import DTensor, Replicate
@@ -340,7 +448,15 @@ class _Slices(NamedTuple):
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, shard: _Shard, settings: str) -> _Slices:
+    def told(cls, shard: _Shard, sizes: Sequence[int]) -> _Slices:
+        """As the caller says."""
+        world, own = dist.get_world_size(shard.group), shard.scores.shape[1]
+        if len(sizes) != world or sizes[shard.place] != own:
+            raise ValueError(f"slices: expected {world} sizes, with {own} for rank {shard.place}, got {list(sizes)}")
+        return cls(shard.group, shard.place, tuple(sizes))
+
+    @classmethod
+    def asked(cls, shard: _Shard, settings: str) -> _Slices:
         """Asks all processes for the size of their slice, and whether they agree in everything else."""
         scores, target = shard.scores, shard.target.detach()
         same = {  # of what is not a number, a checksum
@@ -394,29 +510,26 @@ def _starts(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Seen(NamedTuple):
-    """What every process knows of all classes: the local candidates of all, slice after slice, and their summaries."""
+    """What every process knows of all classes: the local candidates of all, slice after slice, and sums over the classes."""
 
-    own: Int[Tensor, "batch own"]
-    """which of its classes this process sent"""
     scores: Float[Tensor, "batch gathered"]
     target_place: Int[Tensor, " batch"]
     """where the target stands among them"""
-    best: Float[Tensor, "batch 1"]
+    best: Float[Tensor, "batch 1"] | None
     """the best score of all"""
-    log_sum: Float[Tensor, "batch 1"]
+    log_sum: Float[Tensor, "batch 1"] | None
     """logarithm of the sum of exponentials of all scores, relative to it"""
-    tops: Float[Tensor, "world batch"]
-    """the best score of each slice"""
-    more: Float[Tensor, "world batch more"]
-    """what else they were told"""
-
-    def choose(self, view: View) -> tuple[Int[Tensor, "batch m"], Int[Tensor, " batch"]]:
-        """Where the m best of all stand, and the target's place among them."""
-        # Only with m=None everything is here, in the order of the classes.
-        return candidates.choose(self.scores, self.target_place, view.m, sort=view.sort or view.m is not None)
+    classes: Int[Tensor, "batch gathered"] | None
+    """those of the scores, if labels are smoothed"""
+    number: Float[Tensor, " batch"] | None
+    """of classes that are not padding"""
+    mean: Float[Tensor, " batch"] | None
+    """of the classes' weighted cross-entropies"""
 
     def cross_entropy(self, scores: Float[Tensor, "batch some"]) -> Float[Tensor, "batch some"]:
         """Softmax cross-entropy over all classes for targets of these scores."""
+        assert self.log_sum is not None
+        assert self.best is not None
         return self.log_sum + (self.best - scores)
 
 
@@ -427,20 +540,25 @@ def _exchange(
     m: int | None,
     *,
     softmax: bool,
-    more: Callable[[Tensor, Tensor], Tensor] | None = None,
+    smoothing: bool,
+    weight: Tensor | None,
 ) -> _Seen:
-    """The one all-gather: local candidates, and for the softmax the best score and the sum of exponentials.
-
-    ``more`` may add columns, from the places of the local candidates and the best score.
-    """
+    """The one all-gather: local candidates, for the softmax the best score and the sum of exponentials, for smoothing the
+    candidates' classes, the number of classes, and the sums of their weights and weighted scores."""
     widths = slices.widths(m)
-    classes = _local_candidates(scores, target, slices, widths[slices.place])
-    width, columns = max(widths), []
+    width = max(widths)
+    local = _local_candidates(scores, target, slices, widths[slices.place])
+    columns = []
     if softmax:
-        kept, top, total = _summary(scores, classes)
-        columns = [top[:, None], total[:, None]] + ([] if more is None else [more(classes, top)])
+        kept, top, total = _summary(scores, local)
+        columns = [top[:, None], total[:, None]]
+        if smoothing:
+            columns += [
+                _sums(scores, _finite(top), slices, weight),
+                _as_floats(local + slices.starts[slices.place], kept, width),
+            ]
     else:
-        kept = scores.gather(-1, classes).to(working_dtype(scores))
+        kept = scores.gather(-1, local).to(working_dtype(scores))
     kept = functional.pad(kept, (0, width - kept.shape[-1]), value=-torch.inf)
     blocks = _gather(torch.cat([kept, *columns], -1), slices.group)
     gathered = _joined(blocks, widths)
@@ -452,13 +570,39 @@ def _exchange(
     last_place, shifts, as_it_is = (torch.tensor(values, device=target.device)[owner] for values in (last, shift, whole))
     place = torch.where(as_it_is, target + shifts, last_place)
     if not softmax:
-        nothing = gathered.new_zeros(0)
-        return _Seen(classes, gathered, place, nothing, nothing, nothing, nothing)
+        return _Seen(gathered, place, None, None, None, None, None)
     tops = blocks[..., width].detach()
     best = tops.amax(0)
     best = torch.where(best == -torch.inf, 0, best)
     log_sum = (blocks[..., width + 1] * (tops - best).exp()).sum(0).log()
-    return _Seen(classes, gathered, place, best[:, None], log_sum[:, None], tops, blocks[..., width + 2 :])
+    seen = _Seen(gathered, place, best[:, None], log_sum[:, None], None, None, None)
+    if not smoothing:
+        return seen
+    number, total_weight, behind = blocks[..., width + 2 : width + 5].unbind(-1)
+    far = torch.where(total_weight != 0, seen.cross_entropy(tops.t()).t(), 0)  # a slice of padding has no best
+    number = number.sum(0)
+    classes = _joined(_as_integers(blocks[..., width + 5 :]), widths)
+    return seen._replace(classes=classes, number=number, mean=(total_weight * far - behind).sum(0) / number)
+
+
+def _sums(scores: Tensor, top: Tensor, slices: _Slices, weight: Tensor | None) -> Float[Tensor, "batch 3"]:
+    """Of this process's classes that are not padding: how many, the sum of their weights w, and of w (score - best)."""
+    start, size = slices.starts[slices.place], slices.sizes[slices.place]
+    real = scores.detach() != -torch.inf
+    weights = torch.where(real, top.new_ones(size) if weight is None else weight[start : start + size], 0)
+    behind = torch.where(weights != 0, scores - top[:, None], 0)
+    return torch.stack([real.sum(-1).to(top.dtype), weights.sum(-1), (weights * behind).sum(-1)], -1)
+
+
+def _as_floats(classes: Int[Tensor, "batch own"], like: Tensor, width: int) -> Float[Tensor, "batch width"]:
+    """The bits of integers in the place of floats, so that they travel with these."""
+    integers = functional.pad(classes, (0, width - classes.shape[-1]))
+    return integers.to(torch.int64 if like.dtype == torch.float64 else torch.int32).view(like.dtype)
+
+
+def _as_integers(bits: Tensor) -> Int[Tensor, "*shape"]:
+    integers = bits.detach().contiguous().view(torch.int64 if bits.dtype == torch.float64 else torch.int32)
+    return integers.long()
 
 
 def _local_candidates(scores: Tensor, target: Tensor, slices: _Slices, m: int) -> Int[Tensor, "batch m"]:
@@ -538,57 +682,3 @@ def _joined(blocks: Tensor, widths: Sequence[int]) -> Float[Tensor, "batch gathe
 def _finite(top: Tensor) -> Tensor:
     """0 for slices with nothing but padding."""
     return torch.where(top == -torch.inf, 0, top)
-
-
-# Label smoothing ---------------------------------------------------------------------------------------------------------
-
-
-def _smoothed_losses(
-    scores: Tensor,
-    target: Tensor,
-    valid: Tensor | None,
-    slices: _Slices,
-    example_losses: Callable[[Rows], Tensor],
-    view: View,
-    weight: Tensor | None,
-    label_smoothing: float,
-) -> Tensor:
-    """As losses._expected_losses: the candidates each in turn as the target, the rest by softmax cross-entropy.
-
-    With w_c the weights and u the share of each class that is not padding, the rest costs u sum_c w_c (log-sum-exp - s_c).
-    The rest is the classes that were not sent, of which each process tells the sum of w_c and of w_c (s_c - its best), and
-    those that were sent and not chosen.
-    """
-    start, size = slices.starts[slices.place], slices.sizes[slices.place]
-
-    def sums(classes: Tensor, top: Tensor) -> Tensor:
-        real = scores.detach() != -torch.inf
-        local_weight = top.new_ones(size) if weight is None else weight[start : start + size]
-        unsent = torch.where(real, local_weight, 0).scatter(-1, classes, 0)
-        behind = torch.where(unsent != 0, scores - _finite(top)[:, None], 0)
-        return torch.stack([real.sum(-1).to(top.dtype), unsent.sum(-1), (unsent * behind).sum(-1)], -1)
-
-    seen = _exchange(scores, target, slices, view.m, softmax=True, more=sums)
-    classes = _gathered_classes(seen.own + start, slices, view.m)
-    kept, position = seen.choose(view)
-    real_number, unsent_weight, unsent_behind = seen.more.unbind(-1)
-    smooth = label_smoothing / real_number.sum(0)[:, None]
-    weights = (seen.scores != -torch.inf).to(smooth.dtype) * (1 if weight is None else weight[classes])
-
-    chosen = seen.scores.gather(-1, kept)
-    of_target = (1 - label_smoothing) * (torch.ones_like(smooth) if weight is None else weight[target][:, None])
-    share = (smooth * weights).gather(-1, kept).scatter_add(-1, position[:, None], of_target)
-    cross_entropy = seen.cross_entropy(chosen) if view.cross_entropy else None
-    each = losses.shared_losses(chosen, classes.gather(-1, kept), share, cross_entropy, valid, example_losses, view)
-
-    left = weights.scatter(-1, kept, 0)
-    sent = (left * torch.where(left != 0, seen.cross_entropy(seen.scores), 0)).sum(-1)
-    distance = torch.where(unsent_weight != 0, seen.cross_entropy(seen.tops.t()).t(), 0)
-    unsent = (unsent_weight * distance - unsent_behind).sum(0)
-    each = each + smooth.squeeze(-1) * (sent + unsent)
-    return each if valid is None else torch.where(valid, each, 0)
-
-
-def _gathered_classes(classes: Int[Tensor, "batch own"], slices: _Slices, m: int | None) -> Int[Tensor, "batch gathered"]:
-    widths = slices.widths(m)
-    return _joined(_all_gather(functional.pad(classes, (0, max(widths) - classes.shape[-1])), slices.group), widths)

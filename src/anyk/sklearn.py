@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,21 +32,14 @@ try:
 except ImportError:
     raise ImportError('anyk.sklearn needs scikit-learn 1.6 or later: pip install "anyk[sklearn]"') from None
 
-from anyk import checks, losses, metrics
-from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SinkhornSort, SoftSort, SortingNetwork
+from anyk import checks, losses, metrics, registry
+from anyk import p_k as p_ks
+from anyk.operators import Operator
 
 __all__ = ["TopKClassifier", "topk_score", "topk_scorer"]
 
-OPERATORS: dict[str, Callable[[Any], Operator]] = {
-    "splitter": partial(SortingNetwork, "splitter"),
-    "bitonic": partial(SortingNetwork, "bitonic"),
-    "odd_even": partial(SortingNetwork, "odd_even"),
-    "neuralsort": NeuralSort,
-    "softsort": SoftSort,
-    "sinkhorn": SinkhornSort,
-    "lapsum": LapSum,
-    "ksubset": KSubset,
-}
+#: the loss and the operator that it has by default
+LOSSES = {"cross_entropy": "splitter", "error": "ksubset"}
 SOLVERS = ("auto", "lbfgs", "adam")
 MOST_EXAMPLES_FOR_LBFGS = 10_000
 LBFGS_ITERATIONS = 500
@@ -56,7 +49,8 @@ SCORES_AT_ONCE = 2**21
 
 
 class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A linear classifier, or a multi-layer perceptron, trained by :class:`anyk.TopKCrossEntropyLoss`.
+    """A linear classifier, or a multi-layer perceptron, trained by :class:`anyk.TopKCrossEntropyLoss` or
+    :class:`anyk.TopKErrorLoss`.
 
     With standardised features x, scores s(x) and example weights w it minimises
 
@@ -65,15 +59,18 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Fits NumPy arrays, data frames and sparse matrices. Predictions do not depend on torch.
 
     Args:
-        p_k: weights of top-1, top-2, …, summing to 1, or one such row for each class, in the order of ``classes_``. With n
-            classes every top-n guess is right: entries from the n-th on are dropped and the others scaled to sum to 1
-            (to top-1 alone if none is left). ``p_k_`` is what was used; for 5 classes or fewer the default is softmax
-            regression.
+        p_k: weights of top-1, top-2, …, summing to 1, a mapping such as {1: .5, 5: .5}, or one such row for each class,
+            in the order of ``classes_``. With n classes every top-n guess is right: entries from the n-th on are dropped and
+            the others scaled to sum to 1 (to top-1 alone if none is left). ``p_k_`` is what was used; for 5 classes or fewer
+            the default is softmax regression.
         operator: "splitter", "bitonic", "odd_even", "lapsum", "ksubset", "softsort", "neuralsort", "sinkhorn", or an
-            ``anyk.Operator``, which then brings its own temperature.
-        temperature: of an operator given by name; smaller is harder. A number or "auto".
-        m: number of best classes of each example that are ranked; None: all; "auto": 16, or twice the k of P_K if that is more.
-        top1: "separate", "mixed" or "operator", see :func:`anyk.topk_cross_entropy`.
+            ``anyk.Operator``, which then brings its own temperature; None: that of the loss, "splitter" or "ksubset".
+        loss: "cross_entropy" or "error", which is bounded: see :func:`anyk.topk_cross_entropy` and :func:`anyk.topk_error`.
+        temperature: of an operator given by name; smaller is harder.
+        m: number of best classes of each example that are ranked; None: all; "auto": 64, or four times the k of P_K if that is
+            more.
+        top1: of "cross_entropy": "separate", "mixed" or "operator".
+        guide, power: of "error".
         hidden_layer_sizes: widths of hidden layers (ReLU); () is a linear model.
         standardize: subtract each feature's mean and divide by its standard deviation, both from the data given to ``fit``;
             "auto": dense input yes, sparse input no, since rare words would get the largest weights. ``coefs_`` are for
@@ -120,11 +117,14 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         p_k: Any = (0.5, 0, 0, 0, 0.5),
-        operator: str | Operator = "splitter",
+        operator: str | Operator | None = None,
         *,
-        temperature: float | str = 1.0,
-        m: int | str | None = "auto",
-        top1: str = "separate",
+        loss: Literal["cross_entropy", "error"] = "cross_entropy",
+        temperature: float = 1.0,
+        m: losses.M = "auto",
+        top1: losses.Top1 = "separate",
+        guide: float = 0.2,
+        power: float = 1.0,
         hidden_layer_sizes: Sequence[int] = (),
         standardize: bool | str = "auto",
         alpha: float = 1e-3,
@@ -144,9 +144,12 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.p_k = p_k
         self.operator = operator
+        self.loss = loss
         self.temperature = temperature
         self.m = m
         self.top1 = top1
+        self.guide = guide
+        self.power = power
         self.hidden_layer_sizes = hidden_layer_sizes
         self.standardize = standardize
         self.alpha = alpha
@@ -288,8 +291,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         checks.one_of("solver", self.solver, SOLVERS)
         if not isinstance(self.standardize, bool):
             checks.one_of("standardize", self.standardize, ("auto", True, False))
-        if not isinstance(self.operator, Operator):
-            checks.one_of("operator", self.operator, OPERATORS)
+        checks.one_of("loss", self.loss, LOSSES)
         if isinstance(self.hidden_layer_sizes, str) or not isinstance(self.hidden_layer_sizes, Sequence):
             raise TypeError(f"hidden_layer_sizes: expected a sequence of integers, got {self.hidden_layer_sizes!r}")
         for size in self.hidden_layer_sizes:
@@ -329,15 +331,18 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return found.mean_.astype(np.float64), found.scale_.astype(np.float64)
 
     def _loss(self, n_classes: int, p_k: np.ndarray) -> Callable[[Tensor, Tensor], Tensor]:
-        operator = self.operator
+        operator = LOSSES[self.loss] if self.operator is None else self.operator
         if isinstance(operator, Operator):
             operator = copy.deepcopy(operator).requires_grad_(False).to(self.device)
         else:
-            operator = OPERATORS[operator](self.temperature)
-        m = max(16, 2 * p_k.shape[-1]) if self.m == "auto" else self.m
-        if m is not None:
+            operator = registry.operator(operator, temperature=self.temperature)
+        m = self.m
+        if m is not None and m != "auto":
             m = min(checks.at_least_one("m", m), n_classes)
-        return partial(losses.topk_cross_entropy, p_k=p_k.tolist(), operator=operator, m=m, top1=self.top1, reduction="none")
+        shared = {"p_k": p_k.tolist(), "operator": operator, "m": m, "reduction": "none"}
+        if self.loss == "error":
+            return partial(losses.topk_error, guide=self.guide, power=self.power, **shared)
+        return partial(losses.topk_cross_entropy, top1=self.top1, **shared)
 
     def _lbfgs(self, objective: _Objective, examples: _Examples, n_classes: int, watch: _Watch) -> None:
         model, max_iter = objective.model, self.max_iter or LBFGS_ITERATIONS
@@ -560,7 +565,9 @@ def _unscaled(layers: Layers, centre: np.ndarray, scale: np.ndarray) -> Layers:
 
 def _possible_p_k(p_k: Any, n_classes: int) -> np.ndarray:
     """P_K over the k for which a guess can be wrong: below the number of classes."""
-    possible = losses.distribution(p_k).detach().cpu().double().numpy()[..., : max(1, n_classes - 1)]
+    values = p_ks.read(p_k).values
+    given = np.array(values) if isinstance(values, tuple) else values.detach().cpu().double().numpy()
+    possible = given[..., : max(1, n_classes - 1)]
     total = possible.sum(-1, keepdims=True)
     top1 = np.eye(1, possible.shape[-1])[0]
     possible = np.where(total > 0, possible / np.where(total > 0, total, 1), top1)

@@ -4,7 +4,23 @@ A swap is a function ``value(v)`` of the scaled difference ``v = (a - b) / scale
 share of the larger output that comes from ``a``. It rises from 0 to 1 and is accurate in its lower tail, so that
 ``value(-v)`` never has to be formed as ``1 - value(v)``. The slope at ties, ``derivative(0)``, is finite for all of them.
 
-To add one, add an entry to ``SWAPS``.
+The known swaps:
+
+===============  ========================================================  ==================  ================
+name             value(v)                                                  tail                slope at ties
+===============  ========================================================  ==================  ================
+logistic         1 / (1 + exp(-v))                                         exponential         1/4
+logistic_art     logistic(sign(v) sqrt(abs(v))), scale = temperature^2     exp of the root     7.9, see below
+cauchy           1/2 + atan(v) / pi                                        1 / abs(v)          1 / pi
+gaussian         the normal distribution function                          Gaussian            0.40
+reciprocal       (v / (2 + abs(v)) + 1) / 2                                1 / abs(v)          1/4
+optimal          1/2 + v, and 1 - 1/(16 v) beyond abs(v) = 1/4             1 / abs(v)          1
+===============  ========================================================  ==================  ================
+
+logistic_art is sigmoid(d / (t abs(d)^l)) with l = 1/2, written as a function of v = d / t^2. Its slope at ties would be
+unbounded; within abs(v) < 0.001 the root is rounded off.
+
+To add one, enter it in :data:`anyk.registry.SWAPS`.
 """
 
 from __future__ import annotations
@@ -16,7 +32,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["SWAPS", "Swap"]
+from anyk.registry import SWAPS
+
+__all__ = ["Swap"]
 
 # logistic_art takes the square root of differences; within this many scales of a tie the root is rounded off.
 ART_ROUNDING = 1e-3
@@ -117,27 +135,9 @@ def _polynomial_tail(v: Tensor) -> Tensor:
     return -torch.log1p((-v).clamp(min=0)) / 2
 
 
-SWAPS: dict[str, Swap] = {
-    "logistic": Swap(_logistic, _logistic_derivative, _exponential_tail, derivative_by_values=torch.mul),
-    "logistic_art": Swap(_logistic_art, _logistic_art_derivative, _logistic_art_tail, power=2.0),
-    "cauchy": Swap(_cauchy, _cauchy_derivative, _polynomial_tail),
-    "gaussian": Swap(_gaussian, _gaussian_derivative, _exponential_tail),
-    "reciprocal": Swap(_reciprocal, _reciprocal_derivative, _polynomial_tail),
-    "optimal": Swap(_optimal, _optimal_derivative, _polynomial_tail),
-}
-"""The known swaps by name.
-
-===============  ========================================================  ==================  ================
-name             value(v)                                                  tail                slope at ties
-===============  ========================================================  ==================  ================
-logistic         1 / (1 + exp(-v))                                         exponential         1/4
-logistic_art     logistic(sign(v) sqrt(abs(v))), scale = temperature^2     exp of the root     7.9, see below
-cauchy           1/2 + atan(v) / pi                                        1 / abs(v)          1 / pi
-gaussian         the normal distribution function                          Gaussian            0.40
-reciprocal       (v / (2 + abs(v)) + 1) / 2                                1 / abs(v)          1/4
-optimal          1/2 + v, and 1 - 1/(16 v) beyond abs(v) = 1/4             1 / abs(v)          1
-===============  ========================================================  ==================  ================
-
-logistic_art is sigmoid(d / (t abs(d)^l)) with l = 1/2, written as a function of v = d / t^2. Its slope at ties would be
-unbounded; within abs(v) < 0.001 the root is rounded off.
-"""
+SWAPS["logistic"] = Swap(_logistic, _logistic_derivative, _exponential_tail, derivative_by_values=torch.mul)
+SWAPS["logistic_art"] = Swap(_logistic_art, _logistic_art_derivative, _logistic_art_tail, power=2.0)
+SWAPS["cauchy"] = Swap(_cauchy, _cauchy_derivative, _polynomial_tail)
+SWAPS["gaussian"] = Swap(_gaussian, _gaussian_derivative, _exponential_tail)
+SWAPS["reciprocal"] = Swap(_reciprocal, _reciprocal_derivative, _polynomial_tail)
+SWAPS["optimal"] = Swap(_optimal, _optimal_derivative, _polynomial_tail)

@@ -1,11 +1,11 @@
 """Step 2: relaxations of sorting, one file each."""
 
-from anyk.operators.base import OPERATORS, Operator
+from anyk.operators.base import Operator
 from anyk.operators.ksubset import KSubset
 from anyk.operators.lapsum import LapSum
 from anyk.operators.neuralsort import NeuralSort
 from anyk.operators.sinkhorn import SinkhornSort
 from anyk.operators.softsort import SoftSort
-from anyk.operators.sorting_network import KINDS, SortingNetwork
+from anyk.operators.sorting_network import SortingNetwork
 
-__all__ = ["KINDS", "OPERATORS", "KSubset", "LapSum", "NeuralSort", "Operator", "SinkhornSort", "SoftSort", "SortingNetwork"]
+__all__ = ["KSubset", "LapSum", "NeuralSort", "Operator", "SinkhornSort", "SoftSort", "SortingNetwork"]

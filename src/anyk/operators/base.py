@@ -10,12 +10,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from anyk import candidates, checks
+from anyk.registry import OPERATORS
 
 # Stands in for log(0) where a true -inf would give inf - inf in a backward pass; far below any log-probability.
 LOG_ZERO = -1e37
-
-OPERATORS: dict[str, type[Operator]] = {}
-"""The operators by their names in the lab. A class is entered by its definition: ``class LapSum(Operator, name="lapsum")``."""
 
 
 class Operator(nn.Module, ABC):
@@ -29,10 +27,8 @@ class Operator(nn.Module, ABC):
     ``class Mine(Operator, name="mine")`` makes it known to the lab as ``--loss mine``.
 
     Args:
-        temperature: smaller is harder. A positive number, a one-element tensor (an ``nn.Parameter`` is learned), or
-            ``"auto"``: the mean absolute deviation of each row's scores other than the target's, so that multiplying all
-            scores by a constant changes nothing. (Rows whose other scores are all equal, as with two classes, have no scale
-            of their own and get 1.) May be assigned at any time.
+        temperature: smaller is harder. A positive number, or a one-element tensor (an ``nn.Parameter`` is learned). May be
+            assigned at any time.
     """
 
     #: False when the operator wants the classes in the order they come in.
@@ -45,10 +41,9 @@ class Operator(nn.Module, ABC):
     def __init_subclass__(cls, name: str | None = None, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if name is not None:
-            checks.new_name(name, cls, OPERATORS)
             OPERATORS[name] = cls
 
-    def __init__(self, temperature: float | Tensor | str = 1.0) -> None:
+    def __init__(self, temperature: float | Tensor = 1.0) -> None:
         super().__init__()
         self.temperature = temperature
 
@@ -150,8 +145,6 @@ class Operator(nn.Module, ABC):
         shifted = scores - reference[..., None]
         if real is not None:
             shifted = shifted.masked_fill(~real, 0)
-        if isinstance(self.temperature, str):
-            return shifted / spread(shifted.detach(), position, real)
         temperature = self.temperature
         if isinstance(temperature, Tensor):
             checks.temperature(temperature)  # an optimiser may have taken it below zero
@@ -182,23 +175,6 @@ def real_mask(scores: Tensor) -> Tensor | None:
         return None
     real = scores != -torch.inf
     return None if checks.readable(real) and bool(real.all()) else real  # NaN has no minimum
-
-
-def spread(scores: Tensor, position: Tensor | None, real: Tensor | None) -> Tensor:
-    """Mean absolute deviation of each row's scores other than the target's, shape (..., 1).
-
-    Rows whose scores are equal up to rounding have no scale of their own and get 1.
-    """
-    counted = torch.ones_like(scores, dtype=torch.bool) if real is None else real
-    if position is not None:
-        place = torch.arange(scores.shape[-1], device=scores.device)
-        counted = counted & (place != position[..., None])
-    number = counted.sum(-1, keepdim=True).clamp(min=1)
-    kept = scores.masked_fill(~counted, 0)
-    mean = kept.sum(-1, keepdim=True) / number
-    deviation = (kept - mean).abs().masked_fill(~counted, 0).sum(-1, keepdim=True) / number
-    rounding = 4 * torch.finfo(scores.dtype).eps * kept.abs().amax(-1, keepdim=True)
-    return torch.where(deviation > rounding, deviation, torch.ones_like(deviation))
 
 
 def _result_dtype(scores: Tensor) -> torch.dtype:

@@ -21,7 +21,7 @@ class KSubset(Operator, name="ksubset"):
     Cost: O(n log n + k n) for T, O(n log n + k^2 n) for P.
 
     Args:
-        temperature: t, a positive number, a one-element tensor, or ``"auto"`` (see :class:`Operator`).
+        temperature: t, a positive number or a one-element tensor.
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])

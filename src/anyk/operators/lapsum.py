@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyk import candidates, checks
+from anyk import candidates, checks, derivatives
 from anyk.operators.base import LOG_ZERO, Operator, in_order, rows_from_inclusion
 
 
@@ -21,7 +21,7 @@ class LapSum(Operator, name="lapsum"):
     Cost: O(n log n + k n).
 
     Args:
-        temperature: t, a positive number, a one-element tensor, or ``"auto"`` (see :class:`Operator`).
+        temperature: t, a positive number or a one-element tensor.
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])
@@ -87,12 +87,9 @@ class _Thresholds(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         scores, real, solved = ctx.saved_tensors
-        if torch.is_grad_enabled() or not checks.eager(gradient):
-            # A second derivative, or many gradients at once: differentiate the plain form.
-            with torch.enable_grad():
-                thresholds = _attached(scores, real, solved)
-                (result,) = torch.autograd.grad(thresholds, scores, gradient, create_graph=True)
-            return result, None, None
+        plain = derivatives.of_plain(lambda scores: _attached(scores, real, solved), [scores], [gradient])
+        if plain is not None:
+            return plain[0], None, None
         return (_weights(scores, real, solved) * gradient[..., None]).sum(-2), None, None
 
 

@@ -17,7 +17,7 @@ class NeuralSort(Operator, name="neuralsort"):
     Cost: O(n log n + k n).
 
     Args:
-        temperature: t, a positive number, a one-element tensor, or ``"auto"`` (see :class:`Operator`).
+        temperature: t, a positive number or a one-element tensor.
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])

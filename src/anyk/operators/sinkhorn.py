@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from anyk import candidates, checks
+from anyk import candidates, checks, derivatives
 from anyk.operators.base import Operator, by_class, in_order, log_cumulative
 
+Anchors = Literal["all", "topk"]
 REPEATS = 2  # further steps with the Laplacian of each Newton step
 
 
@@ -27,7 +28,7 @@ class SinkhornSort(Operator, name="sinkhorn"):
     Cost: O(n^3) for each of a few Newton steps, with ``anchors="topk"`` O(k^2 n). Cheap steps with the same matrix follow each.
 
     Args:
-        temperature: t, a positive number, a one-element tensor, or ``"auto"`` (see :class:`Operator`).
+        temperature: t, a positive number or a one-element tensor.
         anchors: ``"all"`` n ranks; ``"topk"`` merges the ranks past k into one anchor of mass (n-k)/n at their mean. That
             is cheaper and a different operator: T_j then depends on k.
         tolerance: largest error of a row sum of P.
@@ -48,13 +49,13 @@ class SinkhornSort(Operator, name="sinkhorn"):
 
     def __init__(
         self,
-        temperature: float | Tensor | str = 1.0,
+        temperature: float | Tensor = 1.0,
         *,
-        anchors: str = "all",
+        anchors: Anchors = "all",
         tolerance: float = 1e-9,
         max_iterations: int = 15,
     ) -> None:
-        checks.one_of("anchors", anchors, ("all", "topk"))
+        checks.one_of("anchors", anchors, get_args(Anchors))
         tolerance = checks.number("tolerance", tolerance, "a number between 0 and 1")
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance: expected a number between 0 and 1, got {tolerance}")
@@ -254,16 +255,14 @@ class _Potentials(torch.autograd.Function):
         return solved.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         scores, start, solved, *rest = ctx.saved_tensors
         sides = _Sides(*rest)
-        if torch.is_grad_enabled() or not checks.eager(gradient):
-            # A second derivative, or many gradients at once: differentiate the plain form.
-            with torch.enable_grad():
-                result = _attached_potentials(scores, start, solved, sides)
-                wanted = (scores, start)
-                of_scores, of_start = torch.autograd.grad(result, wanted, gradient, create_graph=True)
-            return of_scores, of_start, None, None
+        plain = derivatives.of_plain(
+            lambda scores, start: _attached_potentials(scores, start, solved, sides), [scores, start], [gradient]
+        )
+        if plain is not None:
+            return *plain, None, None
         plan = _plan(scores, sides, solved)
         weights = _solved(_factored(_laplacian(plan, sides)), gradient)
         # the transposed derivative of the row sums by the logits, applied to the weights

@@ -18,7 +18,7 @@ class SoftSort(Operator, name="softsort"):
     Cost: O(n log n + k n).
 
     Args:
-        temperature: t, a positive number, a one-element tensor, or ``"auto"`` (see :class:`Operator`).
+        temperature: t, a positive number or a one-element tensor.
         power: p, at least 1.
 
     Example:
@@ -29,7 +29,7 @@ class SoftSort(Operator, name="softsort"):
     Reference: Prillo and Eisenschlos, "SoftSort: A Continuous Relaxation for the argsort Operator", ICML 2020.
     """
 
-    def __init__(self, temperature: float | Tensor | str = 1.0, power: float = 1.0) -> None:
+    def __init__(self, temperature: float | Tensor = 1.0, power: float = 1.0) -> None:
         power = checks.number("power", power, "a number of at least 1")
         if not 1 <= power < float("inf"):
             raise ValueError(f"power: expected a number of at least 1 (bounded slope at ties), got {power}")

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from anyk import checks, networks
+from anyk import checks, derivatives, networks
+from anyk._compat import constant_when_traced
 from anyk.operators.base import Operator, by_class, in_order
-from anyk.swaps import SWAPS, Swap
+from anyk.registry import NETWORKS, SWAPS
+from anyk.swaps import Swap
 
 # log T continues along this plus the swap's tail where T falls below it. To T itself that adds 1e-13 at most.
 LOG_TAIL_WEIGHT = -30.0
+
+Wires = Literal["target", "sorted", "given"]
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,9 @@ def _start_wire(wire: int) -> Callable[[Tensor], Tensor]:
 
 
 # The start wires are those that shift T least against the sorted order; benchmarks/wires.py measures them.
-KINDS: dict[str, Kind] = {
-    "splitter": Kind("Splitter network", networks.splitter, _start_wire(1)),
-    "bitonic": Kind("Bitonic network", lambda n, k: networks.bitonic(n).top(k), _start_wire(4), _active_bitonic),
-    "odd_even": Kind("Odd-even network", lambda n, k: networks.odd_even(n).top(k), _start_wire(4), _active_odd_even),
-}
-"""The known kinds by name. A network that has an entry here is also a loss of the lab, and can be drawn."""
+NETWORKS["splitter"] = Kind("Splitter network", networks.splitter, _start_wire(1))
+NETWORKS["bitonic"] = Kind("Bitonic network", lambda n, k: networks.bitonic(n).top(k), _start_wire(4), _active_bitonic)
+NETWORKS["odd_even"] = Kind("Odd-even network", lambda n, k: networks.odd_even(n).top(k), _start_wire(4), _active_odd_even)
 
 
 class SortingNetwork(Operator):
@@ -75,7 +76,7 @@ class SortingNetwork(Operator):
 
     Args:
         kind: ``"splitter"`` (selection network), ``"bitonic"`` or ``"odd_even"`` (sorting networks).
-        temperature: t, a positive number, a one-element tensor, or ``"auto"`` (see :class:`Operator`).
+        temperature: t, a positive number or a one-element tensor.
         swap: the soft comparator: ``"logistic"``, ``"logistic_art"``, ``"cauchy"``, ``"gaussian"``, ``"reciprocal"``,
             ``"optimal"``; see :mod:`anyk.swaps`.
         wires: where the classes start, which matters to a network. ``"target"``: the target on one fixed wire, the others
@@ -95,13 +96,13 @@ class SortingNetwork(Operator):
     def __init__(
         self,
         kind: str = "splitter",
-        temperature: float | Tensor | str = 1.0,
+        temperature: float | Tensor = 1.0,
         swap: str = "logistic",
-        wires: str = "target",
+        wires: Wires = "target",
     ) -> None:
-        checks.one_of("kind", kind, KINDS)
-        checks.one_of("swap", swap, SWAPS)
-        checks.one_of("wires", wires, ("target", "sorted", "given"))
+        NETWORKS.look_up("kind", kind)
+        SWAPS.look_up("swap", swap)
+        checks.one_of("wires", wires, get_args(Wires))
         super().__init__(temperature)
         self.kind = kind
         self.swap = swap
@@ -194,7 +195,7 @@ class SortingNetwork(Operator):
         if real is None:
             return None
         number = real.sum(-1).reshape(-1)
-        active = KINDS[self.kind].active
+        active = NETWORKS[self.kind].active
         first, end = (0, None) if active is None else active(n, number)
 
         def frozen(layer: int, lower_wire: Tensor) -> Tensor:
@@ -209,7 +210,7 @@ def _order(kind: str, m: int, number: int | Tensor, device: torch.device) -> tup
     the target, starts on each of the other wires."""
     wire = torch.arange(m, device=device)
     number = number if isinstance(number, Tensor) else wire.new_full((), number)
-    start = KINDS[kind].target_wire(number)[..., None]
+    start = NETWORKS[kind].target_wire(number)[..., None]
     return wire == start, wire - (wire > start).long()
 
 
@@ -254,9 +255,10 @@ class _Plan(NamedTuple):
     outputs: tuple[int, ...]
 
 
+@constant_when_traced  # building a network is nothing to trace
 def _plan(kind: str, n: int, k: int) -> _Plan:
-    network = KINDS[kind].build(n, k)
-    if KINDS[kind].active is None:  # nothing counts its layers
+    network = NETWORKS[kind].build(n, k)
+    if NETWORKS[kind].active is None:  # nothing counts its layers
         network = network.packed()
     needed = set(network.outputs)
     orders: list[tuple[int, list[int], int]] = []
@@ -273,11 +275,6 @@ def _plan(kind: str, n: int, k: int) -> _Plan:
         steps.append((layer, _places(order, state), comparators, tuple(order[comparators : 2 * comparators])))
         state = order
     return _Plan(tuple(steps), _places(network.outputs, state))
-
-
-# Building a network is nothing to trace. This is what torch.compiler.assume_constant_result does, which would import all of
-# torch._dynamo, a second, for those who do not compile.
-_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _schedule(plan: _Plan, n: int, device: torch.device) -> Schedule:
@@ -404,12 +401,11 @@ class _SoftColumn(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         arranged, column, *saved = ctx.saved_tensors
         schedule: Schedule = ctx.schedule
-        if torch.is_grad_enabled() or not checks.eager(gradient):
-            # A second derivative, or many gradients at once: differentiate the plain form.
-            with torch.enable_grad():
-                inclusion = _soft_column(arranged, column, schedule, ctx.swap, ctx.frozen)
-                (result,) = torch.autograd.grad(inclusion, arranged, gradient, create_graph=True)
-            return result, None, None, None, None
+        plain = derivatives.of_plain(
+            lambda arranged: _soft_column(arranged, column, schedule, ctx.swap, ctx.frozen), [arranged], [gradient]
+        )
+        if plain is not None:
+            return plain[0], None, None, None, None
         rows, k = gradient.shape
         state = gradient.new_zeros(2, k + 1, rows)
         state[1, :k] = gradient.t().flip(0).cumsum(0).flip(0)

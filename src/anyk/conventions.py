@@ -1,0 +1,474 @@
+"""What every loss shares with ``torch.nn.CrossEntropyLoss``, whatever it measures.
+
+Shapes, ignored rows, class weights, label smoothing, class probabilities and reductions are here; what is measured is a
+:class:`Measure`. A loss takes three steps around it:
+
+    batch = Batch.of(scores, target, conventions)   checked, as rows of classes
+    rows = batch.rows(measure, m, k)                what the loss may depend on: candidates, target, softmax cross-entropy
+    rows.reduce(losses)                             losses of the rows -> one loss
+
+Whoever does not have the scores of all classes (the head, the sharded loss) makes the :class:`Rows` from the candidates.
+"""
+
+from __future__ import annotations
+
+import numbers
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from anyk import candidates, checks, derivatives
+from anyk.operators.base import real_mask
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class Measure(Protocol):
+    """What is measured of a row, as far as the conventions need to know."""
+
+    @property
+    def sorts(self) -> bool:
+        """whether the candidates shall come in descending order even if all are kept"""
+
+    @property
+    def uses_softmax(self) -> bool:
+        """whether it uses the softmax cross-entropy over all classes"""
+
+    @property
+    def smoothing(self) -> float:
+        """weight of the mean cross-entropy over all classes, which is added; the labels are then not smoothed themselves"""
+
+    def outside(self, cross_entropy: Tensor) -> Tensor:
+        """what a target outside the candidates costs, from its softmax cross-entropy over all classes"""
+
+
+class Keywords(TypedDict, total=False):
+    """The keyword arguments that all losses share."""
+
+    reduction: Reduction
+    ignore_index: int
+    weight: Tensor | None
+    label_smoothing: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Conventions:
+    """The arguments of ``torch.nn.CrossEntropyLoss``, checked."""
+
+    reduction: Reduction = "mean"
+    ignore_index: int = -100
+    weight: Float[Tensor, " n"] | None = None
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.one_of("reduction", self.reduction, get_args(Reduction))
+        if type(self.ignore_index) is not int and (
+            isinstance(self.ignore_index, bool) or not isinstance(self.ignore_index, numbers.Integral)
+        ):
+            raise TypeError(f"ignore_index: expected an integer, got {self.ignore_index!r}")
+        if self.weight is not None:
+            weight = checks.tensor("weight", self.weight)
+            if not weight.dtype.is_floating_point or weight.ndim != 1:
+                raise ValueError(
+                    f"weight: expected a floating-point tensor of shape (n,), "
+                    f"got dtype {weight.dtype} and shape {tuple(weight.shape)}"
+                )
+        checks.between("label_smoothing", self.label_smoothing, 0, 1)
+
+    def class_weights(self, n: int, like: Tensor) -> Float[Tensor, " n"] | None:
+        """The weights of the n classes in the precision that the scores are computed in."""
+        if self.weight is None:
+            return None
+        if self.weight.shape != (n,):
+            raise ValueError(f"weight: expected shape ({n},), one for each class, got {tuple(self.weight.shape)}")
+        return self.weight.to(dtype=working_dtype(like))
+
+    def count(self, target: Int[Tensor, " rows"], weight: Tensor | None, like: Tensor) -> Counted:
+        """Which rows count, and how much."""
+        counts = target != self.ignore_index
+        if checks.readable(counts) and bool(counts.all()):
+            return Counted(None, target, None if weight is None else weight[target])
+        safe = torch.where(counts, target, 0)
+        weights = counts.to(working_dtype(like)) if weight is None else torch.where(counts, weight[safe], 0)
+        return Counted(counts, safe, weights)
+
+
+class Counted(NamedTuple):
+    """Class indices as targets."""
+
+    valid: Bool[Tensor, " rows"] | None
+    """which rows count; None: all"""
+    target: Int[Tensor, " rows"]
+    """with class 0 for those that do not"""
+    weights: Float[Tensor, " rows"] | None
+    """what each counts; None: 1"""
+
+
+def working_dtype(scores: Tensor) -> torch.dtype:
+    """Half precision is computed in float32."""
+    return torch.promote_types(scores.dtype, torch.float32)
+
+
+class Shape(NamedTuple):
+    """(B, n, d1, …) or (n,) as rows of classes, and back."""
+
+    classes: int
+    batch: torch.Size
+    batched: bool
+
+    @classmethod
+    def of(cls, scores: Tensor) -> Shape:
+        scores = checks.tensor("scores", scores)
+        if not scores.dtype.is_floating_point:
+            raise TypeError(f"scores: expected a floating-point tensor, got dtype {scores.dtype}")
+        if scores.ndim == 0 or scores.shape[min(1, scores.ndim - 1)] < 1:
+            raise ValueError(f"scores: expected shape (B, n), (n,) or (B, n, d1, …), got {tuple(scores.shape)}")
+        if scores.ndim == 1:
+            return cls(len(scores), torch.Size(), False)
+        return cls(scores.shape[1], torch.Size([len(scores), *scores.shape[2:]]), True)
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        if tensor.ndim == 2:
+            return tensor  # a view, even a trivial one, makes autograd copy the gradient once more
+        return (tensor.movedim(1, -1) if self.batched else tensor).reshape(-1, self.classes)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Batch:
+    """Scores and targets, checked."""
+
+    scores: Float[Tensor, "batch n ..."]
+    target: Tensor
+    conventions: Conventions
+    shape: Shape
+    class_weight: Float[Tensor, " n"] | None
+
+    @classmethod
+    def of(cls, scores: Tensor, target: Tensor, conventions: Conventions) -> Batch:
+        shape = Shape.of(scores)
+        target = checks.tensor("target", target)
+        class_weight = conventions.class_weights(shape.classes, scores)
+        if target.dtype.is_floating_point:
+            _check_probabilities(target, scores, conventions.ignore_index)
+        else:
+            target = checks.class_indices(target, shape.batch, shape.classes, conventions.ignore_index)
+        return cls(scores, target, conventions, shape, class_weight)
+
+    def cross_entropy(self) -> Tensor:
+        """The loss that is nothing but softmax cross-entropy: torch's own."""
+        dtype = working_dtype(self.scores)
+        return functional.cross_entropy(
+            self.scores.to(dtype),
+            self.target.to(dtype) if self.target.dtype.is_floating_point else self.target,
+            weight=self.class_weight,
+            reduction=self.conventions.reduction,
+            ignore_index=self.conventions.ignore_index,
+            label_smoothing=self.conventions.label_smoothing,
+        )
+
+    def rows(self, measure: Measure, m: int | None, k: int) -> Rows:
+        """The m candidates of each row, the target among them, and what else the measure uses.
+
+        Args:
+            measure: what is measured.
+            m: number of candidates; None means all.
+            k: number of classes that every row must have beside padding.
+        """
+        scores, dtype = self.shape.rows(self.scores), working_dtype(self.scores)
+        amount = 0.0 if measure.smoothing else self.conventions.label_smoothing
+        if self.target.dtype.is_floating_point:
+            probabilities = self.shape.rows(self.target).to(dtype)
+            if amount:
+                probabilities = probabilities * (1 - amount) + amount * _uniform(scores)
+            return self._expected(scores, probabilities, None, None, measure, m, k)
+        valid, target, weights = self.conventions.count(self.target.reshape(-1), self.class_weight, self.scores)
+        if valid is not None:
+            # Whatever an ignored row holds, NaN included, must not reach a gradient.
+            scores = torch.where(valid[:, None], scores, 0)
+        if amount:
+            one_hot = (target[:, None] == torch.arange(self.shape.classes, device=target.device)).to(dtype)
+            probabilities = one_hot * (1 - amount) + amount * _uniform(scores)
+            return self._expected(scores, probabilities, valid, weights, measure, m, k)
+        classes, position = candidates.choose(scores, target, m, sort=measure.sorts)
+        if measure.uses_softmax:
+            gather = _ScoresAndCrossEntropy.apply if checks.eager(scores) else _scores_and_cross_entropy
+            kept, cross_entropy = gather(scores, classes, target)
+        else:
+            whole = m is None and not measure.sorts  # all classes as they come
+            kept, cross_entropy = scores if whole else scores.gather(-1, classes), None
+        rows = Rows.of(kept, position, target, cross_entropy, k, valid, weights, self._reducing())
+        return rows._replace(added=self._smoothing(scores, measure)) if measure.smoothing else rows
+
+    def _expected(
+        self,
+        scores: Float[Tensor, "rows n"],
+        probabilities: Float[Tensor, "rows n"],
+        valid: Bool[Tensor, " rows"] | None,
+        weights: Float[Tensor, " rows"] | None,
+        measure: Measure,
+        m: int | None,
+        k: int,
+    ) -> Rows:
+        """sum_c q_c w_c L(s, c): the candidates each in turn as the target, the rest at what the measure says."""
+        kept, classes = candidates.select_for_probabilities(scores, probabilities, m, sort=measure.sorts)
+        if self.class_weight is not None:
+            probabilities = probabilities * self.class_weight
+        log_softmax = scores.to(working_dtype(scores)).log_softmax(-1)
+        cross_entropy = -log_softmax.gather(-1, classes) if measure.uses_softmax else None
+        rows = Rows.of_shares(
+            kept, classes, probabilities.gather(-1, classes), cross_entropy, k, valid, weights, self._reducing()
+        )
+        if kept.shape[-1] < scores.shape[-1]:
+            outside = probabilities.scatter(-1, classes, 0)
+            cost = measure.outside(torch.where(outside != 0, -log_softmax, 0))
+            rows = rows._replace(added=(outside * cost).sum(-1))
+        if measure.smoothing:
+            smoothing = self._smoothing(scores, measure)
+            rows = rows._replace(added=smoothing if rows.added is None else rows.added + smoothing)
+        return rows
+
+    def _smoothing(self, scores: Float[Tensor, "rows n"], measure: Measure) -> Float[Tensor, " rows"]:
+        """The mean cross-entropy over the classes that are not padding, each with its weight, as much of it as is wanted."""
+        share = _uniform(scores) if self.class_weight is None else _uniform(scores) * self.class_weight
+        log_softmax = scores.to(working_dtype(scores)).log_softmax(-1)
+        return -measure.smoothing * (share * torch.where(share != 0, log_softmax, 0)).sum(-1)
+
+    def _reducing(self) -> Reducing:
+        return Reducing(self.conventions.reduction, self.shape.batch)
+
+
+class Reducing(NamedTuple):
+    """How the losses of the rows become the loss."""
+
+    reduction: Reduction
+    shape: torch.Size
+    """of the targets"""
+
+
+class Rows(NamedTuple):
+    """What the loss of an example may depend on, and how the losses of the rows become the loss.
+
+    The leading shape is (rows,); or (rows, m) where each candidate in turn is the target, with its share.
+    """
+
+    scores: Float[Tensor, "*rows m"]
+    """the candidates' scores"""
+    position: Int[Tensor, "*rows"]
+    """where among them the target stands"""
+    real: Bool[Tensor, "*rows m"] | None
+    """which are not padding; None means all"""
+    target: Int[Tensor, "*rows"]
+    """the target class"""
+    cross_entropy: Float[Tensor, "*rows"] | None
+    """softmax cross-entropy over all classes, if asked for"""
+    padded: Bool[Tensor, "*rows"] | None
+    """where the target itself is padding; None means nowhere"""
+    valid: Bool[Tensor, " rows"] | None
+    """which rows count; None means all"""
+    weights: Float[Tensor, " rows"] | None
+    """what each counts; None means 1"""
+    shares: Float[Tensor, "rows m"] | None
+    """of the candidates as targets, with their weights"""
+    added: Float[Tensor, " rows"] | None
+    """what comes on top: the targets outside the candidates, smoothing"""
+    reducing: Reducing
+
+    @classmethod
+    def of(
+        cls,
+        scores: Float[Tensor, "rows m"],
+        position: Int[Tensor, " rows"],
+        target: Int[Tensor, " rows"],
+        cross_entropy: Float[Tensor, " rows"] | None,
+        k: int,
+        valid: Bool[Tensor, " rows"] | None,
+        weights: Float[Tensor, " rows"] | None,
+        reducing: Reducing,
+    ) -> Rows:
+        """Rows with one target each."""
+        real, padded = real_mask(scores), None
+        checks.real_classes(real, k, valid)
+        if real is not None:
+            padded = ~candidates.at(real, position)
+            _check_targets_are_real(padded if valid is None else padded & valid)
+            position = torch.where(padded, 0, position)
+        return cls(scores, position, real, target, cross_entropy, padded, valid, weights, None, None, reducing)
+
+    @classmethod
+    def of_shares(
+        cls,
+        scores: Float[Tensor, "rows m"],
+        classes: Int[Tensor, "rows m"],
+        shares: Float[Tensor, "rows m"],
+        cross_entropy: Float[Tensor, "rows m"] | None,
+        k: int,
+        valid: Bool[Tensor, " rows"] | None,
+        weights: Float[Tensor, " rows"] | None,
+        reducing: Reducing,
+    ) -> Rows:
+        """Rows in which every candidate is a target with a share."""
+        kept = scores.shape[-1]
+        place = torch.arange(kept, device=scores.device).expand_as(classes)
+        real, padded = real_mask(scores), None
+        checks.real_classes(real, k, valid)
+        everyone = None
+        if real is not None:
+            padded = ~real
+            _check_targets_are_real(padded & (shares != 0))
+            place = place.where(real, 0)  # padding as a target: any other stands in for it, nothing may depend on it
+            cross_entropy = None if cross_entropy is None else cross_entropy.gather(-1, place)
+            everyone = real[:, None, :].expand(-1, kept, -1)
+        each = scores[:, None, :].expand(-1, kept, -1)
+        return cls(each, place, everyone, classes, cross_entropy, padded, valid, weights, shares, None, reducing)
+
+    def candidate_cross_entropy(self) -> Float[Tensor, "*rows"]:
+        """Softmax cross-entropy over the candidates alone."""
+        log_softmax = self.scores.to(working_dtype(self.scores)).log_softmax(-1)
+        return -candidates.at(log_softmax, self.position)
+
+    def total(self, losses: Float[Tensor, "*rows"]) -> Float[Tensor, " rows"]:
+        """The loss of each row, with its weight: infinite for padding as cross-entropy has it, zero where it does not count."""
+        if self.padded is not None:
+            losses = torch.where(self.padded, torch.inf, losses)
+        if self.shares is not None:
+            losses = torch.where(self.shares != 0, self.shares * torch.where(self.shares != 0, losses, 0), 0).sum(-1)
+        elif self.valid is not None:
+            losses = torch.where(self.valid, losses, 0)
+        if self.shares is None and self.weights is not None:
+            losses = self.weights * losses
+        if self.added is not None:
+            losses = losses + self.added
+        if self.valid is not None and (self.shares is not None or self.added is not None):
+            losses = torch.where(self.valid, losses, 0)
+        return losses
+
+    def reduce(self, losses: Float[Tensor, "*rows"]) -> Tensor:
+        """The loss, from the losses of all targets."""
+        return reduce(self.total(losses), self.weights, self.reducing)
+
+
+def smoothed_rows(
+    kept: candidates.Candidates,
+    counted: Counted,
+    cross_entropy: Float[Tensor, "rows m"],
+    uniform: Float[Tensor, "rows m"],
+    mean: Float[Tensor, " rows"],
+    amount: float,
+    measure: Measure,
+    k: int,
+    class_weight: Float[Tensor, " n"] | None,
+    reducing: Reducing,
+) -> Rows:
+    """Label smoothing for whoever has the candidates and sums over all classes, but not the scores of all of them.
+
+    Args:
+        kept: the candidates.
+        counted: the targets.
+        cross_entropy: that of each candidate, over all classes.
+        uniform: share of each candidate in the uniform distribution, times its weight.
+        mean: the sum over all classes of such shares times their cross-entropies.
+        amount: how much is smoothed.
+        measure: what is measured.
+        k: number of classes that every row must have beside padding.
+        class_weight: of all classes.
+        reducing: how the losses become one.
+    """
+    scores, classes, position = kept
+    valid, target, weights = counted
+    if measure.smoothing:
+        own = candidates.at(cross_entropy, position) if measure.uses_softmax else None
+        rows = Rows.of(scores, position, target, own, k, valid, weights, reducing)
+        return rows._replace(added=measure.smoothing * mean)
+    own = torch.zeros_like(uniform).scatter(-1, position[:, None], 1 - amount)
+    if class_weight is not None:
+        own = own * class_weight[classes]
+    inside = (uniform * torch.where(uniform != 0, cross_entropy, 0)).sum(-1)
+    each = cross_entropy if measure.uses_softmax else None
+    rows = Rows.of_shares(scores, classes, own + amount * uniform, each, k, valid, weights, reducing)
+    return rows._replace(added=amount * (mean - inside))
+
+
+def reduce(losses: Tensor, weights: Tensor | None, reducing: Reducing) -> Tensor:
+    """The loss from those of the rows. The weights are in the losses already; None means 1 for all."""
+    reduction, shape = reducing
+    if reduction == "none":
+        return losses.reshape(shape)
+    if reduction == "sum":
+        return losses.sum()
+    if weights is None:
+        return losses.mean()
+    # Nothing counted: NaN, as torch has it, but with a gradient of zero.
+    counted = weights.sum()
+    something = counted != 0
+    return torch.where(something, losses.sum() / torch.where(something, counted, 1), torch.nan)
+
+
+def _scores_and_cross_entropy(rows: Tensor, classes: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The candidates' scores and the softmax cross-entropy over all classes."""
+    log_softmax = rows.to(working_dtype(rows)).log_softmax(-1)
+    return rows.gather(-1, classes), -candidates.at(log_softmax, target)
+
+
+class _ScoresAndCrossEntropy(torch.autograd.Function):
+    """:func:`_scores_and_cross_entropy` with one (rows, n) gradient for both results instead of two that are added up.
+
+    The gradient takes one pass over the softmax. The logarithm comes from the best class, which is among the candidates and
+    has a softmax of at least 1/n: log softmax_y = s_y - s_best + log softmax_best.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, classes: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        scores = rows.gather(-1, classes)
+        softmax = rows.to(working_dtype(rows)).softmax(-1)
+        behind = scores.amax(-1).to(softmax.dtype) - candidates.at(rows, target)
+        ctx.save_for_backward(rows, classes, target, softmax)
+        return scores, behind - softmax.gather(-1, classes).amax(-1).log()
+
+    @staticmethod
+    def backward(ctx: Any, of_scores: Tensor, of_cross_entropy: Tensor) -> tuple[Tensor, None, None]:
+        rows, classes, target, softmax = ctx.saved_tensors
+        plain = derivatives.of_plain(
+            lambda rows: _scores_and_cross_entropy(rows, classes, target), [rows], [of_scores, of_cross_entropy]
+        )
+        if plain is not None:
+            return plain[0], None, None
+        gradient = softmax * of_cross_entropy[:, None]
+        gradient.scatter_add_(-1, target[:, None], -of_cross_entropy[:, None])
+        gradient.scatter_add_(-1, classes, of_scores.to(gradient.dtype))
+        return gradient.to(rows.dtype), None, None
+
+
+def _uniform(rows: Tensor) -> Tensor:
+    """The uniform distribution over the classes of each row that are not padding."""
+    real = rows.detach() != -torch.inf
+    return real.to(working_dtype(rows)) / real.sum(-1, keepdim=True)
+
+
+def shared_repr(module: Any) -> str:
+    """The shared arguments of a module, as its repr shows them."""
+    weight = "None" if module.weight is None else f"tensor of {len(module.weight)}"
+    return (
+        f"reduction={module.reduction!r}, ignore_index={module.ignore_index}, weight={weight}, "
+        f"label_smoothing={module.label_smoothing}"
+    )
+
+
+def _check_targets_are_real(padded: Tensor) -> None:
+    if checks.readable(padded) and bool(padded.any()):
+        raise ValueError("target: expected classes that are not padding, got one whose score is -inf")
+
+
+def _check_probabilities(target: Tensor, scores: Tensor, ignore_index: int) -> None:
+    if target.shape != scores.shape:
+        raise ValueError(
+            f"target: expected class indices of an integer dtype, or class probabilities of the shape of scores "
+            f"{tuple(scores.shape)}, got dtype {target.dtype} and shape {tuple(target.shape)}"
+        )
+    if ignore_index >= 0:
+        raise ValueError("ignore_index: expected class indices as targets to go with it, got probabilities")
+    if checks.readable(target) and bool((target < 0).any()):
+        raise ValueError(f"target: expected class probabilities of at least 0, got {target.min().item():.6g}")

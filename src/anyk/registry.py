@@ -1,0 +1,122 @@
+"""Operators, swaps, networks and losses by name, for the core, the lab and the scikit-learn estimator alike.
+
+Each is entered where it is defined, and looked up when its name is used: what is defined later is known as well. A package can
+bring more: the modules in its entry points of the group "anyk" are imported as soon as a name is asked for that is not here, or
+all names are.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import threading
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from anyk.operators.base import Operator
+    from anyk.operators.sorting_network import Kind
+    from anyk.swaps import Swap
+
+__all__ = ["LOSSES", "NETWORKS", "OPERATORS", "SWAPS", "ExtensionError", "Registry", "operator", "operator_names"]
+
+Entry = TypeVar("Entry")
+
+
+class ExtensionError(ImportError):
+    """A package that extends anyk cannot be imported."""
+
+
+class Registry(dict[str, Entry], Generic[Entry]):
+    """Entries by name. A name can be given once; the same class again, as from a notebook cell run twice, takes its place."""
+
+    def __setitem__(self, name: str, entry: Entry) -> None:
+        # Operators, networks and losses are all asked for as losses.
+        neighbours = (OPERATORS, NETWORKS, LOSSES) if any(self is one for one in (OPERATORS, NETWORKS, LOSSES)) else (self,)
+        for registry in neighbours:
+            holder = registry.get(name)
+            if holder is not None and (registry is not self or (isinstance(holder, type) and _place(holder) != _place(entry))):
+                raise ValueError(f"name: expected one that is free, got {name!r}, which {'.'.join(_place(holder))} has")
+        super().__setitem__(name, entry)
+
+    def __missing__(self, name: str) -> Entry:
+        import_extensions()
+        if name in self:
+            return self[name]
+        raise KeyError(name)
+
+    def names(self) -> tuple[str, ...]:
+        """All names, those of extensions included."""
+        import_extensions()
+        return tuple(self)
+
+    def look_up(self, argument: str, name: object) -> Entry:
+        """The entry that an argument names, or an error that lists what it could have named."""
+        if isinstance(name, str):
+            try:
+                return self[name]
+            except KeyError:
+                pass
+        raise ValueError(f"{argument}: expected one of {', '.join(map(repr, self.names()))}, got {name!r}")
+
+
+def _place(entry: object) -> tuple[str, str]:
+    kind = entry if isinstance(entry, type) else type(entry)
+    return kind.__module__, kind.__qualname__
+
+
+OPERATORS: Registry[type[Operator]] = Registry()
+"""``class Mine(Operator, name="mine")`` enters itself. The networks are operators too, see :func:`operator`."""
+SWAPS: Registry[Swap] = Registry()
+"""``SWAPS["mine"] = Swap(…)``"""
+NETWORKS: Registry[Kind] = Registry()
+"""``NETWORKS["mine"] = Kind(…)``"""
+LOSSES: Registry[type[Any]] = Registry()
+"""Losses that are no operator with a P_K: ``class Mine(TopKLoss, name="mine")`` enters itself."""
+
+
+def operator(given: Operator | str, **settings: Any) -> Operator:
+    """An operator as it comes, or made by its name or the name of its network with those settings that it has.
+
+    Example:
+        >>> anyk.registry.operator("lapsum", temperature=0.5)
+        LapSum(temperature=0.5)
+        >>> anyk.registry.operator("bitonic", temperature=2.0, swap="cauchy")
+        SortingNetwork('bitonic', temperature=2.0, swap='cauchy', wires='target')
+    """
+    from anyk.operators import Operator, SortingNetwork
+
+    if isinstance(given, Operator):
+        return given
+    if not isinstance(given, str):
+        shown = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
+        raise TypeError(f'operator: expected an anyk.Operator such as anyk.LapSum(), or a name such as "lapsum", got {shown}')
+    if given not in NETWORKS and given not in OPERATORS:
+        import_extensions()
+    if given in NETWORKS:
+        return SortingNetwork(given, **settings)
+    if given in OPERATORS:
+        return OPERATORS[given](**settings)
+    raise ValueError(f"operator: expected one of {', '.join(map(repr, operator_names()))}, got {given!r}")
+
+
+def operator_names() -> tuple[str, ...]:
+    """The names that :func:`operator` knows, those of extensions included."""
+    return (*NETWORKS.names(), *OPERATORS.names())
+
+
+_importing = threading.RLock()
+_imported: set[str] = set()
+
+
+def import_extensions() -> None:
+    """Import what other packages name in their entry points of the group "anyk", once."""
+    with _importing:
+        for extension in importlib.metadata.entry_points(group="anyk"):
+            if extension.value in _imported:
+                continue
+            _imported.add(extension.value)  # first: what it imports may look up a name
+            try:
+                extension.load()
+            except Exception as error:  # whatever the package does wrong, it should be named
+                _imported.discard(extension.value)
+                problem = f"{type(error).__name__}: {error}"
+                raise ExtensionError(f"{extension.value}, an extension of anyk, cannot be loaded: {problem}.") from error
