@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
+import mpmath  # sympy, which torch needs, brings it
 import torch
 from torch import Tensor
 
@@ -160,3 +162,37 @@ def topk_loss(inclusion: list[float], softmax_y: float, p_k: list[float], top1: 
     rest = 1 - p_k[0]
     second = rest * math.log(min(1.0, later / rest)) if rest > 1e-12 else 0.0
     return -p_k[0] * math.log(softmax_y) - second
+
+
+def topk_error(inclusion: list[float], softmax: float, p_k: list[float], guide: float, power: float) -> float:
+    """The bounded loss of one example, from the formula."""
+    if power == 0:
+        errors = [-math.log(min(1.0, t)) for t in inclusion]
+    else:
+        errors = [(1 - min(1.0, t) ** power) / power for t in inclusion]
+    bounded = sum(p * error for p, error in zip(p_k, errors, strict=True))
+    return guide * -math.log(softmax) + (1 - guide) * bounded
+
+
+def exact_ksubset(scores: list[Any], target: int, k: int) -> Any:
+    """T_k of KSubset by listing the subsets, in whatever numbers the scores are."""
+    total = with_target = 0
+    for chosen in itertools.combinations(range(len(scores)), k):
+        weight = mpmath.exp(sum(scores[c] for c in chosen))
+        total += weight
+        with_target += weight if target in chosen else 0
+    return with_target / total
+
+
+def exact_lapsum(scores: list[Any], target: int, k: int) -> Any:
+    """T_k of LapSum with the threshold found by bisection."""
+
+    def inclusion(score: Any, threshold: Any) -> Any:
+        x = score - threshold
+        return 1 - mpmath.exp(-x) / 2 if x > 0 else mpmath.exp(x) / 2
+
+    low, high = min(scores) - 100, max(scores) + 100
+    for _ in range(220):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(inclusion(s, middle) for s in scores) > k else (low, middle)
+    return inclusion(scores[target], (low + high) / 2)

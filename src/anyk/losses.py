@@ -183,10 +183,18 @@ class ErrorSpec(Spec):
         if rows.cross_entropy is not None:
             parts.append(self.guide * (1 - self.label_smoothing) * rows.cross_entropy)
         if log_inclusion is not None:
-            log_inclusion = log_inclusion.clamp(max=0)  # the T of operators that are only row-stochastic can pass 1
-            errors = -log_inclusion if self.power == 0 else torch.expm1(self.power * log_inclusion) / -self.power
-            parts.append((1 - self.guide) * (p_k * errors).sum(-1))
+            parts.append((1 - self.guide) * (p_k * _errors(log_inclusion, self.power)).sum(-1))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+def _errors(log_inclusion: Tensor, power: float) -> Tensor:
+    """(1 - T^power) / power, with all digits of itself and of its slope -T^power for any T."""
+    log_inclusion = log_inclusion.clamp(max=0)  # the T of operators that are only row-stochastic can pass 1
+    if power == 0:
+        return -log_inclusion
+    exponent = power * log_inclusion
+    # Near T = 1 the value would lose digits by exp; elsewhere the slope by expm1, which autograd takes as its result + 1.
+    return torch.where(exponent > -0.5, -torch.expm1(exponent), 1 - exponent.exp()) / power
 
 
 def topk_cross_entropy(

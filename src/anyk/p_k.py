@@ -83,9 +83,9 @@ def read(given: Distribution, name: str = "p_k") -> PK:
     precision does not sum to 1 by far: it is taken in float32 and made to.
     """
     if isinstance(given, Tensor):
+        if given.ndim > 2:
+            raise ValueError(f"{name}: expected shape (k,) or (n, k), got {tuple(given.shape)}")
         p_k = _checked(given, name)
-        if p_k.ndim > 2:
-            raise ValueError(f"{name}: expected shape (k,) or (n, k), got {tuple(p_k.shape)}")
         if p_k.ndim == 2:
             return PK(p_k, "class")
         # Numbers of its own are a setting; one that is learned, or cannot be looked at, is used as it is.

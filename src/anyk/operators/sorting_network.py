@@ -393,13 +393,14 @@ class _SoftColumn(torch.autograd.Function):
             share.mul_(keep).addcmul_(partners[1], cross)
             if ctx.needs_input_grad[0]:
                 saved += [difference, weights]
-        ctx.save_for_backward(arranged, column, *saved)
+        ends = state[1].index_select(0, schedule.outputs_with_partners)
+        ctx.save_for_backward(arranged, column, ends, *saved)
         ctx.schedule, ctx.swap, ctx.frozen = schedule, swap, frozen
-        return state[1].index_select(0, schedule.outputs_with_partners).cumsum(0).t()
+        return ends.cumsum(0).t()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
-        arranged, column, *saved = ctx.saved_tensors
+        arranged, column, ends, *saved = ctx.saved_tensors
         schedule: Schedule = ctx.schedule
         plain = derivatives.of_plain(
             lambda arranged: _soft_column(arranged, column, schedule, ctx.swap, ctx.frozen), [arranged], [gradient]
@@ -409,6 +410,10 @@ class _SoftColumn(torch.autograd.Function):
         rows, k = gradient.shape
         state = gradient.new_zeros(2, k + 1, rows)
         state[1, :k] = gradient.t().flip(0).cumsum(0).flip(0)
+        # No share is lost in a comparator: a constant added to the gradients of all wires changes nothing. It is chosen such
+        # that they vanish where most of the share has ended; their differences, all that counts, then keep their digits.
+        most = torch.cat([ends, 1 - ends.sum(0, keepdim=True)]).argmax(0, keepdim=True)
+        state[1] -= state[1].gather(0, most)
         for number in range(len(schedule.steps) - 1, -1, -1):
             step = schedule.steps[number]
             difference, weights = saved[2 * number : 2 * number + 2]

@@ -1,0 +1,131 @@
+"""P_K: what is accepted, and that nothing that becomes of a module touches it."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import anyk
+from anyk import TopKCrossEntropyLoss, TopKErrorLoss, p_k, topk_cross_entropy
+
+SCORES = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
+TARGET = torch.tensor([0, 8, 3, 3, 1, 7])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [0.5, 0, 0, 0, 0.5],
+        (0.5, 0.0, 0.0, 0.0, 0.5, 0.0, 0.0),
+        {1: 0.5, 5: 0.5},
+        {5: 0.5, 1: 0.5, 7: 0.0},
+        np.array([0.5, 0, 0, 0, 0.5]),
+        torch.tensor([0.5, 0, 0, 0, 0.5]),
+        torch.tensor([0.5, 0, 0, 0, 0.5], dtype=torch.float16),
+        {np.int64(1): np.float32(0.5), np.int64(5): 0.5},
+    ],
+    ids=str,
+)
+def test_the_same_in_all_forms(given):
+    assert p_k.read(given).values == (0.5, 0, 0, 0, 0.5)
+    expected = topk_cross_entropy(SCORES, TARGET, [0.5, 0, 0, 0, 0.5])
+    assert torch.equal(topk_cross_entropy(SCORES, TARGET, given), expected)
+    assert torch.equal(TopKCrossEntropyLoss(given)(SCORES, TARGET), expected)
+
+
+def test_a_tensor_keeps_its_k():
+    assert p_k.read(torch.tensor([1.0, 0.0, 0.0])).k == 3
+    assert p_k.read([1.0, 0.0, 0.0]).k == 1
+
+
+@pytest.mark.parametrize("make", [TopKCrossEntropyLoss, TopKErrorLoss])
+def test_a_setting_and_no_state(make):
+    """In bfloat16 these weights sum to 1.0015."""
+    given = [0.1, 0.2, 0.3, 0.4]
+    criterion = make(given)
+    expected = criterion(SCORES, TARGET)
+    half = SCORES.bfloat16()
+    expected_half = criterion(half, TARGET)
+    changes = [
+        lambda c: c.bfloat16(),
+        lambda c: c.half(),
+        lambda c: c.double(),
+        lambda c: c.to(torch.float16),
+        lambda c: c.to("meta").to_empty(device="cpu"),
+        copy.deepcopy,
+        lambda c: pickle.loads(pickle.dumps(c)),
+    ]
+    for change in changes:
+        changed = change(copy.deepcopy(criterion))
+        assert changed.p_k.tolist() == given
+        assert torch.equal(changed(SCORES, TARGET), expected)
+        assert torch.equal(changed(half, TARGET), expected_half)
+    assert not criterion.state_dict()
+    exact = anyk.topk_cross_entropy(SCORES.double(), TARGET, given)
+    torch.testing.assert_close(TopKCrossEntropyLoss(given)(SCORES.double(), TARGET), exact, rtol=1e-14, atol=0)
+
+
+def test_a_table_of_all_classes_keeps_its_precision():
+    table = torch.rand(9, 4, dtype=torch.float64).softmax(-1)
+    criterion = TopKCrossEntropyLoss(table)
+    expected = criterion(SCORES.double(), TARGET)
+    for change in (lambda c: c.bfloat16(), lambda c: c.float(), lambda c: c.to("meta").to_empty(device="cpu")):
+        changed = change(copy.deepcopy(criterion))
+        assert torch.equal(changed.p_k, table)
+        assert torch.equal(changed(SCORES.double(), TARGET), expected)
+
+
+def test_may_be_assigned():
+    criterion = TopKCrossEntropyLoss([0.5, 0.5], m=5)
+    criterion.p_k = {3: 1.0}
+    assert torch.equal(criterion(SCORES, TARGET), topk_cross_entropy(SCORES, TARGET, [0, 0, 1.0], m=5))
+    with pytest.raises(ValueError, match="p_k: expected probabilities that sum to 1"):
+        criterion.p_k = [0.5]
+    with pytest.raises(ValueError, match="p_k: expected at most as many entries as m = 5, got 6"):
+        criterion.p_k = {6: 1.0}
+    assert criterion.p_k.tolist() == [0, 0, 1], "what was refused changed nothing"
+
+
+def test_a_learned_one_gets_a_gradient():
+    weights = torch.tensor([0.2, 0.3, 0.5], requires_grad=True)
+    topk_cross_entropy(SCORES, TARGET, weights).backward()
+    assert weights.grad.isfinite().all()
+    assert (weights.grad != 0).all()
+
+
+def test_positive():
+    assert p_k.read({1: 0.5, 5: 0.5}).positive() == [1, 5]
+    assert p_k.read([[1.0, 0, 0], [0, 0.5, 0.5]]).positive() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({}, ValueError, "p_k: expected at least one probability, got {}"),
+        ({0: 1.0}, ValueError, "p_k: every k: expected at least 1, got 0"),
+        ({1.5: 1.0}, TypeError, "p_k: every k: expected an integer, got 1.5"),
+        ({"5": 1.0}, TypeError, "p_k: every k: expected an integer, got '5'"),
+        ({1: "a"}, TypeError, "p_k: expected numbers as the weights of the k, got 'a'"),
+        ({1: 0.5}, ValueError, "p_k: expected probabilities that sum to 1 .within 0.0001., got the sum 0.5"),
+        ({10**9: 1.0}, ValueError, "p_k: expected k of at most a million, got 1000000000"),
+        ({1: float("nan"), 2: 1.0}, ValueError, "p_k: expected probabilities .* got .*nan"),
+        ([float("inf"), float("-inf")], ValueError, "p_k: expected probabilities of at least 0, got -inf"),
+        ([[0.5, 0.5], [1.0]], ValueError, "p_k: expected one distribution of the same length for each class"),
+        ([[]], ValueError, "p_k: expected at least one probability"),
+        ([], ValueError, "p_k: expected at least one probability"),
+        (torch.ones(2, 2, 2), ValueError, r"p_k: expected shape \(k,\) or \(n, k\), got \(2, 2, 2\)"),
+        (torch.tensor([0.6, 0.6], dtype=torch.bfloat16), ValueError, "p_k: expected probabilities that sum to 1"),
+    ],
+    ids=str,
+)
+def test_bad_input(given, error, message):
+    with pytest.raises(error, match=message):
+        TopKCrossEntropyLoss(given)
+
+
+@pytest.mark.parametrize("given", [[0.5, 0.5], "nonsense", 3])
+def test_one_for_each_example_is_a_tensor(given):
+    with pytest.raises(TypeError, match="example_p_k: expected a torch.Tensor"):
+        topk_cross_entropy(SCORES, TARGET, None, example_p_k=given)

@@ -1,0 +1,458 @@
+"""The bounded family: its formula, its edges, its conventions, its digits."""
+
+import copy
+import pickle
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.functional import cross_entropy
+
+import anyk
+import oracles
+from anyk import TopKErrorLoss, topk_cross_entropy, topk_error
+from strategies import distributions, name, operators, rows
+
+SHAPES = [(0.2, 1.0), (0.0, 1.0), (0.5, 0.4), (0.0, 0.0), (0.3, 0.0)]
+shapes = pytest.mark.parametrize(("guide", "power"), SHAPES)
+every_operator = pytest.mark.parametrize("operator", operators(wires=("target", "given")), ids=name)
+few_operators = pytest.mark.parametrize(
+    "operator", [anyk.LapSum(), anyk.KSubset(0.5), anyk.SortingNetwork(), anyk.SinkhornSort(), anyk.SoftSort()], ids=name
+)
+P_K = {1: 0.5, 3: 0.2, 5: 0.3}
+
+
+def batch(rows=6, n=9, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(rows, n, dtype=dtype, generator=generator) * 1.5
+    return scores, torch.randint(n, (rows,), generator=generator)
+
+
+# ---- the formula --------------------------------------------------------------------------------------------------------
+
+
+@shapes
+@every_operator
+@settings(max_examples=4, deadline=None)
+@given(row=rows(min_size=3, max_size=8), data=st.data())
+def test_loss_is_the_formula(operator, guide, power, row, data):
+    n = len(row.scores)
+    p_k = data.draw(distributions(n))
+    target = data.draw(st.integers(0, n - 1))
+    inclusion = operator.inclusion(row.scores, torch.tensor(target), len(p_k)).tolist()
+    expected = oracles.topk_error(inclusion, row.scores.softmax(-1)[target].item(), p_k, guide, power)
+    actual = topk_error(row.scores, torch.tensor(target), p_k, operator, guide=guide, power=power)
+    assert actual.item() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert actual >= 0
+
+
+@every_operator
+def test_bounded_without_the_guide(operator):
+    scores, target = batch(rows=40, n=12)
+    scores = scores * 100
+    for power in (1.0, 0.5, 0.1):
+        losses = topk_error(scores, target, P_K, operator, guide=0, power=power, reduction="none")
+        assert (losses >= 0).all()
+        assert (losses <= 1 / power * (1 + 1e-6)).all()
+
+
+def test_a_hopeless_example_pulls_less_the_further_it_is_behind():
+    """Under cross-entropy it pulls as hard as it can; -log T harder still."""
+    others = torch.linspace(1, 0, 9)
+    pulls = []
+    for behind in (0.0, 2.0, 5.0, 10.0):
+        scores = torch.cat([others, torch.tensor([-behind])]).requires_grad_()
+        loss = topk_error(scores, torch.tensor(9), {5: 1.0}, guide=0)
+        pulls.append(torch.autograd.grad(loss, scores)[0][9].neg().item())
+    assert pulls == sorted(pulls, reverse=True)
+    assert pulls[-1] < 1e-3
+    guided = torch.autograd.grad(topk_error(scores, torch.tensor(9), {5: 1.0}, guide=0.2), scores)[0][9]
+    assert guided.item() == pytest.approx(-0.2, abs=1e-2), "the guide keeps a pull"
+
+
+def test_one_k_and_one_subset_is_generalised_cross_entropy():
+    """k = 1 with KSubset is softmax: (1 - p^q) / q, the control of the comparisons."""
+    scores, target = batch(rows=50, n=30, dtype=torch.float64)
+    p = scores.softmax(-1).gather(-1, target[:, None]).squeeze(-1)
+    for power in (1.0, 0.7, 0.3):
+        actual = topk_error(scores, target, [1.0], anyk.KSubset(), m=None, guide=0.1, power=power, reduction="none")
+        torch.testing.assert_close(actual, -0.1 * p.log() + 0.9 * (1 - p**power) / power)
+
+
+# ---- the edges ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1}, {"weight": torch.rand(30)}, {"reduction": "none"}])
+def test_guide_1_is_cross_entropy_and_runs_no_operator(settings):
+    class Never(anyk.KSubset):
+        def _log_inclusion(self, *args):
+            raise AssertionError("the operator ran")
+
+    scores, target = batch(rows=50, n=30)
+    target[3] = -100
+    for goal in (target, torch.randn(50, 30).softmax(-1)):
+        actual = topk_error(scores, goal, P_K, Never(), guide=1, **settings)
+        assert torch.equal(actual, cross_entropy(scores, goal, **settings))
+    head = anyk.LinearHead(5, 30, TopKErrorLoss(P_K, Never(), guide=1, m=8, **settings))
+    x = torch.randn(50, 5)
+    torch.testing.assert_close(head(x, target), cross_entropy(head.as_linear()(x), target, **settings))
+
+
+def test_guide_0_has_no_softmax():
+    """Classes outside the candidates have no gradient at all."""
+    scores, target = batch(n=20)
+    scores.requires_grad_()
+    (gradient,) = torch.autograd.grad(topk_error(scores, target, P_K, m=6, guide=0), scores)
+    assert ((gradient != 0).sum(-1) <= 6).all()
+    (gradient,) = torch.autograd.grad(topk_error(scores, target, P_K, m=6, guide=0.1), scores)
+    assert (gradient != 0).all()
+
+
+@every_operator
+def test_power_0_is_the_limit(operator):
+    scores, target = batch(dtype=torch.float64)
+    log_inclusion = operator.log_inclusion(scores, target, 5).clamp(max=0)
+    expected = -(log_inclusion * torch.tensor([0.5, 0, 0.2, 0, 0.3], dtype=torch.float64)).sum(-1)
+    limit = topk_error(scores, target, P_K, operator, guide=0, power=0, reduction="none")
+    torch.testing.assert_close(limit, expected)
+    near = topk_error(scores, target, P_K, operator, guide=0, power=1e-7, reduction="none")
+    torch.testing.assert_close(near, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("operator", [anyk.NeuralSort(), anyk.SoftSort()], ids=name)
+def test_inclusion_above_1_counts_as_1(operator):
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(400, 8, generator=generator, dtype=torch.float64)
+    target = torch.randint(8, (400,), generator=generator)
+    inclusion = operator.inclusion(scores, target, 6)[:, -1]
+    above = inclusion > 1
+    assert above.any()
+    scores.requires_grad_()
+    losses = topk_error(scores, target, {6: 1.0}, operator, guide=0, reduction="none")
+    assert (losses[above] == 0).all()
+    (gradient,) = torch.autograd.grad(losses.sum(), scores)
+    assert (gradient[above] == 0).all()
+    torch.testing.assert_close(losses[~above], 1 - inclusion[~above])
+
+
+# ---- digits -------------------------------------------------------------------------------------------------------------
+
+# The slope of these swaps changes within few roundings of the scores, in the middle of the network too: near ties, float32
+# cannot know it better.
+STEEP = ("logistic_art", "optimal", "reciprocal")
+
+
+def spread_out(dtype, k):
+    """Rows whose T_k runs from far below 1e-30 to nearly 1: a target that passes all others; and, where several may stand
+    before it, others that fall behind."""
+    generator = torch.Generator().manual_seed(0)
+    others = torch.randn(19, generator=generator)
+    walk = torch.linspace(-80, 40, 361)
+    passing = torch.cat([others.expand(len(walk), -1), walk[:, None]], -1)
+    leaving = torch.cat([others[:2].expand(161, -1), others[2:] - torch.linspace(0, 40, 161)[:, None], torch.zeros(161, 1)], -1)
+    scores = (torch.cat([passing, leaving]) if k > 1 else passing).to(dtype)
+    return scores, torch.full((len(scores),), 19)
+
+
+@pytest.mark.parametrize("power", [1.0, 0.5])
+@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("operator", operators(wires=("target",)), ids=name)
+def test_gradients_keep_their_digits_in_float32(operator, k, power):
+    """Relative to the largest entry of the row, for T from 1e-30 to 1 - 1e-6; in float64 they are exact beside that."""
+    if isinstance(operator, anyk.NeuralSort):
+        pytest.skip("its exponents are sums over all scores")
+    gradients = {}
+    for dtype in (torch.float32, torch.float64):
+        scores, target = spread_out(dtype, k)
+        scores.requires_grad_()
+        loss = topk_error(scores, target, {k: 1.0}, operator, guide=0, power=power, reduction="sum")
+        gradients[dtype] = torch.autograd.grad(loss, scores)[0].double()
+    inclusion = operator.inclusion(scores, target, k)[:, -1]
+    counts = (inclusion > 1e-30) & (inclusion < 1 - 1e-6)
+    assert counts.sum() > 10
+    exact = gradients[torch.float64]
+    wrong = (gradients[torch.float32] - exact).abs().amax(-1) / exact.abs().amax(-1)
+    if isinstance(operator, anyk.SoftSort):
+        # Where T is a sum of several ranks near 1, what these take from each other is lost in their rounding.
+        counts &= inclusion < 0.99
+    assert wrong[counts].max() < (1e-3 if getattr(operator, "swap", "") in STEEP else 1e-5)
+
+
+@pytest.mark.parametrize("power", [1.0, 0.3])
+@pytest.mark.parametrize("behind", [65.0, 30.0, 3.0, 0.0, -3.0, -14.0])
+def test_gradients_in_float64_against_many_digits(behind, power):
+    """KSubset and LapSum as their definitions say, in 60 digits."""
+    others = [1.3, 0.2, -0.7, -1.1, 0.9, 0.4]
+    for make, oracle in ((anyk.KSubset(), oracles.exact_ksubset), (anyk.LapSum(), oracles.exact_lapsum)):
+        scores = torch.tensor([*others, -behind], dtype=torch.float64, requires_grad=True)
+        loss = topk_error(scores, torch.tensor(6), {2: 1.0}, make, guide=0, power=power)
+        (gradient,) = torch.autograd.grad(loss, scores)
+        with mpmath.workdps(60):
+            step = mpmath.mpf(10) ** -20
+
+            def error(place, sign, step=step, oracle=oracle):
+                moved = [mpmath.mpf(s.item()) + (sign * step if i == place else 0) for i, s in enumerate(scores)]
+                return (1 - oracle(moved, 6, 2) ** power) / power
+
+            expected = [float((error(i, 1) - error(i, -1)) / (2 * step)) for i in range(7)]
+        torch.testing.assert_close(gradient, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+# ---- gradients ----------------------------------------------------------------------------------------------------------
+
+
+@shapes
+@every_operator
+def test_gradients(operator, guide, power):
+    scores, target = batch(rows=2, n=7, dtype=torch.float64, seed=5)
+    scores.requires_grad_()
+
+    def loss(s, m):
+        return topk_error(s, target, [0.3, 0.1, 0.0, 0.6], operator, m=m, guide=guide, power=power)
+
+    for m in (None, 5):
+        assert gradcheck(lambda s, m=m: loss(s, m), (scores,))
+    assert gradgradcheck(lambda s: loss(s, 5), (scores,))
+
+
+def test_gradients_of_the_other_arguments():
+    scores, target = batch(rows=3, n=6, dtype=torch.float64, seed=6)
+    scores.requires_grad_()
+    per_class = torch.rand(6, 3, dtype=torch.float64).softmax(-1)
+    per_example = torch.rand(3, 3, dtype=torch.float64).softmax(-1)
+    q = torch.rand(3, 6, dtype=torch.float64).softmax(-1)
+    cases = [
+        lambda s: topk_error(s, target, per_class, "lapsum", power=0.6),
+        lambda s: topk_error(s, target, None, "lapsum", example_p_k=per_example),
+        lambda s: topk_error(s, q, per_class, "lapsum", m=4, power=0.5),
+        lambda s: topk_error(s, q, [0.5, 0.5], "lapsum", m=4, label_smoothing=0.3),
+        lambda s: topk_error(s, target, [0.5, 0.5], "lapsum", m=4, label_smoothing=0.2),
+    ]
+    for case in cases:
+        assert gradcheck(case, (scores,))
+        assert gradgradcheck(case, (scores,))
+    weights = torch.tensor([0.4, 0.6], dtype=torch.float64, requires_grad=True)
+    # finite differences leave the simplex by less than what is accepted
+    assert gradcheck(lambda p: topk_error(scores.detach(), target, p, "lapsum"), (weights,), eps=1e-6)
+
+
+# ---- conventions --------------------------------------------------------------------------------------------------------
+
+
+@shapes
+@few_operators
+def test_probabilities_against_a_loop_over_classes(operator, guide, power):
+    scores, _ = batch(rows=4, n=6, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(2)
+    q = torch.rand(4, 6, dtype=torch.float64, generator=generator)
+    q[0, :4] = 0
+    weight = torch.rand(6, dtype=torch.float64, generator=generator)
+    call = {"p_k": [0.4, 0.6], "operator": operator, "guide": guide, "power": power, "reduction": "none"}
+    each = [q[:, c] * weight[c] * topk_error(scores, torch.full((4,), c), **call) for c in range(6)]
+    torch.testing.assert_close(topk_error(scores, q, weight=weight, **call), torch.stack(each).sum(0))
+
+
+@shapes
+def test_probabilities_outside_the_candidates(guide, power):
+    """They cost their cross-entropy in the guide, and 1 / power in the rest; in the limit of power 0 their cross-entropy."""
+    n, m, operator = 10, 4, anyk.LapSum()
+    scores = torch.linspace(1, -1, n, dtype=torch.float64)
+    q = torch.zeros(n, dtype=torch.float64)
+    q[[9, 5, 1, 8, 7]] = torch.tensor([0.5, 0.3, 0.1, 0.06, 0.04], dtype=torch.float64)
+    kept = [0, 1, 5, 9]  # 9 and 5 are the most probable, then the best scores
+    expected = 0.0
+    for place, c in enumerate(kept):
+        inclusion = operator.inclusion(scores[kept], torch.tensor(place), 2).tolist()
+        expected += q[c].item() * oracles.topk_error(inclusion, scores.softmax(-1)[c].item(), [0.4, 0.6], guide, power)
+    for c in (8, 7):
+        behind = -scores.log_softmax(-1)[c].item()
+        expected += q[c].item() * (guide * behind + (1 - guide) * (1 / power if power else behind))
+    actual = topk_error(scores, q, [0.4, 0.6], operator, m=m, guide=guide, power=power)
+    assert actual.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("m", [None, 5])
+def test_label_smoothing_is_the_guides_alone(m):
+    scores, target = batch(n=8, dtype=torch.float64)
+    scores[:, 7], target = -torch.inf, target % 7  # smoothing is over the classes that are not padding
+    weight = torch.rand(8, dtype=torch.float64)
+    call = {"p_k": [0.5, 0.5], "operator": "lapsum", "m": m, "power": 0.7, "reduction": "none"}
+    for weights in (None, weight):
+        bounded = topk_error(scores, target, guide=0, weight=weights, **call)
+        guide = cross_entropy(scores[:, :7], target, weight=None if weights is None else weight[:7],
+                              label_smoothing=0.2, reduction="none")  # fmt: skip
+        actual = topk_error(scores, target, guide=0.3, label_smoothing=0.2, weight=weights, **call)
+        torch.testing.assert_close(actual, 0.3 * guide + 0.7 * bounded)
+        mean = topk_error(scores, target, guide=0.3, label_smoothing=0.2, weight=weights, **{**call, "reduction": "mean"})
+        torch.testing.assert_close(mean, actual.mean() if weights is None else actual.sum() / weight[target].sum())
+    q = torch.rand(6, 8, dtype=torch.float64)
+    q[:, 7] = 0
+    smoothed = topk_error(scores, q, guide=0.3, label_smoothing=0.2, **{**call, "m": None})
+    bounded = topk_error(scores, q, guide=0, **{**call, "m": None})
+    plain, uniform = (cross_entropy(scores[:, :7], p[:, :7], reduction="none") for p in (q, torch.full_like(q, 1 / 7)))
+    torch.testing.assert_close(smoothed, 0.3 * (0.8 * plain + 0.2 * uniform) + 0.7 * bounded)
+
+
+@few_operators
+def test_ignored_examples_and_reductions(operator):
+    scores, target = batch()
+    scores[1] = float("nan")
+    target[1] = -100
+    scores.requires_grad_()
+    for settings in ({}, {"label_smoothing": 0.1}, {"guide": 0}):
+        losses = topk_error(scores, target, P_K, operator, reduction="none", **settings)
+        assert losses[1] == 0
+        mean = topk_error(scores, target, P_K, operator, **settings)
+        torch.testing.assert_close(mean, losses.sum() / 5)
+        torch.testing.assert_close(topk_error(scores, target, P_K, operator, reduction="sum", **settings), losses.sum())
+        (gradient,) = torch.autograd.grad(mean, scores)
+        assert gradient.isfinite().all()
+        assert (gradient[1] == 0).all()
+
+
+@few_operators
+def test_padded_rows(operator):
+    scores, target = batch(n=6, dtype=torch.float64)
+    padded = torch.cat([scores, torch.full((6, 3), -torch.inf, dtype=torch.float64)], -1).requires_grad_()
+    for settings in ({}, {"label_smoothing": 0.1}, {"guide": 0, "power": 0.5}, {"m": 8}):
+        loss = topk_error(padded, target, [0.2, 0.3, 0.5], operator, **settings)
+        expected = topk_error(scores, target, [0.2, 0.3, 0.5], operator, **{**settings, "m": None})
+        torch.testing.assert_close(loss, expected)
+        (gradient,) = torch.autograd.grad(loss, padded)
+        assert gradient.isfinite().all()
+        assert (gradient[:, 6:] == 0).all()
+
+
+@few_operators
+def test_shapes_and_p_k(operator):
+    generator = torch.Generator().manual_seed(4)
+    scores = torch.randn(2, 7, 3, 4, generator=generator)
+    target = torch.randint(7, (2, 3, 4), generator=generator)
+    losses = topk_error(scores, target, [0.5, 0.2, 0.3], operator, m=5, reduction="none")
+    flat = topk_error(
+        scores.movedim(1, -1).reshape(-1, 7), target.reshape(-1), [0.5, 0.2, 0.3], operator, m=5, reduction="none"
+    )
+    torch.testing.assert_close(losses.reshape(-1), flat)
+    per_class = torch.rand(7, 3, generator=generator).softmax(-1)
+    by_class = topk_error(scores, target, per_class, operator, m=5, reduction="none")
+    expected = topk_error(scores[1, :, 2, 3], target[1, 2, 3], per_class[target[1, 2, 3]], operator, m=5)
+    torch.testing.assert_close(by_class[1, 2, 3], expected)
+    torch.testing.assert_close(
+        topk_error(scores, target, None, operator, m=5, reduction="none", example_p_k=per_class[target]), by_class
+    )
+
+
+@every_operator
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(operator, dtype):
+    scores, target = batch()
+    half = scores.to(dtype).requires_grad_()
+    loss = topk_error(half, target, P_K, operator, m=7)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, topk_error(half.float(), target, P_K, operator, m=7))
+    (gradient,) = torch.autograd.grad(loss, half)
+    assert gradient.isfinite().all()
+
+
+@every_operator
+def test_order_and_shift_of_the_classes(operator):
+    if getattr(operator, "wires", "") == "given":
+        pytest.skip("the given order is what this policy is about")
+    scores, target = batch(n=12, dtype=torch.float64)
+    order = torch.randperm(12)
+    expected = topk_error(scores, target, P_K, operator, m=7)
+    torch.testing.assert_close(topk_error(scores[:, order], order.argsort()[target], P_K, operator, m=7), expected)
+    torch.testing.assert_close(topk_error(scores + 31.0, target, P_K, operator, m=7), expected)
+
+
+def test_nan_and_empty():
+    scores, target = batch()
+    scores[2, 4] = float("nan")
+    assert topk_error(scores, target, P_K, m=7, reduction="none").isnan().tolist() == [False, False, True, False, False, False]
+    empty = torch.zeros(0, 5), torch.zeros(0, dtype=torch.long)
+    assert topk_error(*empty, [0.5, 0.5], reduction="sum") == 0
+    assert topk_error(*empty, [0.5, 0.5]).isnan()
+
+
+# ---- modules ------------------------------------------------------------------------------------------------------------
+
+
+def test_module_is_the_function():
+    scores, target = batch(rows=5, n=20)
+    weight = torch.rand(20)
+    settings = {"m": 8, "guide": 0.4, "power": 0.6, "reduction": "sum", "ignore_index": 3, "weight": weight,
+                "label_smoothing": 0.1}  # fmt: skip
+    criterion = TopKErrorLoss(P_K, anyk.LapSum(0.5), **settings)
+    expected = topk_error(scores, target, P_K, anyk.LapSum(0.5), **settings)
+    for made in (criterion, copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))):
+        assert torch.equal(made(scores, target), expected)
+    criterion.guide = 0.9  # as a schedule does
+    assert torch.equal(
+        criterion(scores, target), topk_error(scores, target, P_K, anyk.LapSum(0.5), **{**settings, "guide": 0.9})
+    )
+    for setting in ("p_k=[0.5, 0.0, 0.2, 0.0, 0.3]", "guide=0.9", "power=0.6", "LapSum(temperature=0.5)", "m=8"):
+        assert setting in repr(criterion)
+    assert "KSubset" in repr(TopKErrorLoss(P_K))
+
+
+def test_trains_from_equal_scores():
+    """A linear model that starts at zero, on a problem it can solve."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 16, generator=generator)
+    y = (x @ torch.randn(16, 10, generator=generator)).argmax(-1)
+    model = torch.nn.Linear(16, 10)
+    torch.nn.init.zeros_(model.weight)
+    criterion = TopKErrorLoss({1: 0.5, 3: 0.5})
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(200):
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+    accuracy = anyk.topk_accuracy(model(x), y, (1, 3))
+    assert accuracy[1] > 0.9
+    assert accuracy[3] > 0.98
+
+
+# ---- bad input ----------------------------------------------------------------------------------------------------------
+
+SCORES, TARGET = torch.zeros(2, 4), torch.tensor([0, 1])
+
+
+def loss(p_k=(0.5, 0.5), **settings):
+    return topk_error(SCORES, TARGET, p_k, **settings)
+
+
+@pytest.mark.parametrize("make", [loss, lambda **settings: TopKErrorLoss([0.5, 0.5], **settings)], ids=["function", "module"])
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"guide": 1.5}, ValueError, "guide: expected a number between 0 and 1, got 1.5"),
+        ({"guide": float("nan")}, ValueError, "guide: expected a number between 0 and 1, got nan"),
+        ({"guide": "all"}, TypeError, "guide: expected a number between 0 and 1, got 'all'"),
+        ({"power": -0.1}, ValueError, "power: expected a number between 0 and 1, got -0.1"),
+        ({"power": True}, TypeError, "power: expected a number between 0 and 1, got True"),
+        ({"guide": 0, "label_smoothing": 0.1}, ValueError, "label_smoothing: expected 0 with guide = 0, .* got 0.1"),
+        ({"operator": "bubble"}, ValueError, "operator: expected one of .*'ksubset'.*, got 'bubble'"),
+        ({"m": 1}, ValueError, "p_k: expected at most as many entries as m = 1, got 2"),
+        ({"top1": "mixed"}, TypeError, "top1"),
+    ],
+)
+def test_bad_input(make, settings, error, message):
+    with pytest.raises(error, match=message):
+        make(**settings)
+
+
+def test_no_p_k_at_all():
+    with pytest.raises(ValueError, match="p_k: expected a distribution, or example_p_k at the call, got None for both"):
+        loss(p_k=None)
+    criterion = TopKErrorLoss(None)
+    with pytest.raises(ValueError, match="p_k: expected a distribution"):
+        criterion(SCORES, TARGET)
+    example = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
+    assert criterion(SCORES, TARGET, example_p_k=example) == loss(p_k=None, example_p_k=example)
+    assert topk_cross_entropy(SCORES, TARGET, None, example_p_k=example).isfinite()
+    with pytest.raises(ValueError, match="p_k: expected probabilities that sum to 1"):
+        loss(p_k=[3.0], example_p_k=example)
