@@ -37,6 +37,7 @@ def test_meta(operator, top1):
             criterion(scores, target).backward()
             assert scores.grad.shape == scores.shape
         criterion(scores, scores.detach()).backward()  # class probabilities
+    anyk.topk_error(scores, target, P_K, operator, m=8, label_smoothing=0.1).backward()
     per_class = TopKCrossEntropyLoss(torch.full((12, 4), 0.25), operator, top1=top1).to("meta")
     per_class(scores, target, example_p_k=torch.empty(6, 3, device="meta")).backward()
     per_class(scores, target).backward()
@@ -112,6 +113,11 @@ def test_compiled_operator(operator):
     assert_compiled_is_eager(both, [batch(6, n=6)])
 
 
+@pytest.mark.parametrize("settings", [{}, {"guide": 0, "power": 0.5}, {"label_smoothing": 0.1}], ids=str)
+def test_compiled_error_loss(settings):
+    assert_compiled_is_eager(anyk.TopKErrorLoss(SHORT, m=6, **settings), [batch(6)])
+
+
 @pytest.mark.parametrize("criterion", BASELINES, ids=lambda c: type(c).__name__)
 def test_compiled_baselines(criterion):
     assert_compiled_is_eager(criterion, [batch(6)])
@@ -146,12 +152,14 @@ def test_no_recompilation_storm():
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, in jvp
-@modes
+@pytest.mark.parametrize("top1", [*MODES, "error"])
 @every_operator
 def test_functional_transforms(operator, top1):
     scores, target = batch()
 
     def loss(s, y):
+        if top1 == "error":
+            return anyk.topk_error(s, y, P_K, operator, m=8)
         return topk_cross_entropy(s, y, P_K, operator, m=8, top1=top1)
 
     expected = torch.stack([loss(s, y) for s, y in zip(scores, target, strict=True)])
@@ -214,8 +222,10 @@ def test_a_first_call_without_gradients_spoils_nothing(operator):
 def test_autocast(operator, top1):
     scores, target = batch()
     expected = topk_cross_entropy(scores, target, P_K, operator, m=8, top1=top1)
+    bounded = anyk.topk_error(scores, target, P_K, operator, m=8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = topk_cross_entropy(scores, target, P_K, operator, m=8, top1=top1)
+        torch.testing.assert_close(anyk.topk_error(scores, target, P_K, operator, m=8), bounded)
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual, expected)
 

@@ -482,7 +482,7 @@ SCORES, TARGET = torch.zeros(2, 4), torch.tensor([0, 1])
         (lambda: anyk.KSubset(float("nan")), ValueError, "temperature: expected a positive, finite number, got nan"),
         (lambda: anyk.KSubset(torch.tensor(-2.0)), ValueError, "temperature: .* got -2"),
         (lambda: anyk.KSubset(torch.ones(2)), ValueError, r"temperature: expected .* one element, got .* shape \(2,\)"),
-        (lambda: anyk.KSubset("hot"), ValueError, "temperature: expected a positive number, a tensor or \"auto\", got 'hot'"),
+        (lambda: anyk.KSubset("auto"), TypeError, "temperature: expected a positive number or a tensor, got 'auto'"),
         (lambda: anyk.KSubset(None), TypeError, "temperature: .* got None"),
         (lambda: anyk.SoftSort(1.0, 0.5), ValueError, "power: expected a number of at least 1"),
         (

@@ -127,5 +127,5 @@ def test_bad_input(given, error, message):
 
 @pytest.mark.parametrize("given", [[0.5, 0.5], "nonsense", 3])
 def test_one_for_each_example_is_a_tensor(given):
-    with pytest.raises(TypeError, match="example_p_k: expected a torch.Tensor"):
+    with pytest.raises(TypeError, match=r"example_p_k: expected a torch\.Tensor"):
         topk_cross_entropy(SCORES, TARGET, None, example_p_k=given)

@@ -111,16 +111,16 @@ def own(tensor, sizes, rank):
     return tensor.split(sizes, -1)[rank]
 
 
-def same_as_alone(world, scores, target, *args, sizes=None, rtol=1e-9, atol=1e-11, **kwargs):
-    """Loss and gradient against anyk.topk_cross_entropy of all classes."""
+def same_as_alone(world, scores, target, *args, sizes=None, rtol=1e-9, atol=1e-11, loss="topk_cross_entropy", **kwargs):
+    """Loss and gradient against those of all classes in one process."""
     group, rank = place(world)
     sizes = sizes or SIZES[world]
     everything = scores.clone().requires_grad_()
-    expected = anyk.topk_cross_entropy(everything, target, *args, **kwargs)
+    expected = getattr(anyk, loss)(everything, target, *args, **kwargs)
     factors = torch.arange(1.0, 1 + expected.numel(), dtype=expected.dtype).reshape(expected.shape)
     (expected * factors).sum().backward()
     local = own(scores, sizes, rank).clone().requires_grad_()
-    actual = parallel.topk_cross_entropy(local, target, *args, group=group, **kwargs)
+    actual = getattr(parallel, loss)(local, target, *args, group=group, **kwargs)
     (actual * factors).sum().backward()
     assert actual.dtype == expected.dtype
     assert local.grad.dtype == local.dtype
@@ -130,6 +130,8 @@ def same_as_alone(world, scores, target, *args, sizes=None, rtol=1e-9, atol=1e-1
 
     assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True, msg=explain)
     assert_close(local.grad, own(everything.grad, sizes, rank), rtol=rtol, atol=atol, msg=explain)
+    told = getattr(parallel, loss)(local, target, *args, group=group, slices=sizes, **kwargs)
+    assert_close(told, actual, rtol=0, atol=0, equal_nan=True)
     values = parallel._all_gather(actual.detach(), group)
     assert_close(values, values[:1].expand_as(values), rtol=0, atol=0, equal_nan=True)
 
@@ -189,6 +191,13 @@ def in_each_all_settings(world, dtype):
             same_as_alone(world, scores, target, by_class, operator, m=m, top1=top1, label_smoothing=0.2, **tolerance)
         for more in ({}, {"label_smoothing": 0.1, "weight": weight}, {"softmax_over": "candidates", "m": 3}):
             same_as_alone(world, scores, ignored, [1.0], top1=top1, **more, **tolerance)
+    for guide, power in ((0.2, 1.0), (0.0, 0.5), (1.0, 1.0)):
+        for operator, m in ((anyk.LapSum(), 4), ("ksubset", None)):
+            for more in ({}, {"reduction": "none", "weight": weight}, {"label_smoothing": 0.3, "weight": weight}):
+                if guide or "label_smoothing" not in more:
+                    more = {**more, "loss": "topk_error", "guide": guide, "power": power}
+                    same_as_alone(world, scores, ignored, P_K, operator, m=m, **more, **tolerance)
+            same_as_alone(world, scores, ignored, by_class, operator, m=m, loss="topk_error", guide=guide, **tolerance)
     same_as_alone(world, scores, torch.full_like(target, -100), P_K, m=5, **tolerance)
     same_as_alone(world, scores[:0], target[:0], P_K, m=5, reduction="none", **tolerance)
     same_as_alone(world, scores[:0], target[:0], P_K, m=5, reduction="sum", label_smoothing=0.1, **tolerance)
@@ -339,20 +348,22 @@ class Traffic(TorchDispatchMode):
 def in_each_traffic(world):
     group, _ = place(world)
     rows, m = 16, 6
-    header = 7 * 8
+    header = 7 * 8  # the sizes, and a few checksums; not sent with slices
     for n_local in (50, 500):
         _, target = batch(rows, world * n_local)
         local = torch.randn(rows, n_local, requires_grad=True)
         for kwargs, calls, numbers in (
             ({"m": m}, 2, m + 2),
             ({"m": m, "top1": "operator"}, 2, m),
-            ({"m": m, "label_smoothing": 0.1}, 3, m + 5 + 2 * m),  # with the classes, 8 bytes each
+            ({"m": m, "label_smoothing": 0.1}, 2, m + 5 + m),  # with the classes
             ({"p_k": [1.0]}, 2, 3),
         ):
-            with Traffic() as traffic:
-                loss = parallel.topk_cross_entropy(local, target, **({"p_k": P_K} | kwargs), group=group)
-            assert traffic.calls == calls
-            assert traffic.bytes == (world + 1) * (header + rows * numbers * 4), (kwargs, traffic.bytes)
+            for slices in (None, [n_local] * world):
+                with Traffic() as traffic:
+                    loss = parallel.topk_cross_entropy(local, target, **({"p_k": P_K} | kwargs), group=group, slices=slices)
+                assert traffic.calls == (calls if slices is None else 1)
+                told = (header if slices is None else 0) + rows * numbers * 4
+                assert traffic.bytes == (world + 1) * told, (kwargs, traffic.bytes)
             with Traffic() as traffic:
                 loss.backward()
             assert traffic.calls == 0
@@ -396,7 +407,8 @@ def in_each_errors(world):
     refuses("local_scores: expected shape \\(B, n_local\\)", local[0], target, P_K)
     refuses("target: .* class probabilities are not supported", local, scores.softmax(-1), P_K, error=TypeError)
     refuses("local_scores: expected a floating-point", local.long(), target, P_K, error=TypeError)
-    refuses("operator: expected an anyk.Operator", local, target, P_K, "splitter", error=TypeError)
+    refuses("operator: expected one of", local, target, P_K, "bubble")
+    refuses("slices: expected 3 sizes, with . for rank ., got", local, target, P_K, slices=[1, 1, 9])
     with pytest.raises(TypeError, match="ks: expected a sequence"):
         parallel.topk_hits(local, target, 3, group=group)
 
@@ -525,7 +537,7 @@ def in_each_wrong_dtensor():
     assert_close(loss.to_local(), anyk.topk_cross_entropy(scores, target, P_K, m=5))
     shard = parallel._Shard.of(scores, target, None)
     with pytest.raises(ValueError, match="ranks in the order of the slices, got the slices"):
-        parallel._Slices.of(shard._replace(place=WORLD - 1 - shard.place), "")
+        parallel._Slices.asked(shard._replace(place=WORLD - 1 - shard.place), "")
 
 
 def test_wrong_dtensor(processes):

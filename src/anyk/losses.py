@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import torch
@@ -303,14 +302,14 @@ def cross_entropy_spec(
     p_k: Distribution | None, operator: Operator | str | None, m: M, top1: Top1, softmax_over: SoftmaxOver
 ) -> CrossEntropySpec:
     """The arguments of :func:`topk_cross_entropy` as one value, checked."""
-    return CrossEntropySpec(_read(p_k, m), _operator(operator, _default_network), m, top1, softmax_over)
+    return CrossEntropySpec(_read(p_k, m), _operator(operator, _NETWORK), m, top1, softmax_over)
 
 
 def error_spec(
     p_k: Distribution | None, operator: Operator | str | None, m: M, guide: float, power: float, label_smoothing: float
 ) -> ErrorSpec:
     """The arguments of :func:`topk_error` as one value, checked."""
-    return ErrorSpec(_read(p_k, m), _operator(operator, _default_subset), m, guide, power, label_smoothing)
+    return ErrorSpec(_read(p_k, m), _operator(operator, _SUBSET), m, guide, power, label_smoothing)
 
 
 def _read(given: Distribution | None, m: M) -> PK | None:
@@ -320,15 +319,14 @@ def _read(given: Distribution | None, m: M) -> PK | None:
     return p_k
 
 
-def _operator(given: Operator | str | None, default: Callable[[], Operator]) -> Operator:
+def _operator(given: Operator | str | None, default: Operator) -> Operator:
     if given is None:
-        return default()
+        return default
     return given if isinstance(given, Operator) else registry.operator(given)
 
 
-# Made once: to make an nn.Module takes as long as a small loss.
-_default_network = lru_cache(maxsize=1)(lambda: SortingNetwork("splitter"))
-_default_subset = lru_cache(maxsize=1)(lambda: KSubset())
+# Of the functions, made once: to make an nn.Module takes as long as a small loss.
+_NETWORK, _SUBSET = SortingNetwork("splitter"), KSubset()
 
 
 class TopKLossModule(nn.Module, ABC):

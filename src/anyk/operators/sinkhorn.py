@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -22,8 +23,8 @@ class SinkhornSort(Operator, name="sinkhorn"):
 
     The plan is found by damped Newton steps on the dual, in double precision, from a start that is exact both for small
     and for large temperatures. Rows of the batch that have met the tolerance are frozen. Rows that have not after
-    ``max_iterations`` steps are counted in ``unconverged``, and like all others they satisfy ``sum_r P[r, c] = 1``. The
-    gradient follows from the implicit function theorem.
+    ``max_iterations`` steps are counted in ``unconverged``, told once by a warning (in eager mode on the CPU), and like all
+    others they satisfy ``sum_r P[r, c] = 1``. The gradient follows from the implicit function theorem.
 
     Cost: O(n^3) for each of a few Newton steps, with ``anchors="topk"`` O(k^2 n). Cheap steps with the same matrix follow each.
 
@@ -65,6 +66,7 @@ class SinkhornSort(Operator, name="sinkhorn"):
         self.max_iterations = checks.at_least_one("max_iterations", max_iterations)
         #: how many rows of the last eager call had not met the tolerance (a tensor: reading it may wait for the device)
         self.register_buffer("unconverged", torch.zeros((), dtype=torch.long), persistent=False)
+        self._warned = False
 
     def extra_repr(self) -> str:
         return (
@@ -95,9 +97,9 @@ class SinkhornSort(Operator, name="sinkhorn"):
         sides = _Sides(anchors, masses, used, present)
         start = _start(scores, anchors, home, used)
         with torch.no_grad():
-            solved, missed = self._solve(scores.detach(), sides, start.detach())
-            if checks.eager(missed):
-                self.unconverged = missed
+            solved, error = self._solve(scores.detach(), sides, start.detach())
+            if checks.eager(error):
+                self._note(error)
         attach = _Potentials.apply if checks.eager(scores) else _attached_potentials
         return attach(scores, start, solved, sides), sides
 
@@ -114,6 +116,7 @@ class SinkhornSort(Operator, name="sinkhorn"):
         return anchors, masses, masses > 0
 
     def _solve(self, scores: Tensor, sides: _Sides, potentials: Tensor) -> tuple[Tensor, Tensor]:
+        """The potentials, and the largest error of a row sum for each row of the batch."""
         for _ in range(self.max_iterations):
             plan = _plan(scores, sides, potentials)
             missing = sides.masses - plan.sum(-1)
@@ -142,7 +145,20 @@ class SinkhornSort(Operator, name="sinkhorn"):
             # Now, not by the next plan, which would be made for nothing else.
             if checks.readable(error) and bool((error <= self.tolerance).all()):
                 break
-        return potentials, (~(error <= self.tolerance)).sum()  # NaN has not converged
+        return potentials, error
+
+    def _note(self, error: Tensor) -> None:
+        """Count the rows that did not converge, and say so once."""
+        self.unconverged = (~(error <= self.tolerance)).sum()  # NaN has not
+        if self._warned or not checks.readable(error) or not bool((error > self.tolerance).any()):
+            return
+        self._warned = True
+        warnings.warn(
+            f"SinkhornSort: {int((error > self.tolerance).sum())} of {error.numel()} rows did not converge in "
+            f"max_iterations = {self.max_iterations} steps: give more, or a larger temperature. Told once; the attribute "
+            "unconverged counts the rows of each call.",
+            stacklevel=2,
+        )
 
 
 def _start(scores: Tensor, anchors: Tensor, home: Tensor, used: Tensor) -> Tensor:
