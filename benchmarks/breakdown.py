@@ -23,7 +23,7 @@ from torch import Tensor
 
 import anyk
 from anyk import SoftSort, SortingNetwork, candidates
-from anyk.losses import _example_losses
+from anyk.losses import _log_mean
 
 K = 5
 
@@ -105,7 +105,7 @@ def parts_of(shape: Shape, name: str, budget: float) -> list[str]:
         "selection": selection(shape, scores, target),
         "forward": Forward(log_inclusion, best, kept.position),
         "backward": Backward(lambda *inputs: log_inclusion(*inputs).mean(), best, kept.position),
-        "log": Step(lambda log_t, _: _example_losses(log_t, p_k, None, "operator").mean(), result.requires_grad_(), target),
+        "log": Step(lambda log_t, _: -_log_mean(p_k, log_t).mean(), result.requires_grad_(), target),
         "gradient": gradient(scores, kept.classes),
     }
     for top1 in ("operator", "separate"):

@@ -19,6 +19,7 @@ import itertools
 import math
 import sys
 import time
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,7 +32,9 @@ from torch import Tensor
 import anyk
 from anyk.registry import SWAPS
 
-MODES = ("operator", "mixed", "separate")
+MODES = ("operator", "mixed", "separate", "error", "bounded")
+"""those of topk_cross_entropy; topk_error as it comes; and without its guide, to the power 1/2"""
+BOUNDED = {"error": {}, "bounded": {"guide": 0.0, "power": 0.5}}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 HALF = (torch.bfloat16, torch.float16)
 BATCHES, ROWS = 10, 20  # for each kind and dtype: 200 cases for each operator and mode
@@ -50,7 +53,7 @@ class Subject:
     """
 
     name: str
-    make: Callable[[float | str], anyk.Operator]
+    make: Callable[[float], anyk.Operator]
     tie_slope: Callable[[float, int], float] = lambda temperature, m: 10 / temperature
     peer: tuple[str, str | None] | None = None
     row_stochastic_only: bool = False
@@ -114,7 +117,7 @@ class Batch:
     target: Tensor
     p_k: list[float]
     m: int | None
-    temperature: float | str
+    temperature: float
     flat: bool = False  # every row has equal scores
 
     @property
@@ -265,7 +268,6 @@ KINDS: dict[str, tuple[Pattern, tuple[Shape, ...]]] = {
     "k = m = n": (anything, WHOLE),
     "n = 1..5": (anything, SMALL),
     "t from 1e-3 to 1e3": (ordinary, SHAPES),
-    "auto temperature": (anything, SHAPES),
 }
 
 
@@ -279,8 +281,6 @@ def batches(kind: str, dtype: torch.dtype, seed: int, number_of_batches: int, ro
         temperature: float = draw.temperature() if number % 2 else 1.0
         if kind == "t from 1e-3 to 1e3":
             temperature = (1e-3, 1e3)[number] if number < 2 else draw.temperature()
-        if kind == "auto temperature":
-            temperature = 1.0
         if kind == "gaps of 1e4 t" and dtype == torch.float16:
             temperature = min(temperature, 6e4 / 1e4 / n)  # else the scores are not finite in float16
         target = draw.targets(rows, n)
@@ -288,8 +288,7 @@ def batches(kind: str, dtype: torch.dtype, seed: int, number_of_batches: int, ro
         bound = torch.finfo(dtype).max
         scores = torch.where(scores == -torch.inf, scores, scores.clamp(-bound, bound)).to(dtype)
         flat = bool((scores == scores[:, :1]).all())
-        used = "auto" if kind == "auto temperature" else temperature
-        yield Batch(scores, target, draw.p_k(k), m, used, flat)
+        yield Batch(scores, target, draw.p_k(k), m, temperature, flat)
 
 
 # Checks ---------------------------------------------------------------------------------------------------------------
@@ -303,15 +302,11 @@ class Result:
 
 def run(subject: Subject, batch: Batch, mode: str, scores: Tensor) -> Result:
     scores = scores.clone().requires_grad_()
-    losses = anyk.topk_cross_entropy(
-        scores,
-        batch.target,
-        batch.p_k,
-        subject.make(batch.temperature),
-        m=batch.m,
-        top1=mode,
-        reduction="none",
-    )
+    arguments = (scores, batch.target, batch.p_k, subject.make(batch.temperature))
+    if mode in BOUNDED:
+        losses = anyk.topk_error(*arguments, m=batch.m, reduction="none", **BOUNDED[mode])
+    else:
+        losses = anyk.topk_cross_entropy(*arguments, m=batch.m, top1=mode, reduction="none")
     losses.sum().backward()
     assert scores.grad is not None
     return Result(losses.detach(), scores.grad)
@@ -336,15 +331,6 @@ def broken_inclusion(subject: Subject, batch: Batch) -> Broken:
     return broken
 
 
-def spread(batch: Batch) -> Tensor:
-    """The scale that "auto" finds for each row: the mean deviation of the candidates other than the target."""
-    others = batch.scores.double().scatter(-1, batch.target[:, None], -torch.inf)
-    others = others.topk(max((batch.m or others.shape[-1]) - 1, 1)).values
-    others = others.masked_fill(others == -torch.inf, torch.nan)
-    deviation = (others - others.nanmean(-1, keepdim=True)).abs().nanmean(-1)
-    return torch.where(deviation > 0, deviation, 1.0)
-
-
 def broken_loss(subject: Subject, batch: Batch, mode: str) -> Broken:
     dtype = batch.scores.dtype
     result = run(subject, batch, mode, batch.scores)
@@ -355,6 +341,7 @@ def broken_loss(subject: Subject, batch: Batch, mode: str) -> Broken:
     broken = {
         "loss finite": ~result.losses.isfinite(),
         "loss >= 0": result.losses < 0,
+        "loss <= 1 / power": result.losses > (2 * (1 + 1e-6) if mode == "bounded" else torch.inf),
         "dtypes": torch.full_like(batch.target, result.losses.dtype != working or result.gradients.dtype != dtype).bool(),
         "no gradient on padding": ((batch.scores == -torch.inf) & (gradients != 0)).any(-1),
     }
@@ -370,15 +357,15 @@ def broken_loss(subject: Subject, batch: Batch, mode: str) -> Broken:
     broken["gradient finite"] = fits & ~gradients.isfinite().all(-1)
 
     # A common shift of the scores changes nothing, so a row's gradient sums to zero.
-    unit = subject.tie_slope(1.0, n) / spread(batch) if batch.temperature == "auto" else subject.tie_slope(batch.temperature, n)
+    unit = subject.tie_slope(batch.temperature, n)
     largest = gradients.abs().amax(-1)
     relative = {torch.float64: 1e-9, torch.float32: 1e-4}.get(dtype, n * info.eps)
     allowed = relative * largest + torch.finfo(working).eps * (unit + 1) + n * info.tiny * info.eps
     broken["gradient sums to 0"] = fits & (gradients.double().sum(-1).abs() > allowed)
 
     if batch.flat:
-        bound = subject.tie_slope(1.0 if batch.temperature == "auto" else batch.temperature, batch.m or n)
-        bound += 0.0 if mode == "operator" else 1.0  # the softmax part, which knows no temperature
+        bound = subject.tie_slope(batch.temperature, batch.m or n)
+        bound += 0.0 if mode in ("operator", "bounded") else 1.0  # the softmax part, which knows no temperature
         broken["gradient at ties"] = fits & (largest > bound)
     return broken
 
@@ -417,7 +404,7 @@ def broken_peer(peer: object, subject: Subject, batch: Batch, mode: str) -> Tens
     """Which rows fail there: non-finite or negative loss, non-finite gradient, an exception. None: not supported."""
     n = batch.scores.shape[-1]
     m = batch.m or n
-    asked = subject.peer is not None and batch.temperature != "auto" and batch.scores.dtype == torch.float32
+    asked = subject.peer is not None and mode in PEER_MODES and batch.scores.dtype == torch.float32
     if not asked or (m < n and batch.k >= m) or (mode == "separate" and batch.k == 1):
         return None
     assert subject.peer is not None
@@ -470,6 +457,8 @@ def example(subject: Subject, batch: Batch, mode: str, row: int) -> str:
     target = f"torch.tensor([{int(batch.target[row])}])"
     if mode == "T":
         return f"{operator}.inclusion({scores}, {target}, {batch.k})"
+    if mode in BOUNDED:
+        return f"topk_error({scores}, {target}, {batch.p_k}, {operator}, m={batch.m}, **{BOUNDED[mode]})"
     return f"topk_cross_entropy({scores}, {target}, {batch.p_k}, {operator}, m={batch.m}, top1={mode!r})"
 
 
@@ -547,7 +536,8 @@ def dead_gradients(subjects: list[Subject], temperature: float = 1.0) -> int:
     print("(loss / gradient on the target times temperature)")
     print(f"{'operator':<22}{'mode':<10}{'P_K':<12}" + "".join(f"{f'{trail:g} behind':>22}" for trail in TRAILS))
     target, failures = torch.tensor([15]), 0
-    for subject, mode, p_k in itertools.product(subjects, MODES, TRAIL_P_K):
+    guided = [mode for mode in MODES if mode != "bounded"]  # without the guide it lets go, and means to
+    for subject, mode, p_k in itertools.product(subjects, guided, TRAIL_P_K):
         losses, slopes = [], []
         for trail in TRAILS:
             scores = trailing(trail, temperature)
@@ -612,6 +602,7 @@ def main() -> int:
     parser.add_argument("--only", choices=[subject.name for subject in SUBJECTS], help="one operator")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    warnings.filterwarnings("ignore", "SinkhornSort: .* did not converge")
     started = time.perf_counter()
     subjects = [subject for subject in SUBJECTS if arguments.only in (None, subject.name)]
     peer = import_peer()

@@ -17,7 +17,7 @@ from measuring import markdown_table
 from torch import Tensor
 
 from anyk import SortingNetwork
-from anyk.operators.sorting_network import KINDS
+from anyk.registry import NETWORKS
 
 SIZES = (8, 16, 32, 50, 100)
 KS = (1, 2, 3, 5, 10)
@@ -71,7 +71,7 @@ def shifts(kind: str, n: int, ks: tuple[int, ...]) -> dict[int, Tensor]:
 
 
 def library_wire(kind: str, n: int) -> int:
-    return int(KINDS[kind].target_wire(torch.tensor(n)))
+    return int(NETWORKS[kind].target_wire(torch.tensor(n)))
 
 
 def main() -> None:
@@ -79,7 +79,7 @@ def main() -> None:
     torch.manual_seed(0)
     rows = []
     with torch.no_grad():
-        for kind in KINDS:
+        for kind in NETWORKS:
             for n in SIZES:
                 for k, shift in shifts(kind, n, tuple(k for k in KS if k <= n)).items():
                     best = int(shift[:, 1].argmin())

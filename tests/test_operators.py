@@ -119,8 +119,11 @@ def test_sinkhorn_rounding_does_not_leak_through_weak_links(monkeypatch):
 
 def test_sinkhorn_counts_the_rows_that_did_not_converge():
     operator = anyk.SinkhornSort(0.3, max_iterations=1)
-    matrix = operator(torch.randn(10, 8, generator=torch.Generator().manual_seed(0)), 8)
-    assert 0 < operator.unconverged <= 10
+    scores = torch.randn(10, 8, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="SinkhornSort: 10 of 10 rows did not converge in max_iterations = 1 steps"):
+        operator(scores, 8)
+    matrix = operator(scores, 8)  # told once: a second warning would be an error here
+    assert operator.unconverged == 10
     torch.testing.assert_close(matrix.sum(-2), torch.ones(10, 8))  # on the class side it is normalised all the same
 
 
