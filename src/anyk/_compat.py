@@ -11,18 +11,19 @@ from torch import Tensor
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
-def is_transformed(tensor: Tensor) -> bool:
-    """Whether torch.func or a batched gradient has wrapped the tensor: its values are not to be looked at.
+def eager(tensor: Tensor) -> bool:
+    """A plain tensor in eager mode: not traced, not inside a functional transform, not in forward-mode differentiation.
 
-    There is no public way to ask. The second kind comes from ``torch.autograd.grad(is_grads_batched=True)``.
+    There is no public way to ask for the last two. torch.func wraps its tensors; so does, in another way,
+    ``torch.autograd.grad(is_grads_batched=True)``; ``torch.autograd.forward_ad`` counts its levels.
     """
-    functorch = torch._C._functorch
-    return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
-
-
-def in_forward_mode() -> bool:
-    """Whether forward-mode differentiation is going on (``torch.autograd.forward_ad``): there is no public way to ask."""
-    return torch.autograd.forward_ad._current_level >= 0
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and not torch.compiler.is_compiling()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not torch._C._functorch.is_legacy_batchedtensor(tensor)
+        and torch.autograd.forward_ad._current_level < 0
+    )
 
 
 def constant_when_traced(function: Function) -> Function:

@@ -9,22 +9,12 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
-from anyk import _compat
-
-
-def eager(tensor: Tensor) -> bool:
-    """A plain tensor in eager mode: not traced, not inside a functional transform, not in forward-mode differentiation."""
-    return (
-        type(tensor) in (Tensor, torch.nn.Parameter)
-        and not torch.compiler.is_compiling()
-        and not _compat.is_transformed(tensor)
-        and not _compat.in_forward_mode()
-    )
+from anyk._compat import eager
 
 
 def readable(tensor: Tensor) -> bool:
@@ -32,8 +22,7 @@ def readable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and eager(tensor)
 
 
-def one_of(name: str, value: object, known: Iterable[object]) -> None:
-    known = list(known)
+def one_of(name: str, value: object, known: Collection[object]) -> None:
     if value not in known:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}")
 
@@ -58,7 +47,7 @@ def at_least_one(name: str, value: object) -> int:
 
 def count(name: str, value: object, low: int, high: int, high_name: str) -> int:
     """An integer between low and high."""
-    result = _integer(name, value)
+    result = value if type(value) is int else _integer(name, value)
     if not low <= result <= high:
         raise ValueError(f"{name}: expected {low} <= {name} <= {high_name} = {high}, got {result}")
     return result
@@ -120,7 +109,7 @@ def real_classes(real: Tensor | None, k: int, rows: Tensor | None = None) -> Non
 
 def between(name: str, value: object, low: float, high: float) -> float:
     """A number between low and high, both included."""
-    result = number(name, value, f"a number between {low:g} and {high:g}")
+    result = value if type(value) is float else number(name, value, f"a number between {low:g} and {high:g}")
     if not low <= result <= high:
         raise ValueError(f"{name}: expected a number between {low:g} and {high:g}, got {value}")
     return result

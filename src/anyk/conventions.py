@@ -25,6 +25,7 @@ from anyk import candidates, checks, derivatives
 from anyk.operators.base import real_mask
 
 Reduction = Literal["mean", "sum", "none"]
+_REDUCTIONS = get_args(Reduction)
 
 
 class Measure(Protocol):
@@ -65,7 +66,7 @@ class Conventions:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        checks.one_of("reduction", self.reduction, get_args(Reduction))
+        checks.one_of("reduction", self.reduction, _REDUCTIONS)
         if type(self.ignore_index) is not int and (
             isinstance(self.ignore_index, bool) or not isinstance(self.ignore_index, numbers.Integral)
         ):
@@ -179,7 +180,8 @@ class Batch:
             k: number of classes that every row must have beside padding.
         """
         scores, dtype = self.shape.rows(self.scores), working_dtype(self.scores)
-        amount = 0.0 if measure.smoothing else self.conventions.label_smoothing
+        smoothing = measure.smoothing
+        amount = 0.0 if smoothing else self.conventions.label_smoothing
         if self.target.dtype.is_floating_point:
             probabilities = self.shape.rows(self.target).to(dtype)
             if amount:
@@ -201,7 +203,7 @@ class Batch:
             whole = m is None and not measure.sorts  # all classes as they come
             kept, cross_entropy = scores if whole else scores.gather(-1, classes), None
         rows = Rows.of(kept, position, target, cross_entropy, k, valid, weights, self._reducing())
-        return rows._replace(added=self._smoothing(scores, measure)) if measure.smoothing else rows
+        return rows._replace(added=self._smoothing(scores, smoothing)) if smoothing else rows
 
     def _expected(
         self,
@@ -227,15 +229,15 @@ class Batch:
             cost = measure.outside(torch.where(outside != 0, -log_softmax, 0))
             rows = rows._replace(added=(outside * cost).sum(-1))
         if measure.smoothing:
-            smoothing = self._smoothing(scores, measure)
+            smoothing = self._smoothing(scores, measure.smoothing)
             rows = rows._replace(added=smoothing if rows.added is None else rows.added + smoothing)
         return rows
 
-    def _smoothing(self, scores: Float[Tensor, "rows n"], measure: Measure) -> Float[Tensor, " rows"]:
+    def _smoothing(self, scores: Float[Tensor, "rows n"], amount: float) -> Float[Tensor, " rows"]:
         """The mean cross-entropy over the classes that are not padding, each with its weight, as much of it as is wanted."""
         share = _uniform(scores) if self.class_weight is None else _uniform(scores) * self.class_weight
         log_softmax = scores.to(working_dtype(scores)).log_softmax(-1)
-        return -measure.smoothing * (share * torch.where(share != 0, log_softmax, 0)).sum(-1)
+        return -amount * (share * torch.where(share != 0, log_softmax, 0)).sum(-1)
 
     def _reducing(self) -> Reducing:
         return Reducing(self.conventions.reduction, self.shape.batch)

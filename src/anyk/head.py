@@ -118,8 +118,7 @@ class LinearHead(nn.Module):
             )
         spec, conventions = loss.spec, loss.conventions
         target = checks.class_indices(target, x.shape[:-1], n, conventions.ignore_index)
-        p_k, m = spec.fit(self._like(x), n, target.shape, example_p_k)
-        k = p_k.k
+        p_k, k, m = spec.fit(self._like(x), n, target.shape, example_p_k)
         if spec.is_cross_entropy(k):
             m = k = 1  # nothing is ranked
         if m is None or m == n:

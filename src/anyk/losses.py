@@ -29,6 +29,7 @@ __all__ = ["TopKCrossEntropyLoss", "TopKErrorLoss", "topk_cross_entropy", "topk_
 Top1 = Literal["separate", "mixed", "operator"]
 SoftmaxOver = Literal["all", "candidates"]
 M = int | Literal["auto"] | None
+_TOP1, _SOFTMAX_OVER = get_args(Top1), get_args(SoftmaxOver)
 
 
 def topk_loss(
@@ -36,11 +37,11 @@ def topk_loss(
 ) -> Tensor:
     """The data path of both families."""
     batch = Batch.of(scores, target, conventions)
-    p_k, m = spec.fit(scores, batch.shape.classes, batch.shape.batch, example_p_k)
-    if spec.is_cross_entropy(p_k.k):
+    p_k, k, m = spec.fit(scores, batch.shape.classes, batch.shape.batch, example_p_k)
+    if spec.is_cross_entropy(k):
         return batch.cross_entropy()
-    rows = batch.rows(spec, m, p_k.k)  # 1. candidates
-    log_inclusion = spec.log_inclusion(rows, p_k.k)  # 2. operator
+    rows = batch.rows(spec, m, k)  # 1. candidates
+    log_inclusion = spec.log_inclusion(rows, k)  # 2. operator
     losses = spec.losses(rows, log_inclusion, p_k.at(rows.target))  # 3. P_K and shape
     return rows.reduce(losses)  # 4. loss
 
@@ -54,22 +55,23 @@ class Spec(ABC):
     operator: Operator
     m: M
 
-    def fit(self, like: Tensor, n: int, batch: torch.Size, example_p_k: Tensor | None) -> tuple[PK, int | None]:
-        """P_K as a tensor and the number of candidates (None: all) for scores like these, of n classes."""
+    def fit(self, like: Tensor, n: int, batch: torch.Size, example_p_k: Tensor | None) -> tuple[PK, int, int | None]:
+        """P_K as a tensor, its k, and the number of candidates (None: all), for scores like these, of n classes."""
         if example_p_k is not None:
             name, p_k = "example_p_k", p_ks.read_rows(example_p_k, batch)
         elif self.p_k is not None:
             name, p_k = "p_k", self.p_k
         else:
             raise ValueError("p_k: expected a distribution, or example_p_k at the call, got None for both")
-        m = candidates.number(self.m, n, p_k.k)
-        if p_k.k > (m or n):
+        k = p_k.k
+        m = candidates.number(self.m, n, k)
+        if k > (m or n):
             limit = f"the number of classes = {n}" if m is None else f"m = {m}"
-            raise ValueError(f"{name}: expected at most as many entries as {limit}, got {p_k.k}")
+            raise ValueError(f"{name}: expected at most as many entries as {limit}, got {k}")
         if p_k.of == "class" and len(p_k.values) != n:
             shape = tuple(p_k.values.shape) if isinstance(p_k.values, Tensor) else ()
             raise ValueError(f"p_k: expected shape (k,) or (n, k) with n = {n} classes, got {shape}")
-        return p_k.to(like), m
+        return p_k.to(like), k, m
 
     @property
     def sorts(self) -> bool:
@@ -102,8 +104,8 @@ class CrossEntropySpec(Spec):
     softmax_over: SoftmaxOver = "all"
 
     def __post_init__(self) -> None:
-        checks.one_of("top1", self.top1, get_args(Top1))
-        checks.one_of("softmax_over", self.softmax_over, get_args(SoftmaxOver))
+        checks.one_of("top1", self.top1, _TOP1)
+        checks.one_of("softmax_over", self.softmax_over, _SOFTMAX_OVER)
 
     @property
     def uses_softmax(self) -> bool:

@@ -221,8 +221,7 @@ def _sharded_loss(
     slices = _Slices.asked(shard, _settings(spec, conventions, example_p_k)) if sizes is None else _Slices.told(shard, sizes)
     scores, n = shard.scores, slices.number
     target = checks.class_indices(shard.target, scores.shape[:1], n, conventions.ignore_index)
-    p_k, m = spec.fit(scores, n, scores.shape[:1], example_p_k)
-    k = p_k.k
+    p_k, k, m = spec.fit(scores, n, scores.shape[:1], example_p_k)
     if spec.is_cross_entropy(k):
         m = k = 1  # nothing is ranked
     rows = _rows(spec, scores, target, conventions, slices, None if m == n else m, k)

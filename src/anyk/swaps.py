@@ -64,10 +64,6 @@ class Swap:
         return self.derivative(v) if self.derivative_by_values is None else self.derivative_by_values(value, opposite)
 
 
-def _logistic(v: Tensor) -> Tensor:
-    return torch.sigmoid(v)
-
-
 def _logistic_derivative(v: Tensor) -> Tensor:
     return torch.sigmoid(v) * torch.sigmoid(-v)
 
@@ -135,7 +131,7 @@ def _polynomial_tail(v: Tensor) -> Tensor:
     return -torch.log1p((-v).clamp(min=0)) / 2
 
 
-SWAPS["logistic"] = Swap(_logistic, _logistic_derivative, _exponential_tail, derivative_by_values=torch.mul)
+SWAPS["logistic"] = Swap(torch.sigmoid, _logistic_derivative, _exponential_tail, derivative_by_values=torch.mul)
 SWAPS["logistic_art"] = Swap(_logistic_art, _logistic_art_derivative, _logistic_art_tail, power=2.0)
 SWAPS["cauchy"] = Swap(_cauchy, _cauchy_derivative, _polynomial_tail)
 SWAPS["gaussian"] = Swap(_gaussian, _gaussian_derivative, _exponential_tail)
