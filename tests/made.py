@@ -7,8 +7,8 @@ import typing
 
 from PIL import Image
 
-from anyk.lab.comparison import Comparison, Example, Guess, Method, Moves, SeedRun, Try
-from anyk.lab.recipes import LossName, Recipe
+from anyk.lab.comparison.outcome import Comparison, Example, Guess, Method, Moves, SeedRun, Try
+from anyk.lab.run.recipe import LossName, Recipe
 
 
 def png(number=0):

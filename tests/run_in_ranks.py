@@ -16,9 +16,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import lab_data
-from anyk.lab import ranks, training
 from anyk.lab.errors import LabError
-from anyk.lab.recipes import Recipe
+from anyk.lab.run import processes, training
+from anyk.lab.run.recipe import Recipe
 
 
 def load_or_make(data):
@@ -40,7 +40,7 @@ def batch_norm_is_that_of_the_whole_batch(together):
         (expected * factors).sum().backward()
         part = together.part(torch.arange(size))
         mine = images[part].requires_grad_()
-        model = ranks.synchronise_batch_norm(models[1], together)
+        model = processes.synchronise_batch_norm(models[1], together)
         output = model(mine)
         (output * factors[part]).sum().backward()
         assert_close(output, expected[part])
@@ -67,7 +67,7 @@ def threads_of_the_group():
 
 if __name__ == "__main__":
     LOAD, training.load = training.load, load_or_make
-    with ranks.joined("cpu") as together:
+    with processes.joined("cpu") as together:
         an_error_of_one_rank_is_raised_in_all(together)
         batch_norm_is_that_of_the_whole_batch(together)
         assert threads_of_the_group()

@@ -1,0 +1,1 @@
+"""Which loss is best on some data: search, outcome, verdict, page."""
