@@ -25,8 +25,8 @@ from anyk.lab.data import load
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
 from anyk.lab.files import write_atomically
-from anyk.lab.run import losses
 from anyk.lab.run.folder import Run
+from anyk.lab.run.names import LOSSES
 from anyk.lab.run.recipe import Recipe
 
 SUMMARIES = Path(__file__).parent / "summaries"
@@ -343,7 +343,7 @@ def confirmation(data: str, known: Mapping[str, Summaries]) -> list[Cell]:
 def key(recipe: Recipe, shared: Recipe) -> str:
     """What a recipe has of its own, as text: the name of a run."""
     own = {name: new for name, (_, new) in shared.differences(recipe).items() if name != "data"}
-    if not losses.LOSSES[recipe.loss].has_temperature:
+    if not LOSSES[recipe.loss].has_temperature:
         own.pop("temperature", None)
     return json.dumps(own, sort_keys=True)
 
@@ -441,7 +441,7 @@ def tuning(data: str, method: str, known: Summaries) -> Tuning:
         return Tuning(softmax.missing, softmax.best and softmax.best.but(**own))
     fields = {**METHODS[method], **setting.fields.get(method, {}), "p_k": TUNED_WITH.get(method, PKS["half"])}
     start = setting.recipe.but(**fields, temperature=setting.temperatures.get(method, 1.0))
-    warm = losses.LOSSES[start.loss].has_temperature
+    warm = LOSSES[start.loss].has_temperature
     first: list[search.Point] = [(0, 0), (0, 2), (0, -2)] if warm else [(0,), (1,), (-1,)]
     if warm and not setting.tunes_rate:
         softmax = tuning(data, "softmax", known)

@@ -8,7 +8,8 @@ import typing
 from PIL import Image
 
 from anyk.lab.comparison.outcome import Comparison, Example, Guess, Method, Moves, SeedRun, Try
-from anyk.lab.run.recipe import LossName, Recipe
+from anyk.lab.run.names import LossName
+from anyk.lab.run.recipe import Recipe
 
 
 def png(number=0):

@@ -38,7 +38,7 @@ def batch_norm_is_that_of_the_whole_batch(together):
         alone, models = images.clone().requires_grad_(), [nn.Sequential(nn.BatchNorm2d(4).double()) for _ in range(2)]
         expected = models[0](alone)
         (expected * factors).sum().backward()
-        part = together.part(torch.arange(size))
+        part = together.shard(torch.arange(size))
         mine = images[part].requires_grad_()
         model = processes.synchronise_batch_norm(models[1], together)
         output = model(mine)
@@ -46,18 +46,18 @@ def batch_norm_is_that_of_the_whole_batch(together):
         assert_close(output, expected[part])
         assert_close(mine.grad, alone.grad[part])
         for own, whole in zip(model.parameters(), models[0].parameters(), strict=True):
-            assert_close(together.total(own.grad), whole.grad)
+            assert_close(together.all_reduce(own.grad), whole.grad)
         assert_close(model.state_dict(), models[0].state_dict())
         assert_close(model.eval()(images), models[0].eval()(images))
 
 
 def an_error_of_one_rank_is_raised_in_all(together):
     def load():
-        if together.rank == together.world - 1:
+        if together.rank == together.world_size - 1:
             raise LabError("a file that only this rank misses")
 
     with pytest.raises(LabError, match="a file that only this rank misses"):
-        together.one_before_the_others(load)
+        together.local_first(load)
 
 
 def threads_of_the_group():

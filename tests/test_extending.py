@@ -14,7 +14,7 @@ import pytest
 import anyk
 from anyk import baselines
 from anyk.lab.errors import LabError
-from anyk.lab.run import losses
+from anyk.lab.run import names
 from lab_data import write_embedding_set
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +40,7 @@ USE = """
     from anyk.lab import pictures
     from anyk.lab.comparison import outcome
     from anyk.lab.run import losses, training
+    from anyk.lab.run.names import LOSSES
     from anyk.lab.run.recipe import Recipe
 
     data, out, *asked = sys.argv[1:]
@@ -47,7 +48,7 @@ USE = """
         recipe = Recipe(data=data, epochs=3, learning_rate=0.01, **fields)
         result = training.train(recipe, f"{out}/run{place}")
         assert result["test"]["top5"] > 0.6, result["test"]
-        if losses.LOSSES[recipe.loss].is_operator:
+        if LOSSES[recipe.loss].is_operator:
             torch.manual_seed(0)
             operator = losses.criterion(recipe, 12).operator
             scores = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
@@ -118,4 +119,4 @@ def test_names_are_given_once() -> None:
         with pytest.raises(ValueError, match=f"name: expected one that is free, got '{taken}', which anyk"):
             type("Mine", (base,), {}, name=taken)
     with pytest.raises(LabError, match="two losses have the name lapsum"):
-        losses._merged({"lapsum": losses.LOSSES["lapsum"]}, {"lapsum": losses.LOSSES["splitter"]})
+        names._merged({"lapsum": names.LOSSES["lapsum"]}, {"lapsum": names.LOSSES["splitter"]})

@@ -14,6 +14,11 @@ class Stopped(Exception):
     """A run was asked to stop; its checkpoint is written."""
 
 
+def explain(error: Exception) -> str:
+    """An error as a run's outcome tells it."""
+    return str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
+
+
 def failures(errors: Iterable[tuple[str, str]]) -> list[str]:
     """Runs that failed, by name and error, as sentences: equal errors once, with the number of runs.
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from anyk import networks as comparator_networks
 from anyk.lab.errors import LabError
-from anyk.lab.run.losses import LOSSES
-from anyk.lab.run.losses import operator as make_operator
+from anyk.lab.run.names import LOSSES
+from anyk.lab.run.names import operator as make_operator
 from anyk.losses import topk_cross_entropy
 from anyk.networks import Comparator, Network
 from anyk.operators import KINDS, Operator

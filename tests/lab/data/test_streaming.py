@@ -27,7 +27,7 @@ from anyk.lab.data import Dataset, Split, embeddings
 from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.streaming import Stream, block_order
 from anyk.lab.errors import LabError
-from anyk.lab.run import training
+from anyk.lab.run import evaluation, reading, training
 from anyk.lab.run.recipe import BLOCK_BYTES, WINDOW_BYTES, Recipe
 
 UNEVEN = (37, 1, 100, 64, 5, 83)
@@ -169,7 +169,7 @@ def test_following_the_order_each_block_is_read_once(shards: Path, monkeypatch: 
 def test_batches_are_cast_one_by_one(shards: Path) -> None:
     dataset = embeddings.read(shards)
     recipe = Recipe(data=str(shards), shuffle="block", shuffle_block=8, shuffle_window=64)
-    reader = training.Reader(dataset, torch.device("cpu"), recipe)
+    reader = reading.Reader(dataset, torch.device("cpu"), recipe)
     batch = torch.tensor([200, 3, 77])
     inputs = reader(dataset.train, batch)
     assert inputs.dtype == torch.float32
@@ -205,8 +205,8 @@ def test_an_evaluation_announces_its_own_rows_a_block_ahead_and_no_others(
     )
     whole: list[tuple[int, int, int]] = []
     monkeypatch.setattr(MappedRows, "fetch", lambda self, *rows: whole.append((number_of[id(self)], *rows)))
-    monkeypatch.setattr(training, "EVALUATION_BATCH", 20)
-    reader = training.Reader(dataset, torch.device("cpu"), streamed(shards))
+    monkeypatch.setattr(reading, "EVALUATION_BATCH", 20)
+    reader = reading.Reader(dataset, torch.device("cpu"), streamed(shards))
     index = torch.arange(0, 290, 3)[:80]
     seen: list[int] = []
     for block in reader.blocks(dataset.train, index):
@@ -298,7 +298,7 @@ def test_one_file_larger_than_the_memory_is_opened(tmp_path: Path, monkeypatch: 
     (tmp_path / "dataset.json").write_text(json.dumps({"classes": ["a"]}))
     dataset = embeddings.read(tmp_path)
     assert dataset.train.take(torch.tensor([rows - 1, 0])).count_nonzero() == 0
-    resolved = training.resolved(Recipe(data=str(tmp_path)), dataset)
+    resolved = reading.resolved(Recipe(data=str(tmp_path)), dataset)
     assert resolved.shuffle == "block"
 
 
@@ -363,7 +363,7 @@ def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_bits(points: 
     recipe = streamed(points, epochs=2)
     code = """
         import json, os, signal, sys
-        from anyk.lab.run import training
+        from anyk.lab.run import evaluation, reading, training
         from anyk.lab.run.recipe import Recipe
         training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.0
         def kill(progress):
@@ -447,7 +447,7 @@ def test_an_epoch_over_a_large_set_takes_little_memory(tmp_path: Path) -> None:
     (folder / "dataset.json").write_text(json.dumps({"classes": list("abcd")}))
     code = """
         import re, sys, torch
-        from anyk.lab.run import training
+        from anyk.lab.run import evaluation, reading, training
         from anyk.lab.run.recipe import Recipe
         def memory():
             status = open("/proc/self/status").read()
@@ -459,8 +459,8 @@ def test_an_epoch_over_a_large_set_takes_little_memory(tmp_path: Path) -> None:
             return Recipe(data=data, loss="softmax", epochs=1, batch_size=1000, shuffle="block", **changes)
         training.train(recipe(sys.argv[2]), sys.argv[3] + "/warm")  # whatever torch and others need anyway
         before = memory()
-        reader = training.Reader.__call__
-        training.Reader.__call__ = lambda *arguments: (look(), reader(*arguments), look())[1]
+        reader = reading.Reader.__call__
+        reading.Reader.__call__ = lambda *arguments: (look(), reader(*arguments), look())[1]
         inspected = training.load
         training.load = lambda data: (inspected(data), look())[0]
         training.train(recipe(sys.argv[1], shuffle_window=8192), sys.argv[3] + "/run", on_progress=look)
@@ -544,10 +544,10 @@ def test_no_more_is_read_than_was_asked_for_and_no_less(tmp_path: Path, monkeypa
 
     # An evaluation on every hundredth row, of which each lies on two pages.
     make_cold(path)
-    monkeypatch.setattr(training, "EVALUATION_BATCH", 32)
-    reader = training.Reader(dataset, torch.device("cpu"), Recipe(shuffle="block", shuffle_block=32, shuffle_window=1024))
+    monkeypatch.setattr(reading, "EVALUATION_BATCH", 32)
+    reader = reading.Reader(dataset, torch.device("cpu"), Recipe(shuffle="block", shuffle_block=32, shuffle_window=1024))
     index = torch.arange(0, rows, 100)
-    training.accuracies(torch.nn.Linear(width, 2), dataset.train, index, reader, 2)
+    evaluation.accuracies(torch.nn.Linear(width, 2), dataset.train, index, reader, 2)
     wanted = len(index) * 2 * mmap.PAGESIZE
     assert wanted * 0.9 < cached(path) < wanted + (1 << 20)
 

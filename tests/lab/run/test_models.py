@@ -13,7 +13,7 @@ import torch
 import lab_data
 from anyk.lab.data import Dataset
 from anyk.lab.errors import LabError
-from anyk.lab.run import models, training
+from anyk.lab.run import evaluation, models, training
 from anyk.lab.run.recipe import Recipe
 
 
@@ -33,10 +33,11 @@ def test_scores_are_those_of_the_run(
 ) -> None:
     points = lab_data.write_embedding_set(tmp_path / "points")
     if dataset is not None:
-        monkeypatch.setattr(training, "load", lambda spec: dataset)
+        for module in (training, evaluation):
+            monkeypatch.setattr(module, "load", lambda spec: dataset)
     recipe = Recipe(data=str(points), model=model, hidden=24, dropout=0.2, epochs=1, batch_size=40)
     training.train(recipe, tmp_path / "run")
-    predictor = training.Predictor(tmp_path / "run")
+    predictor = evaluation.Predictor(tmp_path / "run")
     shutil.rmtree(points)
 
     (tmp_path / "elsewhere").mkdir()

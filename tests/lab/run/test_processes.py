@@ -168,11 +168,13 @@ def test_parts_are_all_examples_once_and_their_weights_make_the_mean() -> None:
         for size in (1, 2, 7, 12):
             index, losses = torch.randperm(size), torch.rand(size, dtype=torch.float64)
             ranks = [Ranks(rank, world) for rank in range(world)]
-            parts = [each.part(index) for each in ranks]
+            parts = [each.shard(index) for each in ranks]
             assert torch.equal(torch.cat(parts), index)
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
             means = [losses[part].mean() if len(part) else torch.zeros(()) for part in parts]
-            average = sum(each.weight(part, index) * mean for each, part, mean in zip(ranks, parts, means, strict=True)) / world
+            average = (
+                sum(each.shard_weight(part, index) * mean for each, part, mean in zip(ranks, parts, means, strict=True)) / world
+            )
             assert float(average) == pytest.approx(float(losses.mean()))
 
 

@@ -21,9 +21,10 @@ import lab_data
 from anyk.lab import info
 from anyk.lab.data import split
 from anyk.lab.errors import LabError
-from anyk.lab.run import losses, training
+from anyk.lab.run import evaluation, losses, training
 from anyk.lab.run.folder import Run
-from anyk.lab.run.recipe import LossName, Recipe
+from anyk.lab.run.names import LossName
+from anyk.lab.run.recipe import Recipe
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["anyk.lab.run.training", "torch._dynamo"])
@@ -416,12 +417,12 @@ def test_the_sign_that_a_run_might_have_come_further(
 ) -> None:
     recipe = Recipe(epochs=20).but(**changes)
     result = {"recipe": recipe.to_json(), "epochs": epochs, "selected": selected, "validation": {"top1": top1}}
-    assert training.unfinished({**result, "data": {"classes": 10}}) == sign
+    assert evaluation.unfinished({**result, "data": {"classes": 10}}) == sign
 
 
 def test_predictor_gives_the_guesses_that_the_result_counted(data: str, tmp_path: Path) -> None:
     result = training.train(quick(data), tmp_path)
-    predictor = training.Predictor(tmp_path)
+    predictor = evaluation.Predictor(tmp_path)
     classes, probabilities = predictor.test_guesses(5)
     target = predictor.parts.test.labels[predictor.parts.test_index]
     assert float((classes == target[:, None]).any(1).double().mean()) == pytest.approx(result["test"]["top5"])

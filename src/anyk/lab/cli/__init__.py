@@ -18,9 +18,9 @@ import tyro
 
 import anyk
 from anyk.lab.errors import LabError, Stopped, failures
-from anyk.lab.paper.experiments import Network
 from anyk.lab.run import processes
-from anyk.lab.run.recipe import TYPES, LossName, Recipe, Setting
+from anyk.lab.run.names import LossName, NetworkName
+from anyk.lab.run.recipe import TYPES, Recipe, Setting
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 CommonSetting = Annotated[Setting, tyro.conf.OmitArgPrefixes]
@@ -106,16 +106,16 @@ def train(
         json: print the result as JSON instead of words.
     """
     from anyk.lab.progress import Display
-    from anyk.lab.run import training
+    from anyk.lab.run import evaluation, training
 
     out = out or Path("anyk-runs") / f"{_slug(recipe.data)}-{recipe.loss}-seed{recipe.seed}"
     with processes.joined(recipe.device) as together:
         training.check(recipe, together)
-        together.from_first(lambda: _check_folder(out, recipe))
+        together.broadcast(lambda: _check_folder(out, recipe))
         with (
             Display(1, quiet or not together.first) as display,
             _tensorboard(out if tensorboard and together.first else None) as write,
-            _stop_signal(together.world > 1) as stopped,
+            _stop_signal(together.world_size > 1) as stopped,
         ):
 
             def show(progress: training.Progress) -> None:
@@ -136,7 +136,7 @@ def train(
         f"learning rate {used['learning_rate']:g} ({used['schedule']}), batch size {used['batch_size']}, model {used['model']}"
     )
     _say(f"epochs: {result['epochs']:g}; {result['seconds']:.1f} s; folder: {out}")
-    sign = training.unfinished(result)
+    sign = evaluation.unfinished(result)
     if sign and not (recipe.epochs and recipe.learning_rate):  # who gives both has chosen them
         _say(
             f"It was still {sign} when it ended: raise --epochs or --learning-rate. "
@@ -227,7 +227,7 @@ def reproduce(
     smoke: Flag = False,
     seeds: int | None = None,
     source: Literal["paper", "official"] = "paper",
-    network: Network = "splitter",
+    network: NetworkName = "splitter",
     grid: tuple[float, ...] = (1.0,),
     out: Path | None = None,
     jobs: int = 0,
@@ -633,9 +633,9 @@ def _tell_failures(outcomes: Mapping[str, Any]) -> int:
 def _check_data(recipes: Mapping[str, Recipe], out: Path) -> None:
     """Load each data set that runs will need once: what is wrong with it is told once, before anything starts."""
     from anyk.lab import data
-    from anyk.lab.engines import local
+    from anyk.lab.engines import attempt
 
-    for place in sorted({recipe.data for name, recipe in recipes.items() if local.ended(out / name, recipe) is None}):
+    for place in sorted({recipe.data for name, recipe in recipes.items() if attempt.ended(out / name, recipe) is None}):
         data.load(place)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import anyk
 from anyk.lab import errors, files, statistics
 from anyk.lab.errors import LabError
-from anyk.lab.run.losses import LOSSES
+from anyk.lab.run.names import LOSSES
 from anyk.lab.run.recipe import Recipe
 from anyk.lab.statistics import SIGNIFICANT, Paired, holm, paired
 from anyk.lab.tables import Column, Difference, Measured, Table, Value, metrics_of, p_text, points, title

@@ -19,13 +19,16 @@ from anyk.lab.comparison import outcome as outcomes
 from anyk.lab.comparison import page
 from anyk.lab.comparison.outcome import Comparison, Example, Guess, Method, Moves, SeedRun, Try
 from anyk.lab.data import load, split
-from anyk.lab.engines.local import Outcome, Pool, wait_in_turns
+from anyk.lab.engines.attempt import Outcome
+from anyk.lab.engines.local import Pool, wait_in_turns
 from anyk.lab.errors import LabError, Stopped
-from anyk.lab.run import training
+from anyk.lab.run.evaluation import Predictor
 from anyk.lab.run.folder import Run
-from anyk.lab.run.losses import LOSSES, criterion, trained_ks
-from anyk.lab.run.recipe import LossName, Recipe, Setting
-from anyk.lab.run.training import Progress, resolved, shuffle_of
+from anyk.lab.run.losses import criterion, trained_ks
+from anyk.lab.run.names import LOSSES, LossName
+from anyk.lab.run.reading import check_select, describe, resolved, shuffle_of
+from anyk.lab.run.recipe import Recipe, Setting
+from anyk.lab.run.training import Progress
 from anyk.lab.tables import METRICS
 
 BASELINE: LossName = "softmax"
@@ -63,7 +66,7 @@ def compare(
     setting = resolved(setting, dataset).but(**shuffle_of(setting))
     losses = list(dict.fromkeys([BASELINE, *losses]))
     # Before hours of training, not after.
-    training.check_select(setting, dataset)
+    check_select(setting, dataset)
     setting = setting.but(measure=_measured(setting, losses, len(dataset.classes)))
     recipes = {loss: Recipe(**vars(setting), loss=loss) for loss in losses}
     parts = split(dataset, setting.validation, setting.test, setting.split_seed)
@@ -79,15 +82,7 @@ def compare(
                 raise
         methods = [method for method, _ in found]
         outcome = Comparison(
-            data={
-                "name": dataset.name,
-                "kind": dataset.kind,
-                "classes": len(dataset.classes),
-                "train": len(parts.train),
-                "validation": len(parts.validation),
-                "test": len(parts.test_index),
-                "fingerprint": dataset.fingerprint,
-            },
+            data=describe(dataset, parts),
             command=command,
             settings={"budget": budget, "seeds": seeds, "metric": _metric(setting), **setting.to_json()},
             methods=tuple(methods),
@@ -224,7 +219,7 @@ def _moves(outcome: Comparison, out: Path) -> Moves | None:
         return None
     name = outcomes.best(others).name
     seed = min(baseline.keys() & finished[name].keys())
-    before, after = (training.Predictor(out / runs[seed].folder) for runs in (baseline, finished[name]))
+    before, after = (Predictor(out / runs[seed].folder) for runs in (baseline, finished[name]))
     guesses = [predictor.test_guesses(GUESSES) for predictor in (before, after)]
     target = before.parts.test.labels[before.parts.test_index]
     had, has = ((classes == target[:, None]).any(1) for classes, _ in guesses)

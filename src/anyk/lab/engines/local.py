@@ -6,11 +6,9 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,22 +16,13 @@ from types import TracebackType
 from typing import Any
 
 from anyk.lab import notes
-from anyk.lab.errors import LabError, Stopped
-from anyk.lab.run import training
+from anyk.lab.engines.attempt import Outcome, attempt, ended, throttled
 from anyk.lab.run.folder import Run
 from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.training import Progress
 
 #: seconds for a run's former process to leave its folder
 LEAVING_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: with a result, with an error, or stopped half-way (neither)."""
-
-    result: dict[str, Any] | None = None
-    error: str | None = None
 
 
 class Pool:
@@ -48,7 +37,7 @@ class Pool:
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self._context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
-            self._context.set_forkserver_preload(["anyk.lab.engines.local", "torch._dynamo"])
+            self._context.set_forkserver_preload([__name__, "torch._dynamo"])
         self._threads = ThreadPoolExecutor(jobs, "run")
         self._on_progress = on_progress
         self._stopping = threading.Event()
@@ -113,22 +102,6 @@ class Pool:
         return outcome
 
 
-def ended(folder: Path, recipe: Recipe) -> Outcome | None:
-    """The outcome of a run that had ended before, or whose folder cannot be read; None: it is to be run."""
-    try:
-        finished = Run(folder).result()
-        if finished is not None and not Run(folder).recipe().differences(recipe):
-            return Outcome(result=finished)
-    except LabError as error:
-        return Outcome(error=str(error))
-    return None
-
-
-def explain(error: Exception) -> str:
-    """An error as an outcome tells it."""
-    return str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-
-
 def wait_in_turns(futures: Sequence[Future[Any]]) -> None:
     """Wait for all, or for the first that fails. In short turns: a signal that another thread received is seen between them."""
     while True:
@@ -163,25 +136,7 @@ def _work(parent: Connection, folder: str, fields: dict[str, Any]) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     notes.hand_on(parent.send)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    told_at = 0.0
-
-    def tell(progress: Progress) -> None:
-        nonlocal told_at
-        now = time.monotonic()
-        if now - told_at > 0.2 or progress.step == progress.steps:
-            told_at = now
-            parent.send(progress)
-
-    try:
-        outcome = Outcome(
-            training.train(
-                Recipe.from_json(fields), folder, on_progress=tell, should_stop=stop.is_set, patience=LEAVING_SECONDS
-            )
-        )
-    except Stopped:
-        outcome = Outcome()
-    except Exception as error:
-        outcome = Outcome(error=explain(error))
+    outcome = attempt(fields, folder, throttled(parent.send, 0.2), stop, LEAVING_SECONDS)
     try:
         parent.send(outcome)
     except OSError:

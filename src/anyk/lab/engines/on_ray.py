@@ -12,19 +12,17 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from anyk.lab import info
-from anyk.lab.engines.local import Outcome, ended, explain
-from anyk.lab.errors import LabError, Stopped
-from anyk.lab.run import training
-from anyk.lab.run.folder import FolderTaken, Run
+from anyk.lab.engines.attempt import Outcome, attempt, ended, throttled
+from anyk.lab.errors import LabError
+from anyk.lab.run.folder import Run
 from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.training import Progress
 
@@ -74,6 +72,8 @@ class Cluster:
 
     def __enter__(self) -> "Cluster":
         _connect(self._ray, self._address)
+        self._quiet = redirect_stdout(_WithoutRay(sys.stdout))
+        self._quiet.__enter__()
         try:
             self._marker.touch()
             # On this node: it lives as long as there is somebody to read it.
@@ -218,6 +218,7 @@ class Cluster:
 
     def _leave(self) -> None:
         self._ray.shutdown()
+        self._quiet.__exit__(None, None, None)
         self._marker.unlink(missing_ok=True)
 
 
@@ -241,8 +242,6 @@ def _connect(ray: Any, address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
         raise LabError(f"no Ray cluster answers at {address} ({error}): start one with `ray start --head`.") from None
-    # The death of a node is told on standard output, with stack traces, whatever log_to_driver says. Ray has no setting for it.
-    importlib.import_module("ray._private.worker").__dict__["_worker_logs_enabled"] = False
     former = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
@@ -252,6 +251,21 @@ def _connect(ray: Any, address: str) -> None:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, former)  # which Ray has replaced
+
+
+class _WithoutRay:
+    """A stream without what Ray's own threads print: it tells the death of a node on standard output, with stack traces,
+    whatever log_to_driver says, and has no setting for that."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Pass on what any other thread writes."""
+        return len(text) if threading.current_thread().name.startswith("ray_") else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _name(node: Mapping[str, Any]) -> str:
@@ -328,29 +342,11 @@ def _work(place: _Place, fields: dict[str, Any], board: Any) -> Outcome:
     stop = threading.Event()
     # Cancelling a task is an interrupt of its process, which here ends a step before it ends the run.
     former = signal.signal(signal.SIGINT, lambda *_: stop.set())
-    told_at = 0.0
 
     def tell(progress: Progress) -> None:
-        nonlocal told_at
-        now = time.monotonic()
-        if now - told_at > 0.5 or (progress.line is not None and now - told_at > 0.1):
-            told_at = now
-            board.tell.remote(place.folder, progress.step, progress.steps, progress.line)
+        board.tell.remote(place.folder, progress.step, progress.steps, progress.line)
 
     try:
-        recipe, deadline = Recipe.from_json(fields), time.monotonic() + LEAVING_SECONDS
-        while True:
-            try:
-                return Outcome(training.train(recipe, place.folder, on_progress=tell, should_stop=stop.is_set, patience=1.0))
-            except FolderTaken:
-                # By the run's former process, if its node lives although it seemed dead. It leaves when Ray notices.
-                if stop.is_set():
-                    return Outcome()
-                if time.monotonic() > deadline:
-                    raise
-    except Stopped:
-        return Outcome()
-    except Exception as error:
-        return Outcome(error=explain(error))
+        return attempt(fields, place.folder, throttled(tell, 0.5), stop, LEAVING_SECONDS)
     finally:
         signal.signal(signal.SIGINT, former)

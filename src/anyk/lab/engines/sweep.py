@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyk.lab.engines.local import Outcome, Pool
+from anyk.lab.engines.attempt import Outcome
+from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
 from anyk.lab.run.folder import Run
 from anyk.lab.run.recipe import TYPES, Recipe

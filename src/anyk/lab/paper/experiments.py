@@ -17,20 +17,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from anyk import networks
 from anyk.lab.errors import LabError
+from anyk.lab.run.names import NetworkName
 from anyk.lab.run.recipe import Recipe
-from anyk.operators import KINDS
 
 Source = Literal["paper", "official"]
-if TYPE_CHECKING:
-    Network = str
-else:
-    Network = Literal[tuple(KINDS)]
 Value = str | int | float | None
 
 
@@ -451,7 +447,7 @@ class Experiment:
         smoke: bool = False,
         seeds: int | Sequence[int] | None = None,
         source: Source = "paper",
-        network: Network = "splitter",
+        network: NetworkName = "splitter",
         grid: Sequence[float] = (1.0,),
     ) -> dict[str, Recipe]:
         """The runs of the experiment.
@@ -546,7 +542,7 @@ def _setting(data: str) -> Setting:
     return SETTINGS.get(data, SETTINGS["imagenet1k"])
 
 
-def _recipe(cell: Cell, place: str, source: Source, network: Network, factor: float, smoke: bool) -> Recipe:
+def _recipe(cell: Cell, place: str, source: Source, network: NetworkName, factor: float, smoke: bool) -> Recipe:
     setting = _setting(cell.data)
     recipe = setting.recipe.but(data=place)
     if source == "official":

@@ -1,105 +1,16 @@
-"""From a recipe's words to a loss of the core.
-
-The names come from where operators, networks and losses are defined: whatever is entered there can be trained, tuned,
-compared and drawn. Packages can bring more: a module named in the entry points of the group "anyk" is imported here.
-"""
-
-from __future__ import annotations
+"""From a recipe's words to a loss of the core."""
 
 import csv
-import importlib.metadata
-import inspect
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 import anyk
-from anyk import baselines, operators
 from anyk.lab.errors import LabError
-
-if TYPE_CHECKING:
-    from anyk.lab.run.recipe import Recipe
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A loss of the lab.
-
-    Args:
-        title: what to call it.
-        make: an operator, or a loss. Of a recipe it gets the fields that it has arguments for.
-        given: further arguments.
-    """
-
-    title: str
-    make: type[nn.Module]
-    given: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_operator(self) -> bool:
-        """Whether it is a part of TopKCrossEntropyLoss and not a loss by itself."""
-        return issubclass(self.make, anyk.Operator)
-
-    @property
-    def has_k(self) -> bool:
-        """Whether it is a loss for one k."""
-        return "k" in self._parameters()
-
-    @property
-    def has_temperature(self) -> bool:
-        """Whether there is a temperature to tune."""
-        return "temperature" in self._parameters()
-
-    def arguments(self, recipe: Recipe) -> dict[str, Any]:
-        """The arguments that a recipe gives."""
-        named = {name: getattr(recipe, name) for name in self._parameters() if hasattr(recipe, name) and name not in self.given}
-        return {**self.given, **named}
-
-    def _parameters(self) -> Mapping[str, inspect.Parameter]:
-        return inspect.signature(self.make).parameters
-
-
-def _load_plugins() -> None:
-    for plugin in importlib.metadata.entry_points(group="anyk"):
-        try:
-            plugin.load()
-        except Exception as error:  # whatever the package does wrong, it should be named
-            raise LabError(
-                f"{plugin.value}, an extension of anyk, cannot be loaded: {type(error).__name__}: {error}."
-            ) from error
-
-
-def _merged(*tables: dict[str, Loss]) -> dict[str, Loss]:
-    merged: dict[str, Loss] = {}
-    for table in tables:
-        for name in table.keys() & merged.keys():
-            raise LabError(f"two losses have the name {name}: give one of them another.")
-        merged.update(table)
-    return merged
-
-
-_load_plugins()
-LOSSES = _merged(
-    {"softmax": Loss("Softmax", nn.CrossEntropyLoss)},
-    {kind: Loss(entry.title, anyk.SortingNetwork, {"kind": kind}) for kind, entry in operators.KINDS.items()},
-    {name: Loss(make.__name__, make) for name, make in operators.OPERATORS.items()},
-    {name: Loss(make.__name__, make) for name, make in baselines.LOSSES.items()},
-)
-"""All losses by their names."""
-
-
-def operator(name: str, temperature: float) -> anyk.Operator:
-    """An operator by its name in the lab."""
-    loss = LOSSES[name]
-    made = loss.make(**loss.given, temperature=temperature)
-    assert isinstance(made, anyk.Operator)
-    return made
+from anyk.lab.run.names import LOSSES
+from anyk.lab.run.recipe import Recipe
 
 
 def criterion(recipe: Recipe, classes: int) -> nn.Module:
@@ -158,17 +69,6 @@ def reschedule(loss: nn.Module, recipe: Recipe, progress: float) -> None:
     if recipe.p_k_end is not None:
         start_p_k, end_p_k = torch.tensor(recipe.p_k), torch.tensor(recipe.p_k_end)
         loss.p_k = torch.lerp(start_p_k, end_p_k, progress).to(loss.p_k)
-
-
-def learning_rate(recipe: Recipe, progress: float) -> float:
-    """The learning rate after this fraction of the run."""
-    if recipe.schedule == "constant":
-        return recipe.learning_rate
-    warm = 0.3 if recipe.schedule == "onecycle" else 0.0
-    if progress < warm:
-        low = 0.04
-        return recipe.learning_rate * (low + (1 - low) * (1 - math.cos(math.pi * progress / warm)) / 2)
-    return recipe.learning_rate * (1 + math.cos(math.pi * (progress - warm) / (1 - warm))) / 2
 
 
 def read_p_k(path: Path, classes: int) -> torch.Tensor:

@@ -44,39 +44,39 @@ def speaks() -> bool:
 class Ranks:
     """This process and the others of its run, or of a part of them.
 
-    What all must do together (``any``, ``total``, ``each``, ``from_first``, ``together``) returns the same everywhere, or
+    What all must do together (``broadcast``, ``all_gather``, ``all_reduce``, ``together``) returns the same everywhere, or
     raises the same error everywhere.
 
     Args:
         rank: the number of this process.
-        world: the number of processes.
-        local: the number of this process on its machine.
+        world_size: the number of processes.
+        local_rank: the number of this process on its machine.
         group: the process group, if it is not of all.
     """
 
-    def __init__(self, rank: int = 0, world: int = 1, local: int = 0, group: Any = None) -> None:
-        self.rank, self.world, self.local, self.group = rank, world, local, group
+    def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0, group: Any = None) -> None:
+        self.rank, self.world_size, self.local_rank, self.group = rank, world_size, local_rank, group
         self.first = rank == 0
 
     def __repr__(self) -> str:
-        return f"Ranks({self.rank}, {self.world})"
+        return f"Ranks({self.rank}, {self.world_size})"
 
     # Sharing the work ------------------------------------------------------------------------------------------------------
 
-    def part(self, index: Tensor) -> Tensor:
-        """This rank's part of a list of examples. The parts follow each other, nearly of one size; some may be empty."""
-        if self.world == 1:
+    def shard(self, index: Tensor) -> Tensor:
+        """This rank's part of a list of examples. The shards follow each other, nearly of one size; some may be empty."""
+        if self.world_size == 1:
             return index
-        start, end = (number * len(index) // self.world for number in (self.rank, self.rank + 1))
+        start, end = (number * len(index) // self.world_size for number in (self.rank, self.rank + 1))
         return index[start:end]
 
-    def weight(self, part: Tensor, index: Tensor) -> float:
-        """The factor of a part's mean loss that makes the average over the ranks the mean over all examples."""
-        return len(part) * self.world / len(index)
+    def shard_weight(self, shard: Tensor, index: Tensor) -> float:
+        """The factor of a shard's mean loss that makes the average over the ranks the mean over all examples."""
+        return len(shard) * self.world_size / len(index)
 
     def device(self, name: str) -> str:
         """The device of this rank: `cuda` is a different one for each rank of a machine."""
-        return f"{name}:{self.local}" if self.world > 1 and name == "cuda" else name
+        return f"{name}:{self.local_rank}" if self.world_size > 1 and name == "cuda" else name
 
     def replicate(self, model: nn.Module, inputs: Tensor) -> nn.Module:
         """The same model, with gradients that are averaged over the ranks in the backward pass.
@@ -86,7 +86,7 @@ class Ranks:
             inputs: an example batch. DDP puts the gradients into another order after its first backward pass. That pass is
                 made here: otherwise the first step after a restart would add up in another order than without one.
         """
-        if self.world == 1:
+        if self.world_size == 1:
             return model
         from torch.nn.parallel import DistributedDataParallel
 
@@ -100,9 +100,9 @@ class Ranks:
 
     # Telling each other ----------------------------------------------------------------------------------------------------
 
-    def any(self, *flags: bool) -> list[bool]:
+    def all_reduce_any(self, *flags: bool) -> list[bool]:
         """For each flag, whether it is True in any rank."""
-        if self.world == 1:
+        if self.world_size == 1:
             return list(flags)
         import torch.distributed as dist
 
@@ -110,9 +110,9 @@ class Ranks:
         dist.all_reduce(told, dist.ReduceOp.MAX, self.group)
         return [bool(flag) for flag in told.tolist()]
 
-    def total(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks."""
-        if self.world == 1:
+        if self.world_size == 1:
             return tensor
         import torch.distributed as dist
 
@@ -120,19 +120,19 @@ class Ranks:
         dist.all_reduce(total, group=self.group)
         return total
 
-    def each(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """What the ranks have, in their order."""
-        if self.world == 1:
+        if self.world_size == 1:
             return [value]
         import torch.distributed as dist
 
-        values = [None] * self.world
+        values = [None] * self.world_size
         dist.all_gather_object(values, value, self.group)
         return values
 
-    def from_first(self, function: Callable[[], Answer]) -> Answer:
+    def broadcast(self, function: Callable[[], Answer]) -> Answer:
         """What the function returns in the first rank, for all; it is called there alone."""
-        if self.world == 1:
+        if self.world_size == 1:
             return function()
         import torch.distributed as dist
 
@@ -149,7 +149,7 @@ class Ranks:
 
     def together(self, function: Callable[[], Answer]) -> Answer:
         """Call a function in every rank; a LabError in one of them is raised in all."""
-        if self.world == 1:
+        if self.world_size == 1:
             return function()
         answer, problem = None, None
         try:
@@ -158,7 +158,7 @@ class Ranks:
             raise
         except LabError as error:
             problem = str(error)
-        problems = [told for told in self.each(problem) if told is not None]
+        problems = [told for told in self.all_gather(problem) if told is not None]
         if problems:
             raise Agreed(problems[0])
         return answer  # type: ignore[return-value]
@@ -169,17 +169,17 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if self.world > 1 and (type(error).__name__.startswith("Dist") or "gloo" in str(error)):
+            if self.world_size > 1 and (type(error).__name__.startswith("Dist") or "gloo" in str(error)):
                 raise Agreed(
                     "another process of this run has ended; the same command goes on from the last checkpoint."
                 ) from None
             raise
 
-    def one_before_the_others(self, function: Callable[[], Answer]) -> Answer:
+    def local_first(self, function: Callable[[], Answer]) -> Answer:
         """Call a function in every rank, but first in one of each machine: it may fill a cache that the others then read."""
-        if self.world == 1:
+        if self.world_size == 1:
             return function()
-        early = self.together(lambda: [function()] if self.local == 0 else [])
+        early = self.together(lambda: [function()] if self.local_rank == 0 else [])
         return self.together(lambda: early or [function()])[0]
 
 
@@ -279,7 +279,7 @@ def _end_with_torchrun() -> None:
 
 def synchronise_batch_norm(model: nn.Module, ranks: Ranks) -> nn.Module:
     """Let batch normalisation see the whole batch, not only this rank's part. Names and shapes of the weights stay."""
-    if ranks.world > 1:
+    if ranks.world_size > 1:
         for module in model.modules():
             for name, child in module.named_children():
                 if isinstance(child, nn.BatchNorm2d):

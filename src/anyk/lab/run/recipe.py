@@ -10,20 +10,13 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
 from anyk.lab.errors import LabError
-from anyk.lab.run.losses import LOSSES
-from anyk.swaps import SWAPS
+from anyk.lab.run.names import LossName, SwapName
 
-if TYPE_CHECKING:
-    LossName = str
-    SwapName = str
-else:  # as many as there are
-    LossName = Literal[tuple(LOSSES)]
-    SwapName = Literal[tuple(SWAPS)]
 ModelName = Literal["auto", "linear", "mlp", "cnn", "resnet18"]
 Metric = Literal["top1", "top5", "top10", "mean"]
 Augmentation = Literal["auto", "crop", "flip", "affine"]
@@ -174,13 +167,8 @@ class Setting:
         return self.but(**{name: value for name, value in values.items() if getattr(self, name) in (0, "auto", ("auto",))})
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values.
-
-        An empty ``measure`` is left out: a recipe without it has the same text, and so its runs the same names, as before there
-        was this field.
-        """
-        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        return {name: value for name, value in fields.items() if name != "measure" or value}
+        """The fields as JSON values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @classmethod
     def from_json(cls: type[Self], fields: Mapping[str, Any], source: str = "the recipe") -> Self:

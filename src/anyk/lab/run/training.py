@@ -10,35 +10,30 @@ gradients are averaged with the weights of the parts. The folder does not know h
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import anyk
 from anyk.lab import info
 from anyk.lab.data import Dataset, Parts, Split, load, split
-from anyk.lab.data.streaming import Stream, block_order
-from anyk.lab.errors import LabError, Stopped
+from anyk.lab.data.streaming import block_order
+from anyk.lab.errors import LabError, Stopped, explain
 from anyk.lab.run import losses, models
+from anyk.lab.run.evaluation import KS, accuracies
 from anyk.lab.run.folder import Run
 from anyk.lab.run.processes import ALONE, Ranks, synchronise_batch_norm
-from anyk.lab.run.recipe import Recipe, Setting
+from anyk.lab.run.reading import Reader, check_select, describe, find_device, resolved, shuffle_of
+from anyk.lab.run.recipe import Recipe
 
-KS = (1, 5, 10, 20)
 #: a checkpoint is written when the last one is older than this, or than so many times what it took to write
 CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 10.0, 50
-EVALUATION_BATCH = 2048
-#: the fields of a recipe that the order of the examples follows from, beside the seed
-SHUFFLE = ("shuffle", "shuffle_block", "shuffle_window")
-
-AnySetting = TypeVar("AnySetting", bound=Setting)
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ def train(
             run.begin(recipe, info.environment())
             return run.result()
 
-        result = ranks.from_first(begin)
+        result = ranks.broadcast(begin)
         if result is not None:
             return result
         try:
@@ -86,7 +81,7 @@ def train(
                 return training.to_the_end(on_progress, should_stop)
         except Exception as error:
             if ranks.first and not isinstance(error, Stopped):
-                run.fail(str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}")
+                run.fail(explain(error))
             raise
 
 
@@ -112,11 +107,11 @@ class _Training:
     def __init__(self, recipe: Recipe, run: Run, ranks: Ranks) -> None:
         self.run = run
         self.ranks = ranks
-        self.device = _device(ranks.device(recipe.device))
-        self.dataset = ranks.one_before_the_others(lambda: load(recipe.data))
+        self.device = find_device(ranks.device(recipe.device))
+        self.dataset = ranks.local_first(lambda: load(recipe.data))
         # By the first rank's machine: how the examples are shuffled may depend on its memory.
         self.given_shuffle = shuffle_of(recipe)
-        self.recipe = recipe = ranks.from_first(lambda: resolved(recipe, self.dataset))
+        self.recipe = recipe = ranks.broadcast(lambda: resolved(recipe, self.dataset))
         check_select(recipe, self.dataset)
         if recipe.augment and self.dataset.kind != "images":
             raise LabError(f"augment changes images, but {self.dataset.name} holds embeddings: leave it out.")
@@ -153,7 +148,7 @@ class _Training:
         every = self.recipe.evaluate_every or self.steps_per_epoch
         order, order_epoch = torch.empty(0), -1
         self.model.train()
-        [stop] = self.ranks.any(should_stop())
+        [stop] = self.ranks.all_reduce_any(should_stop())
         while self.step < self.steps and not self._gave_up():
             if stop:
                 self.seconds = time.perf_counter() - started
@@ -173,7 +168,7 @@ class _Training:
             if self.step % every == 0 or self.step == self.steps:
                 self.seconds = time.perf_counter() - started
                 line = self._evaluate()
-            stop, save = self.ranks.any(should_stop(), time.monotonic() - self.saved_at > self.pause)
+            stop, save = self.ranks.all_reduce_any(should_stop(), time.monotonic() - self.saved_at > self.pause)
             if save:
                 self.seconds = time.perf_counter() - started
                 self._save()
@@ -194,7 +189,7 @@ class _Training:
 
     def _take_step(self, index: Tensor) -> None:
         recipe, progress = self.recipe, self.step / self.steps
-        part = self.ranks.part(index)
+        part = self.ranks.shard(index)
         inputs, target = self.reader(self.dataset.train, part), self.labels[part].to(self.device)
         if recipe.augment and len(part):
             inputs = models.augment(inputs, recipe.augment)
@@ -203,14 +198,14 @@ class _Training:
             inputs, target = _mixup(inputs, target, share, len(self.dataset.classes))
         losses.reschedule(self.criterion, recipe, progress)
         for group in self.optimizer.param_groups:
-            group["lr"] = losses.learning_rate(recipe, progress)
+            group["lr"] = learning_rate(recipe, progress)
         started = time.perf_counter()
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.amp):
             scores = self.replica(inputs)
             # A rank without examples takes part in the averaging all the same.
             loss = self.criterion(scores, target) if len(part) else scores.sum()
-        (loss * self.ranks.weight(part, index)).backward()
+        (loss * self.ranks.shard_weight(part, index)).backward()
         if recipe.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
         self.optimizer.step()
@@ -228,7 +223,7 @@ class _Training:
     # Evaluation ------------------------------------------------------------------------------------------------------------
 
     def _evaluate(self) -> dict[str, Any]:
-        train_loss = float(self.ranks.total(self.loss_sum)) / max(self.loss_count, 1)
+        train_loss = float(self.ranks.all_reduce(self.loss_sum)) / max(self.loss_count, 1)
         self.loss_sum.zero_()
         self.loss_count = 0
         started = time.perf_counter()
@@ -282,7 +277,7 @@ class _Training:
     def _save(self) -> None:
         # The sum of each rank, not the total: it would be rounded in another place than without a restart.
         started = time.monotonic()
-        loss_sums = self.ranks.each(self.loss_sum.cpu())
+        loss_sums = self.ranks.all_gather(self.loss_sum.cpu())
         self.ranks.together(lambda: self._write_checkpoint(torch.stack(loss_sums)) if self.ranks.first else None)
         self.unsaved.clear()
         self.saved_at = time.monotonic()
@@ -319,18 +314,18 @@ class _Training:
         return found
 
     def _restore(self) -> None:
-        found = self.ranks.from_first(self._read_checkpoint)
+        found = self.ranks.broadcast(self._read_checkpoint)
         if found is None:
             return
         tensors, state = found
         # "auto" depends on the memory of the machine. The order that was begun is the one to go on with.
-        self.recipe = self.recipe.but(**state.get("shuffle", {"shuffle": "full"}))
+        self.recipe = self.recipe.but(**state["shuffle"])
         self.reader = Reader(self.dataset, self.device, self.recipe)
         self.step, self.evaluations, self.best = state["step"], state["evaluations"], state["best"]
         self.loss_count, self.seconds = state["loss_count"], state["seconds"]
         self.seconds_in_model = state["seconds_in_model"]
         loss_sums = tensors.pop("loss_sum").reshape(-1)
-        if len(loss_sums) == self.ranks.world:
+        if len(loss_sums) == self.ranks.world_size:
             self.loss_sum.copy_(loss_sums[self.ranks.rank])
         elif self.ranks.first:  # there were more or fewer ranks: one takes the total
             self.loss_sum.copy_(loss_sums.sum())
@@ -347,7 +342,7 @@ class _Training:
         test: dict[str, float] = {}
         chosen: dict[str, Tensor] = {}
         for metric in self.best:
-            weights = self.unsaved.get(metric) or self.ranks.from_first(partial(self._best_weights, metric))
+            weights = self.unsaved.get(metric) or self.ranks.broadcast(partial(self._best_weights, metric))
             self.model.load_state_dict(weights)
             measured = self._accuracies(self.parts.test, self.parts.test_index)
             if self.recipe.select == "each":
@@ -365,15 +360,7 @@ class _Training:
             # What "auto" came to stands beside it: a machine with other memory makes no other recipe.
             "recipe": self.recipe.but(**self.given_shuffle).to_json(),
             "shuffle": shuffle_of(self.recipe),
-            "data": {
-                "name": self.dataset.name,
-                "kind": self.dataset.kind,
-                "classes": len(self.dataset.classes),
-                "train": len(self.parts.train),
-                "validation": len(self.parts.validation),
-                "test": len(self.parts.test_index),
-                "fingerprint": self.dataset.fingerprint,
-            },
+            "data": describe(self.dataset, self.parts),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "epochs": self.step / self.steps_per_epoch,
             "seconds": round(self.seconds, 3),
@@ -387,144 +374,13 @@ class _Training:
             self.run.finish(result, chosen, models.Plan.of(self.recipe, self.dataset).to_json())
             return self.run.result() or {}
 
-        return self.ranks.from_first(finish)
+        return self.ranks.broadcast(finish)
 
     def _best_weights(self, metric: str) -> dict[str, Tensor]:
         saved = self.run.load_tensors(f"best-{metric}.safetensors")
         if saved is None:
             raise LabError(f"best-{metric}.safetensors is gone: delete {self.run.folder} and run again.")
         return saved[0]
-
-
-class Predictor:
-    """The model of a run that has ended, with its data."""
-
-    def __init__(self, folder: str | Path, device: str = "cpu") -> None:
-        run = Run(folder)
-        weights = run.load_tensors("model.safetensors")
-        if weights is None:
-            raise LabError(f"{folder} has no model.safetensors: its run has not ended.")
-        recipe = run.recipe()
-        self.dataset = load(recipe.data)
-        recipe = resolved(recipe, self.dataset)
-        self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
-        self.reader = Reader(self.dataset, _device(device), recipe)
-        self.model = models.build(recipe, self.dataset).to(device)
-        self.model.load_state_dict(weights[0])
-        self.model.eval()
-
-    @torch.no_grad()
-    def test_guesses(self, count: int) -> tuple[Tensor, Tensor]:
-        """The first ``count`` classes of every test example, and their softmax probabilities: (N, count) each."""
-        classes, probabilities = [], []
-        for block in self.reader.blocks(self.parts.test, self.parts.test_index):
-            best = self.model(self.reader(self.parts.test, block)).float().softmax(1).topk(count)
-            classes.append(best.indices.cpu())
-            probabilities.append(best.values.cpu())
-        return torch.cat(classes), torch.cat(probabilities)
-
-
-def unfinished(result: Mapping[str, Any]) -> str:
-    """The sign, if any, that a run might have come further: near chance at its end, or the best evaluation in its last tenth.
-
-    None of a run that lost patience: it did not improve any more.
-    """
-    recipe, epochs, chance = result["recipe"], result["epochs"], 1 / result["data"]["classes"]
-    if epochs < recipe["epochs"]:
-        return ""
-    if result["validation"]["top1"] - chance < 0.1 * (1 - chance):
-        return "near chance"
-    if recipe["select"] != "last" and max(result["selected"].values()) > 0.9 * epochs:
-        return "improving"
-    return ""
-
-
-def check_select(setting: Setting, dataset: Dataset) -> None:
-    """Raise if the data have too few classes for the metric that chooses the evaluation."""
-    if setting.select.startswith("top") and int(setting.select[3:]) >= len(dataset.classes):
-        raise LabError(
-            f"--select {setting.select} needs more than {setting.select[3:]} classes, but {dataset.name} has "
-            f"{len(dataset.classes)}: choose another, such as --select top1."
-        )
-
-
-def shuffle_of(setting: Setting) -> dict[str, Any]:
-    """The fields that say how the examples are shuffled."""
-    return {name: getattr(setting, name) for name in SHUFFLE}
-
-
-def resolved(setting: AnySetting, dataset: Dataset) -> AnySetting:
-    """The setting with what it leaves open filled in for the data set and this machine."""
-    train = dataset.train
-    memory = (info.usable_memory() or math.inf) if train.maps else math.inf
-    return setting.resolved(dataset.kind, len(train), len(dataset.classes), train.example_bytes, memory)
-
-
-class Reader:
-    """Batches of a data set as the models want them: float32 on the device, images with mean 0 and deviation 1.
-
-    With a recipe that shuffles block by block, a memory-mapped set is streamed, evaluations too.
-    """
-
-    def __init__(self, dataset: Dataset, device: torch.device, recipe: Recipe | None = None) -> None:
-        self.device = device
-        self.streams: dict[int, Stream] = {}
-        if recipe is not None and recipe.shuffle == "block":
-            for examples in (dataset.train, dataset.test):
-                if examples is not None and examples.maps:
-                    self.streams[id(examples)] = Stream(examples, recipe.shuffle_block, recipe.shuffle_window)
-        self.images = dataset.kind == "images"
-        if self.images:
-            self.mean = torch.tensor(dataset.mean, device=device)[:, None, None] * 255
-            self.scale = 1 / (torch.tensor(dataset.std, device=device)[:, None, None] * 255)
-
-    def __call__(self, examples: Split, index: Tensor) -> Tensor:
-        inputs = self.streams.get(id(examples), examples).take(index).to(self.device, torch.float32)
-        return (inputs - self.mean) * self.scale if self.images else inputs
-
-    def expect(self, examples: Split, index: Tensor) -> None:
-        """Announce what will be wanted, so that it can be read from the disk meanwhile."""
-        if id(examples) in self.streams:
-            self.streams[id(examples)].expect(index)
-
-    def blocks(self, examples: Split, index: Tensor) -> Iterator[Tensor]:
-        """Positions in pieces of a size that suits evaluation; each is announced while the one before it is worked on."""
-        self.expect(examples, index[:EVALUATION_BATCH])
-        for start in range(0, len(index), EVALUATION_BATCH):
-            end = start + EVALUATION_BATCH
-            self.expect(examples, index[end : end + EVALUATION_BATCH])
-            yield index[start:end]
-
-
-@torch.no_grad()
-def accuracies(
-    model: nn.Module,
-    examples: Split,
-    index: Tensor,
-    reader: Reader,
-    classes: int,
-    ks: Sequence[int] = KS,
-    amp: bool = False,
-    ranks: Ranks = ALONE,
-) -> dict[str, float]:
-    """Top-k accuracies, their mean over top-1 and top-5, and the cross-entropy, in evaluation mode.
-
-    Each rank counts in its part of the examples; the counts are added up."""
-    ks = [k for k in ks if k < classes] or [1]
-    hits = torch.zeros(len(ks), dtype=torch.int64, device=reader.device)
-    cross_entropy = torch.zeros((), device=reader.device)
-    model.eval()
-    for block in reader.blocks(examples, ranks.part(index)):
-        target = examples.labels[block].to(reader.device)
-        with torch.autocast(reader.device.type, torch.bfloat16, enabled=amp):
-            scores = model(reader(examples, block))
-        hits += torch.stack(list(anyk.topk_hits(scores, target, ks).values()))
-        cross_entropy += functional.cross_entropy(scores.float(), target, reduction="sum")
-    model.train()
-    hits, cross_entropy = ranks.total(hits), ranks.total(cross_entropy)
-    measured = {f"top{k}": count / len(index) for k, count in zip(ks, hits.tolist(), strict=True)}
-    counted = [measured[metric] for metric in ("top1", "top5") if metric in measured]
-    return {**measured, "mean": sum(counted) / len(counted), "cross_entropy": float(cross_entropy) / len(index)}
 
 
 def noisy_labels(dataset: Dataset, parts: Parts, recipe: Recipe) -> Tensor:
@@ -538,6 +394,17 @@ def noisy_labels(dataset: Dataset, parts: Parts, recipe: Recipe) -> Tensor:
     shift = torch.randint(1, len(dataset.classes), (len(wrong),), generator=generator)
     labels[wrong] = (labels[wrong] + shift) % len(dataset.classes)
     return labels
+
+
+def learning_rate(recipe: Recipe, progress: float) -> float:
+    """The learning rate after this fraction of the run."""
+    if recipe.schedule == "constant":
+        return recipe.learning_rate
+    warm = 0.3 if recipe.schedule == "onecycle" else 0.0
+    if progress < warm:
+        low = 0.04
+        return recipe.learning_rate * (low + (1 - low) * (1 - math.cos(math.pi * progress / warm)) / 2)
+    return recipe.learning_rate * (1 + math.cos(math.pi * (progress - warm) / (1 - warm))) / 2
 
 
 def _mixup_share(alpha: float, seed: int) -> float:
@@ -559,16 +426,7 @@ def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(weights, rate, momentum=0.9, weight_decay=decay)
     kind = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
-    return kind(weights, rate, weight_decay=decay, fused=_device(recipe.device).type in ("cpu", "cuda"))
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise LabError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
-    return device
+    return kind(weights, rate, weight_decay=decay, fused=find_device(recipe.device).type in ("cpu", "cuda"))
 
 
 def _current_temperature(criterion: nn.Module) -> float | str | None:
