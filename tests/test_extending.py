@@ -38,7 +38,7 @@ USE = """
     import json, sys, torch
     import anyk
     from anyk.lab import pictures
-    from anyk.lab.comparison import outcome
+    from anyk.lab.comparison.snippet import code
     from anyk.lab.run import losses, training
     from anyk.lab.run.names import LOSSES
     from anyk.lab.run.recipe import Recipe
@@ -56,7 +56,7 @@ USE = """
             assert torch.autograd.gradcheck(lambda s: operator.log_inclusion(s, target, 3), scores)
             assert torch.autograd.gradcheck(lambda s: operator(s, 3), scores)
             pictures.loss_curves(out + "/curves.svg", operators=[recipe.loss], points=5)
-        line = outcome.code(recipe)
+        line = code(recipe)
         print(line)
         names = {"__name__": "page"}
         exec(line, names)

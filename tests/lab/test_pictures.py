@@ -9,8 +9,9 @@ import torch
 from PIL import Image
 
 from anyk import networks
-from anyk.lab import pictures
+from anyk.lab import network_pictures, pictures
 from anyk.lab.errors import LabError
+from anyk.lab.network_pictures import network
 
 
 def ids(path):
@@ -21,22 +22,22 @@ def texts(path):
     return [element.text for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
 
 
-@pytest.mark.parametrize("kind", pictures.NETWORKS)
+@pytest.mark.parametrize("kind", network_pictures.NETWORKS)
 @pytest.mark.parametrize(("n", "k"), [(16, 5), (7, 3)])
 def test_every_comparator_is_drawn_once_where_it_is(tmp_path, kind, n, k):
-    path = pictures.network(kind, n, k, tmp_path / "network.svg")
-    network = pictures.NETWORKS[kind][1](n, k)
+    path = network(kind, n, k, tmp_path / "network.svg")
+    built = network_pictures.NETWORKS[kind][1](n, k)
     drawn = sorted(name for name in ids(path) if name.startswith("comparator-"))
-    assert drawn == sorted(f"comparator-{layer}-{i}-{j}" for layer, pairs in enumerate(network.layers) for i, j in pairs)
+    assert drawn == sorted(f"comparator-{layer}-{i}-{j}" for layer, pairs in enumerate(built.layers) for i, j in pairs)
     assert sum(name.startswith("wire-") for name in ids(path)) == n
     assert sorted(name for name in ids(path) if name.startswith("settled-")) == [
-        f"settled-{wire}" for wire in sorted(network.outputs)
+        f"settled-{wire}" for wire in sorted(built.outputs)
     ]
-    assert f"{network.depth} layers, {network.size} comparators; the larger value goes to the upper wire" in texts(path)
+    assert f"{built.depth} layers, {built.size} comparators; the larger value goes to the upper wire" in texts(path)
 
 
 def test_the_splitter_of_the_paper(tmp_path):
-    path = pictures.network("splitter", 16, 5, tmp_path / "network.svg")
+    path = network("splitter", 16, 5, tmp_path / "network.svg")
     assert sum(name.startswith("pruned-") for name in ids(path)) == 2
     labels = texts(path)
     assert {"1st", "5th", "wire drops out", "rank is settled", "not needed for these outputs"} <= set(labels)
@@ -62,9 +63,9 @@ def test_least_ranks_of_the_construction_are_true(n, k):
 
 @pytest.mark.parametrize("kind", ["odd_even", "bitonic"])
 def test_known_order_is_true(kind):
-    network = pictures.NETWORKS[kind][1](12, 12)
+    built = network_pictures.NETWORKS[kind][1](12, 12)
     values = torch.stack([torch.randperm(12) for _ in range(50)])
-    for layer, order in zip(network.layers, pictures._known_order(network), strict=True):
+    for layer, order in zip(built.layers, network_pictures._known_order(built), strict=True):
         for i, j in layer:
             values[:, i], values[:, j] = values[:, [i, j]].max(1).values, values[:, [i, j]].min(1).values
         no_less = (values[:, :, None] >= values[:, None, :]).all(0)
@@ -72,21 +73,21 @@ def test_known_order_is_true(kind):
 
 
 def test_comparators_of_a_layer_do_not_touch():
-    for columns in (pictures._side_by_side(layer) for layer in networks.bitonic(32).layers):
+    for columns in (network_pictures._side_by_side(layer) for layer in networks.bitonic(32).layers):
         for column in columns:
             assert all(before[1] < after[0] for before, after in itertools.pairwise(column))
 
 
 def test_packed_has_the_same_comparators_in_its_own_layers(tmp_path):
-    path = pictures.network("splitter", 32, 5, tmp_path / "network.svg", packed=True)
-    network = networks.splitter(32, 5).packed()
+    path = network("splitter", 32, 5, tmp_path / "network.svg", packed=True)
+    built = networks.splitter(32, 5).packed()
     drawn = sorted(name for name in ids(path) if name.startswith("comparator-"))
-    assert drawn == sorted(f"comparator-{layer}-{i}-{j}" for layer, pairs in enumerate(network.layers) for i, j in pairs)
+    assert drawn == sorted(f"comparator-{layer}-{i}-{j}" for layer, pairs in enumerate(built.layers) for i, j in pairs)
 
 
 def test_sixty_four_wires_and_one(tmp_path):
     for n in (64, 1):
-        with Image.open(pictures.network("splitter", n, min(n, 5), tmp_path / f"{n}.png")) as picture:
+        with Image.open(network("splitter", n, min(n, 5), tmp_path / f"{n}.png")) as picture:
             picture.load()
             assert picture.width > 600
             assert picture.convert("L").getextrema()[0] < 60  # something dark is on it
@@ -94,13 +95,13 @@ def test_sixty_four_wires_and_one(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_the_suffix_is_the_format(tmp_path, suffix):
-    path = pictures.network("bitonic", 4, 2, tmp_path / f"network.{suffix}")
+    path = network("bitonic", 4, 2, tmp_path / f"network.{suffix}")
     start = path.read_bytes()[:400]
     assert {"png": b"\x89PNG", "svg": b"<svg", "pdf": b"%PDF"}[suffix] in start
 
 
 def test_the_same_picture_is_the_same_file(tmp_path):
-    first, second = (pictures.network("splitter", 8, 3, tmp_path / f"{name}.svg").read_bytes() for name in "ab")
+    first, second = (network("splitter", 8, 3, tmp_path / f"{name}.svg").read_bytes() for name in "ab")
     assert first == second
 
 
@@ -115,7 +116,7 @@ def test_matrix(tmp_path):
 
 def test_loss_curves(tmp_path):
     path = pictures.loss_curves(tmp_path / "loss.svg", points=21)
-    for title in ("softmax cross-entropy", *pictures.OPERATORS.values()):
+    for title in ("softmax cross-entropy", *pictures.operator_titles().values()):
         assert f"loss-{title}" in ids(path)
         assert f"slope-{title}" in ids(path)
         assert title in texts(path)
@@ -134,14 +135,23 @@ def test_curve_is_the_loss_and_its_slope():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda path: pictures.network("quick", 8, 2, path / "a.png"), "kind should be one of splitter, bitonic"),
-        (lambda path: pictures.network("splitter", 0, 1, path / "a.png"), "n should be an integer between 1 and 128, but is 0"),
-        (lambda path: pictures.network("splitter", 129, 1, path / "a.png"), "n should be an integer between 1 and 128"),
-        (lambda path: pictures.network("splitter", 8, 9, path / "a.png"), "k should be an integer between 1 and 8, but is 9"),
-        (lambda path: pictures.network("splitter", 8.0, 2, path / "a.png"), "n should be an integer"),
-        (lambda path: pictures.network("splitter", 8, 2, path / "a.jpeg"), r"a\.jpeg should end in \.png, \.svg, \.pdf"),
-        (lambda path: pictures.network("splitter", 8, 2, path / "no" / "a.png"), "no should be a folder that exists"),
-        (lambda path: pictures.network("splitter", 8, 2, path / "folder.png"), r"folder\.png could not be written"),
+        (lambda path: network("quick", 8, 2, path / "a.png"), "kind should be one of splitter, bitonic"),
+        (
+            lambda path: network("splitter", 0, 1, path / "a.png"),
+            "n should be an integer between 1 and 128, but is 0",
+        ),
+        (lambda path: network("splitter", 129, 1, path / "a.png"), "n should be an integer between 1 and 128"),
+        (
+            lambda path: network("splitter", 8, 9, path / "a.png"),
+            "k should be an integer between 1 and 8, but is 9",
+        ),
+        (lambda path: network("splitter", 8.0, 2, path / "a.png"), "n should be an integer"),
+        (
+            lambda path: network("splitter", 8, 2, path / "a.jpeg"),
+            r"a\.jpeg should end in \.png, \.svg, \.pdf",
+        ),
+        (lambda path: network("splitter", 8, 2, path / "no" / "a.png"), "no should be a folder that exists"),
+        (lambda path: network("splitter", 8, 2, path / "folder.png"), r"folder\.png could not be written"),
         (lambda path: pictures.matrix(["quick"], [1.0, 2.0], 1, [1], path / "a.png"), "operators should be one of"),
         (lambda path: pictures.matrix(["lapsum"], [1.0, float("nan")], 1, [1], path / "a.png"), "scores should be"),
         (lambda path: pictures.matrix(["lapsum"], ["a"], 1, [1], path / "a.png"), "scores should be a list of numbers"),

@@ -1,197 +1,30 @@
-"""Reports: what is grouped, what is left out and said, every format, the plots."""
-
-import csv
-import io
+"""Numbers are written in one way, whatever they are written in."""
 
 import pytest
 
-import made
-from anyk.lab import tables
-from anyk.lab.errors import LabError
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.statistics import Paired
+from anyk.lab.tables import Column, Difference, Table, render
 
-BASE = Recipe(data="some_data")
-ERROR = "Traceback\n  ...\nValueError: scores are NaN\n"
-
-
-@pytest.fixture
-def runs(tmp_path):
-    """Two losses of three seeds each, one failed and one unfinished run."""
-    for loss, top1 in (("splitter", 0.61), ("softmax", 0.60)):
-        for seed in range(3):
-            test = {"top1": top1 + seed / 100, "top5": 0.8 + seed / 100, "top10": 0.9}
-            made.run_folder(tmp_path / f"{loss}-{seed}", BASE.but(loss=loss, seed=seed), test, seconds=50 + 10.0 * seed)
-    made.run_folder(
-        tmp_path / "deep" / "er" / "failed", BASE.but(seed=7), error="Traceback\n  ...\nValueError: scores are NaN\n"
-    )
-    made.run_folder(tmp_path / "unfinished", BASE.but(seed=8))
-    return tmp_path
-
-
-def cells(text):
-    return list(csv.DictReader(io.StringIO(text)))
-
-
-def test_table(runs):
-    summaries = tables.collect([runs])
-    assert sorted(run.state for run in summaries) == ["failed"] + 6 * ["finished"] + ["unfinished"]
-    table = tables.table(summaries)
-    assert [column.key for column in table.columns] == ["loss", "top1", "top5", "top10", "seeds", "seconds"]
-    assert [row[0] for row in table.rows] == ["softmax", "splitter"]
-    assert table.rows[1][1].values == pytest.approx((0.61, 0.62, 0.63))
-    assert table.rows[1][4] == 3
-    assert table.notes[0] == "2 runs are not in the table: 1 failed, 1 unfinished."
-    assert table.notes[1:] == (
-        f"failed: {runs / 'deep' / 'er' / 'failed'}: ValueError: scores are NaN",
-        f"unfinished: {runs / 'unfinished'}",
-    )
-
-
-def test_terminal(runs):
-    shown = tables.render(tables.table(tables.collect([runs])))
-    assert "62.00 ± 1.00   81.00 ± 1.00   90.00 ± 0.00       3   1.0 min" in shown
-    assert "ValueError: scores are NaN" in shown
-    assert max(map(len, tables.render(tables.table(tables.collect([runs])), width=50).split("2 runs")[0].splitlines())) <= 50
-
-
-def test_markdown(runs):
-    lines = tables.render(tables.table(tables.collect([runs])), "markdown").splitlines()
-    assert lines[:2] == ["| loss | top-1 % | top-5 % | top-10 % | seeds | time |", "| :-- | --: | --: | --: | --: | --: |"]
-    assert lines[3] == "| splitter | 62.00 ± 1.00 | 81.00 ± 1.00 | 90.00 ± 0.00 | 3 | 1.0 min |"
-    assert "2 runs are not in the table: 1 failed, 1 unfinished." in lines
-
-
-def test_latex(runs):
-    lines = tables.render(tables.table(tables.collect([runs])), "latex").splitlines()
-    assert lines[:2] == [r"\begin{tabular}{lrrrrr}", r"\toprule"]
-    assert lines[2:4] == [r"loss & top-1 \% & top-5 \% & top-10 \% & seeds & time \\", r"\midrule"]
-    assert lines[5] == r"splitter & 62.00 $\pm$ 1.00 & 81.00 $\pm$ 1.00 & 90.00 $\pm$ 0.00 & 3 & 1.0 min \\"
-    assert lines[6:8] == [r"\bottomrule", r"\end{tabular}"]
-    assert lines[8] == "% 2 runs are not in the table: 1 failed, 1 unfinished."
-
-
-def test_csv(runs):
-    rows = cells(tables.render(tables.table(tables.collect([runs])), "csv"))
-    assert [row["loss"] for row in rows] == ["softmax", "splitter"]
-    assert float(rows[1]["top1_mean"]) == pytest.approx(0.62)
-    assert float(rows[1]["top1_std"]) == pytest.approx(0.01)
-    assert float(rows[1]["seconds_mean"]) == 60
-    with pytest.raises(LabError, match="no format 'html'"):
-        tables.render(tables.table(tables.collect([runs])), "html")
-
-
-def test_names_are_escaped(tmp_path):
-    name = r"a_b|c&d%e [red]$x$ \f,g"
-    for seed, data in enumerate((name, r"$\nosuch$")):
-        made.run_folder(tmp_path / str(seed), BASE.but(data=data), {"top1": 0.5})
-    table = tables.table(tables.collect([tmp_path]))
-    assert name in tables.render(table)
-    assert r"| a\_b\|c&d%e \[red]$x$ \\f,g |" in tables.render(table, "markdown")
-    assert r"a\_b|c\&d\%e [red]\$x\$ \textbackslash{}f,g &" in tables.render(table, "latex")
-    assert {row["data"] for row in cells(tables.render(table, "csv"))} == {name, r"$\nosuch$"}
-    tables.plot(table, tmp_path / "plot.svg")
-
-
-def test_fields_metrics_and_sort(tmp_path):
-    for number, (rate, top5) in enumerate([(1e-2, 0.7), (1e-3, 0.9), (1e-4, 0.8)]):
-        made.run_folder(tmp_path / str(number), BASE.but(learning_rate=rate), {"top1": 0.5, "top5": top5})
-    summaries = tables.collect([tmp_path])
-    assert [row[0] for row in tables.table(summaries).rows] == [1e-4, 1e-3, 1e-2]
-    assert [row[0] for row in tables.table(summaries, sort="-learning_rate").rows] == [1e-2, 1e-3, 1e-4]
-    assert [row[0] for row in tables.table(summaries, sort="top5").rows] == [1e-3, 1e-4, 1e-2]
-    assert [row[0] for row in tables.table(summaries, sort="-top5").rows] == [1e-2, 1e-4, 1e-3]
-    table = tables.table(summaries, fields=["loss"], metrics=["validation_top5"])
-    assert [column.title for column in table.columns] == ["loss", "validation top-5", "seeds", "time"]
-    assert len(table.rows) == 3
-    assert table.notes[0] == "Rows that look equal differ in learning_rate."
-    for option, message in (({"fields": ["lr"]}, "no field 'lr'"), ({"metrics": ["top3"]}, "no metric 'top3'")):
-        with pytest.raises(LabError, match=message):
-            tables.table(summaries, **option)
-    with pytest.raises(LabError, match="no column 'speed'"):
-        tables.table(summaries, sort="speed")
-
-
-def test_a_repeated_seed_counts_once(tmp_path):
-    for name in ("a", "b"):
-        made.run_folder(tmp_path / name, BASE, {"top1": 0.5})
-    table = tables.table(tables.collect([tmp_path, tmp_path / "a"]))
-    assert table.rows[0][1] == 1
-    assert table.notes == ("1 run repeats a seed of the same setting; the first one counts.",)
-
-
-def test_other_data_of_the_same_name_are_other_data(tmp_path):
-    for seed in (0, 1):
-        made.run_folder(tmp_path / str(seed), BASE.but(seed=seed), {"top1": 0.5}, fingerprint=f"data {seed}")
-    table = tables.table(tables.collect([tmp_path]))
-    assert [row[0] for row in table.rows] == ["data 0", "data 1"]
-
-
-def test_few_classes_and_no_finished_run(tmp_path):
-    made.run_folder(tmp_path / "a", BASE.but(loss="softmax"), {"top1": 0.5})
-    made.run_folder(tmp_path / "b", BASE, {"top1": 0.5, "top5": 0.9})
-    table = tables.table(tables.collect([tmp_path]))
-    assert "–" in tables.render(table)
-    assert cells(tables.render(table, "csv"))[0]["top5_mean"] == ""
-    tables.plot(table, tmp_path / "plot.png")
-    made.run_folder(tmp_path / "c" / "only", BASE)
-    table = tables.table(tables.collect([tmp_path / "c"]))
-    assert table.rows == ()
-    assert "1 run is not in the table: 1 unfinished." in tables.render(table)
-    with pytest.raises(LabError, match="nothing to plot"):
-        tables.plot(table, tmp_path / "plot.png")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{",
-        "[]",
-        "",
-        '{"format": 9}',
-        '{"format": 1}',
-        '{"format": 1, "recipe": {"x": 1}, "test": {}}',
-        '{"format": 1, "recipe": {}, "test": {"top1": "a"}}',
-    ],
+TABLE = Table(
+    (Column("name", "name", "field"), Column("gain", "gain", "difference"), Column("paper", "paper", "signed")),
+    (
+        ("worse", Difference(Paired(-0.0123, 5), 0.012), -1.23),
+        ("same", Difference(Paired(-0.00001, 5), 0.9), -0.001),
+        ("better", Difference(Paired(0.0123, 5), 1e-9), 1.23),
+    ),
 )
-def test_a_corrupt_result_is_named(runs, content):
-    file = runs / "softmax-1" / "result.json"
-    file.write_text(content)
-    with pytest.raises(LabError, match=r"softmax-1.result\.json"):
-        tables.collect([runs])
 
 
-def test_folders_without_runs(tmp_path):
-    with pytest.raises(LabError, match="nowhere is not a folder"):
-        tables.collect([tmp_path / "nowhere"])
-    (tmp_path / "config.json").write_text("not of this program")
-    with pytest.raises(LabError, match="There is no run in"):
-        tables.collect([tmp_path])
-    (tmp_path / "environment.json").write_text("{}")
-    with pytest.raises(LabError, match=r"config\.json cannot be read as JSON"):
-        tables.collect([tmp_path])
+@pytest.mark.parametrize(("format", "minus"), [("terminal", "−"), ("markdown", "−"), ("latex", "$-$")])
+def test_what_people_read_has_one_minus_and_no_negative_nothing(format, minus):
+    worse, same, better = (line for line in render(TABLE, format).splitlines() if any(row[0] in line for row in TABLE.rows))
+    assert worse.count(f"{minus}1.23") == 2
+    assert same.count("0.00") == 2
+    assert not any(sign + "0.00" in same for sign in "-−+$")
+    assert better.count("+1.23") == 2
 
 
-def test_plots(runs, tmp_path):
-    table = tables.table(tables.collect([runs]))
-    for suffix, start in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
-        file = tmp_path / "plots" / f"bars.{suffix}"
-        tables.plot(table, file)
-        first = file.read_bytes()
-        assert first.startswith(start)
-        tables.plot(table, file)
-        assert file.read_bytes() == first
-    with pytest.raises(LabError, match=r"bars\.gif"):
-        tables.plot(table, tmp_path / "bars.gif")
-
-
-def test_a_line_over_one_number(tmp_path, monkeypatch):
-    drawn = []
-    for name in ("_bars", "_lines"):
-        draw = getattr(tables, name)
-        monkeypatch.setattr(tables, name, lambda *given, name=name, draw=draw: drawn.append(name) or draw(*given))
-    for number, temperature in enumerate((0.1, 1.0, 10.0)):
-        made.run_folder(tmp_path / str(number), BASE.but(temperature=temperature), {"top1": 0.5})
-    tables.plot(tables.table(tables.collect([tmp_path])), tmp_path / "plot.svg")
-    made.run_folder(tmp_path / "auto", BASE.but(temperature="auto"), {"top1": 0.5})
-    tables.plot(tables.table(tables.collect([tmp_path])), tmp_path / "plot.svg")
-    assert drawn == ["_lines", "_bars"]
+def test_what_programs_read_has_a_hyphen():
+    rows = [line.split(",") for line in render(TABLE, "csv").splitlines()[1:]]
+    assert [float(row[-1]) for row in rows] == [-1.23, 0.0, 1.23]
+    assert [float(row[1]) for row in rows] == [-0.0123, -0.00001, 0.0123]

@@ -1,6 +1,7 @@
 """What a user can mend."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 
 class LabError(Exception):
@@ -19,15 +20,23 @@ def explain(error: Exception) -> str:
     return str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
 
 
-def failures(errors: Iterable[tuple[str, str]]) -> list[str]:
-    """Runs that failed, by name and error, as sentences: equal errors once, with the number of runs.
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended with an error."""
 
-    >>> failures([("a", "no room."), ("b", "no power."), ("c", "no room.")])
+    run: str
+    error: str
+
+
+def told(failures: Iterable[Failure]) -> list[str]:
+    """Runs that failed, as sentences: equal errors once, with the number of runs.
+
+    >>> told([Failure("a", "no room."), Failure("b", "no power."), Failure("c", "no room.")])
     ['2 runs failed (a and c): no room.', 'b failed: no power.']
     """
     names: dict[str, list[str]] = {}
-    for name, error in errors:
-        names.setdefault(error, []).append(name)
+    for failure in failures:
+        names.setdefault(failure.error, []).append(failure.run)
     sentences = []
     for error, failed in names.items():
         *first, last = failed if len(failed) <= 3 else [*failed[:2], f"{len(failed) - 2} more"]

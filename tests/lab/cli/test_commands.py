@@ -1,7 +1,6 @@
 """The command line: every command from words to files, and what it says when something is wrong."""
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,8 @@ from PIL import Image
 import anyk as package
 import lab_data
 import made
-from anyk.lab import cli, notes
-from anyk.lab.engines import local
+from anyk.lab import cli
+from anyk.lab.cli.words import WholeRecipe
 from anyk.lab.run.recipe import Recipe
 
 
@@ -65,7 +64,7 @@ def test_help_calls_the_data_by_their_name(anyk, command):
 def test_lists_with_commas_and_none_in_small_letters(anyk, monkeypatch, form, none):
     seen = []
 
-    def train(recipe: cli.WholeRecipe) -> int:
+    def train(recipe: WholeRecipe) -> int:
         seen.append(recipe)
         return 0
 
@@ -271,47 +270,6 @@ def test_the_real_process_shows_no_traceback(tmp_path):
     assert "train.safetensors" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="POSIX")
-def test_workers_hold_ctrl_c_back_until_they_can_take_it(tmp_path):
-    (tmp_path / "start.py").write_text(
-        "import multiprocessing, signal\n"
-        "def held():\n"
-        "    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
-        "def tell(pipe):\n"
-        "    pipe.send(held())\n"
-        "if __name__ == '__main__':\n"
-        "    from anyk.lab.engines.local import _interrupts_wait\n"
-        "    context = multiprocessing.get_context('forkserver')\n"
-        "    here, there = context.Pipe()\n"
-        "    process = context.Process(target=tell, args=(there,))\n"
-        "    with _interrupts_wait():\n"
-        "        process.start()\n"
-        "    print(here.recv(), held())\n"
-        "    process.join()\n"
-    )
-    command = [sys.executable, str(tmp_path / "start.py")]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True False\n"
-
-
-def test_a_remark_of_many_workers_is_told_once(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
-    for split in ("train", "val"):
-        for color in range(4):
-            (tmp_path / "set" / split / str(color)).mkdir(parents=True)
-            for number in range(6):
-                Image.new("RGB", (8, 8), (60 * color, 9 * number, 0)).save(
-                    tmp_path / "set" / split / str(color) / f"{number}.png"
-                )
-    recipe = Recipe(data=str(tmp_path / "set"), loss="softmax", p_k=(1.0,), epochs=1)
-    with local.Pool(jobs=1) as runs:
-        outcomes = runs.run({tmp_path / str(seed): recipe.but(seed=seed) for seed in range(2)})
-    assert all(outcome.result for outcome in outcomes.values())
-    (message,) = caplog.messages
-    assert message.startswith(f"{tmp_path}/set/val is taken as the test set")
-    notes.tell(message)
-    assert len(caplog.messages) == 1
 
 
 def test_without_the_extra_it_says_what_to_install(tmp_path):

@@ -6,8 +6,11 @@ import re
 import pytest
 
 import made
-from anyk.lab.comparison import outcome, page
+from anyk.lab.comparison import page
 from anyk.lab.comparison.outcome import Example, Guess, Moves, Try
+from anyk.lab.comparison.snippet import code
+from anyk.lab.comparison.verdict import notes, verdict
+from anyk.lab.errors import Failure
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
@@ -69,11 +72,11 @@ def full():
 def test_everything_is_on_the_page():
     compared = full()
     reader, words = read(compared)
-    for sentence in outcome.verdict(compared) + outcome.notes(compared):
+    for sentence in verdict(compared) + notes(compared):
         assert sentence in words
     for method in compared.methods:
         assert method.name in words
-        assert " ".join(outcome.code(method.recipe, 100).split()) in words
+        assert " ".join(code(method.recipe, 100).split()) in words
     for value in (
         compared.command,
         "312",
@@ -108,7 +111,7 @@ def test_names_are_escaped():
         settings={evil: evil, "metric": "mean"},
         environment={evil: {evil: evil}},
         moves=moves,
-        failures=(evil,),
+        failures=(Failure(evil, evil),),
     )
     _, words = read(compared)
     assert words.count("alert(") > 10

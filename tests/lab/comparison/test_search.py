@@ -1,7 +1,6 @@
-"""Many runs: the pool, sweeps, the search on the grid, and the whole comparison."""
+"""The search on the grid, and the whole comparison."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,15 +13,12 @@ import pytest
 from safetensors.torch import load_file
 
 import lab_data
-from anyk.lab.comparison import outcome
+from anyk.lab.comparison import results
+from anyk.lab.comparison.outcome import best, metrics
 from anyk.lab.comparison.search import _measured, at, best_point, compare, next_points
-from anyk.lab.engines import sweep
-from anyk.lab.engines.attempt import Outcome
-from anyk.lab.engines.local import Pool
+from anyk.lab.comparison.verdict import verdict
 from anyk.lab.errors import LabError
-from anyk.lab.run.folder import Run
 from anyk.lab.run.recipe import Recipe, Setting
-from anyk.lab.run.training import Progress
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +28,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def setting(data: str, **changes: Any) -> Setting:
     return Setting(data=data, epochs=3, batch_size=32, learning_rate=1e-2, m=8).but(**changes)
-
-
-# The search ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dimensions", [1, 2])
@@ -60,100 +53,22 @@ def test_points_are_factors_of_two() -> None:
     assert at(start, (-1,)) == start.but(learning_rate=5e-4)
 
 
-# The pool and sweeps -------------------------------------------------------------------------------------------------------
-
-
-def test_a_failing_run_does_not_stop_the_others(data: str, tmp_path: Path) -> None:
-    base = Recipe(**vars(setting(data)))
-    recipes = {"good": base, "bad": base.but(optimizer="sgd", learning_rate=1e30, weight_decay=1.0), "other": base.but(seed=1)}
-    seen: dict[str, list[int]] = {}
-
-    def note(folder: Path, progress: Progress) -> None:
-        seen.setdefault(folder.name, []).append(progress.step)
-
-    outcomes = sweep.run_all(recipes, tmp_path, jobs=2, on_progress=note)
-    assert outcomes["good"].result == Run(tmp_path / "good").result()
-    assert outcomes["other"].result is not None
-    assert outcomes["bad"].result is None
-    assert "lower the learning rate" in (outcomes["bad"].error or "")
-    assert Run(tmp_path / "bad").error() == outcomes["bad"].error
-    assert seen["good"][-1] == Run(tmp_path / "good").metrics()[-1]["step"]
-    again = sweep.run_all({"good": base}, tmp_path, jobs=1)
-    with pytest.raises(LabError, match="jobs should be at least 0"):
-        sweep.run_all({"good": base}, tmp_path, jobs=-1)
-    assert again["good"].result == outcomes["good"].result
-
-
-def test_a_killed_worker_is_a_failed_run(data: str, tmp_path: Path) -> None:
-    long = Recipe(**vars(setting(data, epochs=100000)))
-    folder = tmp_path / "long"
-
-    def kill(_: Path, progress: Progress) -> None:
-        if progress.step:
-            (worker,) = [child for child in multiprocessing.active_children() if child.name.startswith("ForkServerProcess")]
-            os.kill(worker.pid or 0, signal.SIGKILL)
-
-    with Pool(1, kill) as pool:
-        outcome = pool.run({folder: long})[folder]
-    assert outcome.result is None
-    assert outcome.error == "the process of this run ended with exit code -9"
-    assert Run(folder).error() == outcome.error
-
-
-def test_stopping_a_pool_saves_checkpoints_and_starts_no_more(data: str, tmp_path: Path) -> None:
-    long = Recipe(**vars(setting(data, epochs=100000)))
-    pool = Pool(1, lambda folder, progress: pool.stop())
-    with pool:
-        outcomes = pool.run({tmp_path / name: long for name in ("first", "second")})
-    assert list(outcomes.values()) == [Outcome(), Outcome()]
-    assert (tmp_path / "first" / "checkpoint.safetensors").exists()
-    assert not (tmp_path / "second").exists()
-
-
-def test_grid_axes_and_files(data: str, tmp_path: Path) -> None:
-    axes = sweep.parse_axes(["loss=softmax,lapsum", "p_k=1,.5/.5", "amp=true", "temperature=auto,0.5"])
-    assert axes["p_k"] == [[1], [0.5, 0.5]]
-    assert len(sweep.grid(Recipe(), axes)) == 8
-    for word in ("loss", "nonsense=1", "loss=", "=3"):
-        with pytest.raises(LabError, match="a grid axis should be"):
-            sweep.parse_axes([word])
-    with pytest.raises(LabError, match="the grid: loss should be"):
-        sweep.grid(Recipe(), {"loss": ["nonsense"]})
-
-    path = tmp_path / "sweep.json"
-    path.write_text(json.dumps({"base": {"epochs": 2}, "grid": {"seed": [0, 1]}, "runs": {"mine": {"loss": "softmax"}}}))
-    recipes = sweep.read(path, Recipe(data=data))
-    assert set(recipes) == {"seed=0", "seed=1", "mine"}
-    assert recipes["mine"] == Recipe(data=data, epochs=2, loss="softmax")
-    for content in ("nonsense", "[]", '{"runs": [1]}', '{"runs": {"a": 1}}'):
-        path.write_text(content)
-        with pytest.raises(LabError, match=r"sweep\.json should be a JSON object"):
-            sweep.read(path, Recipe())
-    with pytest.raises(LabError, match="has no runs"):
-        sweep.run_all({}, tmp_path / "none", jobs=1)
-    with pytest.raises(LabError, match="plain word"):
-        sweep.run_all({"../up": Recipe()}, tmp_path / "none", jobs=1)
-
-
-# The comparison ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_comparison_from_end_to_end(data: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = compare(setting(data), ["lapsum"], out, seeds=2, budget=3, jobs=2, command="anyk compare points")
     assert [method.name for method in done.methods] == ["softmax", "lapsum"]
-    assert outcome.read(out / "results.json") == done
+    assert results.read(out / "results.json") == done
     for method in done.methods:
         assert len(method.tries) == 3  # equal budgets
         assert [run.seed for run in method.runs] == [1, 2]  # not the seed that was tuned on
-        best = max(made.score or 0 for made in method.tries)
+        highest = max(made.score or 0 for made in method.tries)
         chosen = (method.recipe.learning_rate, method.recipe.temperature)
-        assert any((made.learning_rate, made.temperature, made.score) == (*chosen, best) for made in method.tries)
+        assert any((made.learning_rate, made.temperature, made.score) == (*chosen, highest) for made in method.tries)
         for run in method.runs:
             assert run.test == json.loads((out / run.folder / "result.json").read_text())["test"]
     assert {made.temperature for made in done.methods[0].tries} == {1.0}  # softmax has none
     assert len({made.temperature for made in done.methods[1].tries}) > 1
-    best_method = outcome.best(done)
+    best_method = best(done)
     weights = load_file(out / "model.safetensors")
     assert any(
         all((weights[name] == tensor).all() for name, tensor in load_file(out / run.folder / "model.safetensors").items())
@@ -163,7 +78,7 @@ def test_a_comparison_from_end_to_end(data: str, tmp_path: Path) -> None:
 
     written = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*") if path.name != ".lock"}
     again = compare(setting(data), ["lapsum"], out, seeds=2, budget=3, jobs=2, command="anyk compare points")
-    assert outcome.to_json(again)["methods"] == outcome.to_json(done)["methods"]
+    assert results.to_json(again)["methods"] == results.to_json(done)["methods"]
     assert written == {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*") if path.name != ".lock"}  # no run again
     more = compare(setting(data), ["lapsum"], out, seeds=3, budget=3, jobs=2)
     assert [run.test for run in more.methods[0].runs[:2]] == [run.test for run in done.methods[0].runs]
@@ -212,15 +127,15 @@ def test_a_loss_that_always_fails_is_reported_and_the_others_finish(data: str, t
     done = compare(failing, ["lapsum"], tmp_path, seeds=1, budget=1, jobs=2)
     assert all(not method.runs for method in done.methods)
     assert len(done.failures) == 2
-    assert "lower the learning rate" in " ".join(outcome.verdict(done))
+    assert "lower the learning rate" in " ".join(verdict(done))
 
 
 def test_every_method_measures_what_one_of_them_trains_for(data: str, tmp_path: Path) -> None:
     given = setting(data, p_k=(0.5, 0.0, 0.5), epochs=1, measure=(7,))
     done = compare(given, ["lapsum"], tmp_path / "out", seeds=1, budget=1, jobs=2)
     assert all({"top1", "top3", "top5", "top7", "top10"} <= run.test.keys() for method in done.methods for run in method.runs)
-    assert outcome.metrics(done) == ["top1", "top3", "top5", "top7", "top10"]
-    assert outcome.metrics(outcome.read(tmp_path / "out" / "results.json")) == outcome.metrics(done)
+    assert metrics(done) == ["top1", "top3", "top5", "top7", "top10"]
+    assert metrics(results.read(tmp_path / "out" / "results.json")) == metrics(done)
 
 
 def test_the_usual_k_are_measured_anyway(data: str) -> None:
@@ -231,8 +146,6 @@ def test_a_comparison_leaves_a_folder_of_other_files_alone(data: str, tmp_path: 
     (tmp_path / "cat.jpg").touch()
     with pytest.raises(LabError, match=r"holds files that are not of a run \(cat.jpg\): choose another folder with --out"):
         compare(setting(data), ["lapsum"], tmp_path, seeds=1, budget=1, jobs=1)
-    with pytest.raises(LabError, match=r"holds files that are not of a run \(cat.jpg\)"):
-        sweep.run_all({"good": Recipe(**vars(setting(data)))}, tmp_path, jobs=1)
     assert os.listdir(tmp_path) == ["cat.jpg"]
 
 

@@ -205,10 +205,10 @@ def _list_files(files):
 
 DAMAGES = {
     "no dataset.json": (lambda f: (f / "dataset.json").unlink(), r"small has no dataset.json: write one"),
-    "not JSON": (lambda f: (f / "dataset.json").write_text("{'a'"), r"dataset.json is not JSON .* mend it"),
-    "bytes": (lambda f: (f / "dataset.json").write_bytes(b"\xff\xfe\x00"), r"dataset.json is not JSON"),
+    "not JSON": (lambda f: (f / "dataset.json").write_text("{'a'"), r"dataset.json cannot be read as JSON .* mend it"),
+    "bytes": (lambda f: (f / "dataset.json").write_bytes(b"\xff\xfe\x00"), r"dataset.json cannot be read as JSON"),
     "no classes": (lambda f: (f / "dataset.json").write_text('{"name": "x"}'), r'dataset.json should have "classes"'),
-    "a list": (lambda f: (f / "dataset.json").write_text("[1]"), r'dataset.json should have "classes"'),
+    "a list": (lambda f: (f / "dataset.json").write_text("[1]"), r"dataset.json should hold a JSON object"),
     "files 5": (_list_files(5), r'"files" in .*dataset.json should be a list of files in its folder, but is 5\.'),
     "files null": (_list_files(None), r"should be a list of files in its folder, but is null\."),
     "files one": (_list_files("train.safetensors"), r'in its folder, but is "train.safetensors"\.'),

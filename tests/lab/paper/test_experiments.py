@@ -11,7 +11,7 @@ import torch
 
 import anyk
 from anyk.lab.errors import LabError
-from anyk.lab.paper import experiments
+from anyk.lab.paper import experiments, numbers
 from anyk.lab.run.recipe import Recipe
 
 EXPERIMENTS = experiments.EXPERIMENTS
@@ -65,7 +65,7 @@ def test_table_5():
     rows = [re.sub(r"[^\d.&]", "", row).split("&") for row in latex_rows("tab:sota")]
     pairs = [(float(top1), float(top5 or "nan")) for *_, top1, top5 in rows if re.fullmatch(r"\d+\.\d+", top1)]
     assert [cell.paper for cell in EXPERIMENTS["table5"].cells] == pairs[-6:]
-    others = [tuple(float(text.strip("≈").replace("—", "nan")) for text in row[2:]) for row in experiments.PUBLISHED_MODELS]
+    others = [tuple(float(text.strip("≈").replace("—", "nan")) for text in row[2:]) for row in numbers.PUBLISHED_MODELS]
     torch.testing.assert_close(torch.tensor(others), torch.tensor(pairs[:-6]), equal_nan=True, rtol=0, atol=0)
     text = PAPER.read_text(encoding="utf-8")
     assert r"($88.33\,|\,98.65$), DiffSortNets are significantly better (p=$0.00001\,|\,0.00005$)" in text
@@ -82,7 +82,7 @@ def test_table_6():
 @with_paper
 def test_depth_numbers():
     text = PAPER.read_text(encoding="utf-8")
-    for n, (full, classical, splitter) in experiments.DEPTHS.items():
+    for n, (full, classical, splitter) in numbers.DEPTHS.items():
         row = re.search(rf"\n\t{n} &[^\\]*", text)[0]
         assert [int(number) for number in re.findall(r"\d+", row)] == [n, full, *classical, *splitter]
 
@@ -170,7 +170,7 @@ def test_hyperparameters_of_the_paper_and_the_official_code():
 
 
 def test_inverse_temperatures_of_the_official_readme():
-    published = {data: dict(setting.inverse_temperatures) for data, setting in experiments.SETTINGS.items()}
+    published = {data: dict(setting.inverse_temperatures) for data, setting in numbers.REGIMES.items()}
     head = {"diffsortnets": 1.0, "neuralsort": 0.5, "softsort": 0.5, "smooth": 1.0}
     assert published == {
         "cifar100": {"diffsortnets": 0.5, "neuralsort": 0.0625, "softsort": 0.0625, "smooth": 1.0},
@@ -219,7 +219,7 @@ def test_bad_arguments(call, message):
 def official_losses(method, recipe, scores, target):
     with contextlib.redirect_stdout(io.StringIO()):  # difftopk prints on import
         difftopk = pytest.importorskip("difftopk")
-    inverse = experiments._setting(recipe.data.split("/")[-1]).inverse_temperatures[method]
+    inverse = experiments._regime(recipe.data.split("/")[-1]).inverse_temperatures[method]
     names = {"diffsortnets": {"bitonic": "bitonic__non_sparse", "odd_even": "odd_even"}.get(recipe.loss)}
     loss = difftopk.TopKCrossEntropyLoss(
         names.get(method, method),
@@ -260,14 +260,14 @@ def cases():
         ("imagenet1k", "neuralsort"),
         ("imagenet1k", "softsort"),
     ]:
-        for p_k in (experiments.EVEN, experiments.HALF, experiments.TENTH):
-            yield pytest.param(data, method, p_k, id=f"{data}-{method}-{experiments._short(p_k)}")
+        for p_k in (numbers.EVEN, numbers.HALF, numbers.TENTH):
+            yield pytest.param(data, method, p_k, id=f"{data}-{method}-{numbers._short(p_k)}")
 
 
 @pytest.mark.parametrize(("data", "method", "p_k"), list(cases()))
 def test_temperatures_give_the_official_loss(data, method, p_k):
     """The same values on random scores; the network on as many wires as the official bitonic network can take."""
-    cell = experiments.Cell(data, method, p_k, (None, None))
+    cell = numbers.Cell(data, method, p_k, (None, None))
     recipe = experiments._recipe(cell, data, "official", "bitonic", 1.0, False)
     n = 16 if method == "diffsortnets" else 100
     generator = torch.Generator().manual_seed(0)
@@ -335,7 +335,6 @@ def test_smoke_data_fit_the_smoke_recipes(tmp_path):
 
 
 def test_smoke_data_of_cifar(tmp_path):
-    pytest.importorskip("anyk.lab.data.cifar", reason="the CIFAR reader is not part of this checkout yet")
     data = EXPERIMENTS["table1"].write_smoke_data(tmp_path)
     assert data == {"cifar100": f"cifar100:{tmp_path / 'cifar100'}"}
     assert any((tmp_path / "cifar100").iterdir())
@@ -355,24 +354,25 @@ def made_results(name, accuracies, **options):
 
 def test_compare_puts_our_numbers_beside_the_papers():
     results = made_results("table1", lambda run: (0.60 + 0.02 * run.endswith("seed1"), 0.85))
-    table = EXPERIMENTS["table1"].compare(results)
-    assert table.header[:9] == ("data", "method", "P_K", "m", "runs", "top1", "std", "paper", "difference")
-    row = dict(zip(table.header[:9], table.rows[-1][:9], strict=True))
+    table, *_ = EXPERIMENTS["table1"].compare(results)
+    titles = [column.title for column in table.columns]
+    assert titles[:9] == ["data", "method", "P_K", "m", "runs", "top1", "std", "paper", "difference"]
+    row = dict(zip(titles[:9], table.rows[-1][:9], strict=True))
     assert (row["data"], row["method"], row["P_K"], row["runs"]) == ("cifar100", "DiffSortNets", "[.2,.2,.2,.2,.2]", 2)
     assert (row["top1"], row["paper"]) == (pytest.approx(61.0), 62.00)
     assert row["difference"] == pytest.approx(-1.0)
     assert row["std"] == pytest.approx(2**0.5)
     assert table.rows[-1][9:] == (pytest.approx(85.0), pytest.approx(0), 86.73, pytest.approx(-1.73))
-    assert all(len(row) == len(table.header) for row in table.rows)
-    smoke = EXPERIMENTS["table1"].compare(results, smoke=True)
+    assert all(len(row) == len(titles) for row in table.rows)
+    smoke, *_ = EXPERIMENTS["table1"].compare(results, smoke=True)
     assert "made data" in smoke.notes[0]
-    assert smoke.header[5:] == ("top1", "std", "paper", "top5", "std", "paper")
-    assert all(len(row) == len(smoke.header) for row in smoke.rows)
+    assert [column.title for column in smoke.columns[5:]] == ["top1", "std", "paper", "top5", "std", "paper"]
+    assert all(len(row) == len(smoke.columns) for row in smoke.rows)
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_compare_without_results_is_what_the_paper_says(name):
-    table = EXPERIMENTS[name].compare({"something-else-seed0": {"test": {"top1": 1.0}}})
+    table, *_ = EXPERIMENTS[name].compare({"something-else-seed0": {"test": {"top1": 1.0}}})
     assert len(table.rows) == len(EXPERIMENTS[name].cells)
     for cell, row in zip(EXPERIMENTS[name].cells, table.rows, strict=True):
         assert row[4] == 0
@@ -381,7 +381,7 @@ def test_compare_without_results_is_what_the_paper_says(name):
 
 def test_compare_of_a_part_and_of_an_unknown_backbone():
     results = {"mine-softmax-seed0": {"test": {"top1": 0.5, "top5": 0.7}}}
-    table = EXPERIMENTS["backbones"].compare(results)
+    table, *_ = EXPERIMENTS["backbones"].compare(results)
     row = next(row for row in table.rows if row[0] == "mine" and row[1] == "Softmax")
     assert row[4:9] == (1, 50.0, None, None, None)
 
@@ -395,7 +395,7 @@ def test_compare_takes_the_temperature_that_is_best_on_validation():
                 "validation": {"top1": validation, "top5": validation},
             }
     experiment = EXPERIMENTS["table1"]
-    row = experiment.compare(results).rows[6]
+    row = experiment.compare(results)[0].rows[6]
     assert row[1:6] == ("NeuralSort", "[.2,.2,.2,.2,.2]", None, 2, 20.0)
     for result in results.values():
         del result["validation"]
@@ -405,7 +405,7 @@ def test_compare_takes_the_temperature_that_is_best_on_validation():
 
 def test_the_metrics_of_table_6_may_be_missing():
     results = {"imagenet21kp-softmax-seed0": {"test": {"top1": 0.4, "top5": 0.7, "top10": 0.8}}}
-    table = EXPERIMENTS["table6"].compare(results)
+    table, *_ = EXPERIMENTS["table6"].compare(results)
     softmax = [row for row in table.rows if row[1] == "Softmax"]
     assert len(softmax) == 3
     assert softmax[1][2] == "[1,0,...,0,0] (10)"
@@ -420,7 +420,7 @@ def test_significance_of_table_5():
         better = 0.0004 if "diffsortnets" in run else 0.0
         return 0.8833 + better + noise, 0.9865 + better + noise
 
-    tests, models = EXPERIMENTS["table5"].compare(made_results("table5", accuracies)).also
+    _, tests, models = EXPERIMENTS["table5"].compare(made_results("table5", accuracies))
     rows = {row[:3]: row[3:] for row in tests.rows}
     p_top1, paper, p_top5, _ = rows["efficientnet-l2", "DiffSortNets", "observed"]
     assert p_top1 < 0.01 > p_top5
@@ -428,18 +428,18 @@ def test_significance_of_table_5():
     assert rows["efficientnet-l2", "DiffSortNets", "reported"][1] == 0.00087
     assert rows["efficientnet-l2", "SinkhornSort", "observed"][0] == pytest.approx(1)
     assert len(models.rows) == 12
-    nothing = EXPERIMENTS["table5"].compare({}).also[0]
+    nothing = EXPERIMENTS["table5"].compare({})[1]
     assert all(row[3] is None and row[5] is None for row in nothing.rows)
 
 
 def test_depths(monkeypatch):
     # The two largest take seconds; test_networks.py has them all.
-    monkeypatch.setattr(experiments, "DEPTHS", {n: experiments.DEPTHS[n] for n in (16, 1024)})
-    table = EXPERIMENTS["depths"].compare({})
+    monkeypatch.setattr(numbers, "DEPTHS", {n: numbers.DEPTHS[n] for n in (16, 1024)})
+    table, *_ = EXPERIMENTS["depths"].compare({})
     assert EXPERIMENTS["depths"].recipes() == {}
     assert len(table.rows) == 10
     assert all(row[-1] == "yes" for row in table.rows)
     assert table.rows[-1][:10] == (1024, "splitter selection", 10, 14, 16, 18, 22, 25, 27, 29)
-    wrong = {16: (11, experiments.DEPTHS[16][1], experiments.DEPTHS[16][2])}
-    monkeypatch.setattr(experiments, "DEPTHS", wrong)
-    assert EXPERIMENTS["depths"].compare({}).rows[0][-1] == "no"
+    wrong = {16: (11, numbers.DEPTHS[16][1], numbers.DEPTHS[16][2])}
+    monkeypatch.setattr(numbers, "DEPTHS", wrong)
+    assert EXPERIMENTS["depths"].compare({})[0].rows[0][-1] == "no"

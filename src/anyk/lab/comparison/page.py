@@ -16,10 +16,11 @@ import jinja2
 from markupsafe import Markup
 
 from anyk.lab import files
-from anyk.lab.comparison import outcome
-from anyk.lab.comparison.outcome import Comparison, Method, Try
+from anyk.lab.comparison.outcome import BASELINE, Comparison, Method, Try, best, differences, measured, metrics
+from anyk.lab.comparison.snippet import code
+from anyk.lab.comparison.verdict import notes, verdict
 from anyk.lab.statistics import CONFIDENCE, SIGNIFICANT, mean
-from anyk.lab.tables import Measured, duration, p_text, text, title
+from anyk.lab.tables import Measured, duration, p_text, percent, points, text, title
 
 COLORS = 7
 """colours in the template, --c0 for the baseline; after them come the same with other dashes"""
@@ -42,24 +43,22 @@ def render(comparison: Comparison) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"title": title, "data_uri": _data_uri, "words": _words}
-    verdict = outcome.verdict(comparison)
-    best = outcome.best(comparison) if comparison.methods else None
-    classes = comparison.data.get("classes")
+    headline, *sentences = verdict(comparison)
     return environment.get_template("report.html").render(
         comparison=comparison,
-        headline=verdict[0],
-        sentences=verdict[1:],
-        notes=outcome.notes(comparison),
-        metrics=outcome.metrics(comparison),
+        headline=headline,
+        sentences=sentences,
+        notes=notes(comparison),
+        metrics=metrics(comparison),
         rows=_rows(comparison),
         bars=_bar_charts(comparison),
         accuracies=_accuracy_charts(comparison),
         curves=_curve_charts(comparison),
         keys=[(method.name, _swatch(number)) for number, method in enumerate(_ordered(comparison))],
         tunings=[_tuning(method) for method in comparison.methods if method.tries],
-        baseline=outcome.BASELINE,
-        best=best.name if best else None,
-        codes=[(method.name, outcome.code(method.recipe, classes)) for method in comparison.methods],
+        baseline=BASELINE,
+        best=best(comparison).name if comparison.methods else None,
+        codes=[(method.name, code(method.recipe, comparison.data.get("classes"))) for method in comparison.methods],
         seeds=max((len(method.runs) for method in comparison.methods), default=0),
         confidence=f"{CONFIDENCE:.0%}",
     )
@@ -67,7 +66,7 @@ def render(comparison: Comparison) -> str:
 
 def _ordered(comparison: Comparison) -> list[Method]:
     """The methods with the baseline first, whose colour is the quiet one."""
-    return sorted(comparison.methods, key=lambda method: method.name != outcome.BASELINE)
+    return sorted(comparison.methods, key=lambda method: method.name != BASELINE)
 
 
 def _data_uri(image: bytes) -> str:
@@ -83,18 +82,18 @@ def _words(value: Any) -> str:
 
 def _rows(comparison: Comparison) -> list[dict[str, Any]]:
     """The table: for each method its cells, one for each metric."""
-    found = outcome.differences(comparison)
+    found = differences(comparison)
     rows = []
     for method in comparison.methods:
         cells = []
-        for metric in outcome.metrics(comparison):
-            value, difference = outcome.measured(method, metric), found.get((method.name, metric))
+        for metric in metrics(comparison):
+            value, difference = measured(method, metric), found.get((method.name, metric))
             cell: dict[str, Any] = {"metric": metric, "value": text(value, "accuracy"), "difference": None}
             if difference is not None:
                 pair = difference.paired
                 cell |= {
-                    "difference": _signed(pair.difference),
-                    "interval": f"{_signed(pair.low)} to {_signed(pair.high)}"
+                    "difference": points(pair.difference),
+                    "interval": f"{points(pair.low)} to {points(pair.high)}"
                     if pair.low is not None and pair.high is not None
                     else None,
                     "p": p_text(difference.p),
@@ -107,10 +106,6 @@ def _rows(comparison: Comparison) -> list[dict[str, Any]]:
         times = [run.seconds for run in method.runs]
         rows.append({"name": method.name, "cells": cells, "time": duration(mean(times)) if times else "–"})
     return rows
-
-
-def _signed(fraction: float) -> str:
-    return f"{100 * fraction:+.2f}".replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -136,7 +131,7 @@ def _tuning(method: Method) -> _Grid:
         failed = point.score is None or not math.isfinite(point.score)
         score = low if failed else point.score or 0.0
         return {
-            "text": "diverged" if failed else f"{100 * score:.2f}",
+            "text": "diverged" if failed else percent(score),
             "share": 0 if failed else round(100 * (score - low) / (high - low)) if high > low else 50,
             "chosen": point.learning_rate == method.recipe.learning_rate
             and (point.temperature == method.recipe.temperature or len(temperatures) == 1),
@@ -227,8 +222,8 @@ def _bar_charts(comparison: Comparison) -> list[Markup]:
     methods = _ordered(comparison)
     axis = _Axis(0, 100, 88, _WIDTH - 12)
     charts = []
-    for metric in outcome.metrics(comparison):
-        rows = [(number, method, value) for number, method in enumerate(methods) if (value := outcome.measured(method, metric))]
+    for metric in metrics(comparison):
+        rows = [(number, method, value) for number, method in enumerate(methods) if (value := measured(method, metric))]
         bottom = 26 + 24 * len(rows)
         parts = _accuracy_frame(metric, axis, bottom)
         for line, (number, method, value) in enumerate(rows):
@@ -254,8 +249,8 @@ def _accuracy_charts(comparison: Comparison) -> list[Markup]:
     """One drawing a metric: a line a method with its seeds as small marks, their mean and its standard deviation."""
     methods = _ordered(comparison)
     charts = []
-    for metric in outcome.metrics(comparison):
-        rows = [(number, method, value) for number, method in enumerate(methods) if (value := outcome.measured(method, metric))]
+    for metric in metrics(comparison):
+        rows = [(number, method, value) for number, method in enumerate(methods) if (value := measured(method, metric))]
         spans = [100 * value.mean + sign * 100 * (value.std or 0.0) for _, _, value in rows for sign in (-1, 1)]
         axis = _axis([*spans, *(100 * seed for _, _, value in rows for seed in value.values)], 88, _WIDTH - 12)
         bottom = 26 + 30 * len(rows)
@@ -293,7 +288,7 @@ def _accuracy_line(number: int, method: Method, metric: str, axis: _Axis, y: flo
     for seed, one in seeds.items():
         parts.append(
             Markup('<circle cx="{}" cy="{}" r="2.4" class="seed" style="--c:{}"><title>{}</title></circle>').format(
-                axis(100 * one), y + 8, _color(number), f"seed {seed}: {100 * one:.2f} %"
+                axis(100 * one), y + 8, _color(number), f"seed {seed}: {percent(one)} %"
             )
         )
     said = f"{method.name}: {text(value, 'accuracy')} %"

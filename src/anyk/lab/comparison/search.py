@@ -15,23 +15,21 @@ import torch
 from PIL import Image
 
 from anyk.lab import files, info
-from anyk.lab.comparison import outcome as outcomes
-from anyk.lab.comparison import page
-from anyk.lab.comparison.outcome import Comparison, Example, Guess, Method, Moves, SeedRun, Try
+from anyk.lab.comparison import page, results
+from anyk.lab.comparison.outcome import BASELINE, Comparison, Example, Guess, Method, Moves, SeedRun, Try, best
 from anyk.lab.data import load, split
-from anyk.lab.engines.attempt import Outcome
+from anyk.lab.engines.attempt import Outcome, failures
 from anyk.lab.engines.local import Pool, wait_in_turns
-from anyk.lab.errors import LabError, Stopped
+from anyk.lab.errors import Failure, LabError, Stopped
 from anyk.lab.run.evaluation import Predictor
 from anyk.lab.run.folder import Run
 from anyk.lab.run.losses import criterion, trained_ks
 from anyk.lab.run.names import LOSSES, LossName
 from anyk.lab.run.reading import check_select, describe, resolved, shuffle_of
 from anyk.lab.run.recipe import Recipe, Setting
+from anyk.lab.run.summaries import METRICS
 from anyk.lab.run.training import Progress
-from anyk.lab.tables import METRICS
 
-BASELINE: LossName = "softmax"
 TUNING_SEED = 0
 #: tries that are made at once; not the number of jobs, so that the outcome does not depend on the machine
 ROUND = 2
@@ -87,7 +85,7 @@ def compare(
             settings={"budget": budget, "seeds": seeds, "metric": _metric(setting), **setting.to_json()},
             methods=tuple(methods),
             environment=info.environment(),
-            failures=tuple(failure for _, failures in found for failure in failures),
+            failures=tuple(failure for _, failed in found for failure in failed),
         )
         outcome = dataclasses.replace(outcome, moves=_moves(outcome, out))
         _write(outcome, out)
@@ -98,16 +96,16 @@ class _Study:
     def __init__(self, out: Path, fingerprint: str, seeds: int, budget: int) -> None:
         self.out, self.fingerprint, self.seeds, self.budget = out, fingerprint, seeds, budget
 
-    def method(self, pool: Pool, start: Recipe) -> tuple[Method, list[str]]:
-        """Tune one loss and train it; with the runs that failed, a sentence each."""
-        failures: list[str] = []
+    def method(self, pool: Pool, start: Recipe) -> tuple[Method, list[Failure]]:
+        """Tune one loss and train it; with the runs that failed."""
+        failed: list[Failure] = []
 
         def run(recipes: list[Recipe]) -> list[Outcome]:
             folders = {self.folder(recipe): recipe for recipe in recipes}
             outcomes = pool.run(folders)
             if any(outcome == Outcome() for outcome in outcomes.values()):
                 raise Stopped
-            failures.extend(f"{folder.name} failed: {outcome.error}" for folder, outcome in outcomes.items() if outcome.error)
+            failed.extend(failures({folder.name: outcome for folder, outcome in outcomes.items()}))
             return [outcomes[self.folder(recipe)] for recipe in recipes]
 
         tunes_temperature = LOSSES[start.loss].has_temperature and start.temperature != "auto"
@@ -131,7 +129,7 @@ class _Study:
                     curve = tuple(Run(folder).metrics())
                     name = folder.relative_to(self.out).as_posix()
                     runs.append(SeedRun(recipe.seed, result["test"], result["validation"], result["seconds"], name, curve))
-        return Method(start.loss, tuned, tuple(tries.values()), tuple(runs)), failures
+        return Method(start.loss, tuned, tuple(tries.values()), tuple(runs)), failed
 
     def folder(self, recipe: Recipe) -> Path:
         """A run's folder: its name follows from all that the run depends on, so that the same run is found again."""
@@ -199,11 +197,11 @@ def _metric(setting: Setting) -> str:
 
 def _write(outcome: Comparison, out: Path) -> None:
     """The report, and the model of the best method's best seed."""
-    outcomes.write(outcome, out / "results.json")
+    results.write(outcome, out / "results.json")
     page.write(outcome, out / "report.html")
-    best = outcomes.best(outcome)
-    if best.runs:
-        run = max(best.runs, key=lambda run: run.validation.get(outcome.settings["metric"], 0.0))
+    chosen = best(outcome)
+    if chosen.runs:
+        run = max(chosen.runs, key=lambda run: run.validation.get(outcome.settings["metric"], 0.0))
         with files.replacing(out / "model.safetensors") as temporary:
             shutil.copyfile(out / run.folder / "model.safetensors", temporary)
 
@@ -217,7 +215,7 @@ def _moves(outcome: Comparison, out: Path) -> Moves | None:
     )
     if not others.methods or outcome.data["classes"] <= GUESSES:
         return None
-    name = outcomes.best(others).name
+    name = best(others).name
     seed = min(baseline.keys() & finished[name].keys())
     before, after = (Predictor(out / runs[seed].folder) for runs in (baseline, finished[name]))
     guesses = [predictor.test_guesses(GUESSES) for predictor in (before, after)]

@@ -30,6 +30,7 @@ from anyk.lab.data.cache import cache_folder
 from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.sets import Dataset, Split
 from anyk.lab.errors import LabError
+from anyk.lab.files import read_object
 
 _BLOCK_BYTES = 1 << 24
 _STALE_SECONDS = 3600
@@ -267,11 +268,8 @@ def _read_description(path: Path) -> dict[str, Any]:
         raise LabError(f"{folder} is not a folder: name the folder of an embedding set.")
     if not path.is_file():
         raise LabError(f'{folder} has no dataset.json: write one with {{"name": "...", "classes": ["...", ...]}}.')
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LabError(f"{path} is not JSON ({_one_line(error)}): mend it or make the set again.") from None
-    classes = description.get("classes") if isinstance(description, dict) else None
+    description = read_object(path, "mend it or make the set again")
+    classes = description.get("classes")
     if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
         raise LabError(f'{path} should have "classes", the list of class names in the order of the labels.')
     return description

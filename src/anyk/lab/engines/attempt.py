@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anyk.lab.errors import LabError, Stopped, explain
+from anyk.lab.errors import Failure, LabError, Stopped, explain
 from anyk.lab.run import training
 from anyk.lab.run.folder import FolderTaken, Run
 from anyk.lab.run.recipe import Recipe
@@ -31,6 +31,11 @@ def ended(folder: Path, recipe: Recipe) -> Outcome | None:
     except LabError as error:
         return Outcome(error=str(error))
     return None
+
+
+def failures(outcomes: Mapping[str, Outcome]) -> list[Failure]:
+    """The runs that failed, of outcomes by name."""
+    return [Failure(name, outcome.error) for name, outcome in outcomes.items() if outcome.error]
 
 
 def attempt(

@@ -2,13 +2,13 @@
 
 import difflib
 import itertools
-import json
 import os
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anyk.lab import files
 from anyk.lab.engines.attempt import Outcome
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
@@ -54,15 +54,15 @@ def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
 
 def read(path: Path, base: Recipe) -> dict[str, Recipe]:
     """The runs of a JSON file: ``{"base": {…}, "grid": {field: [value, …]}}`` or ``{"base": {…}, "runs": {name: {…}}}``."""
+    content = files.read_object(path, 'write one with "grid" or "runs"')
     try:
-        content = json.loads(path.read_text())
         base = Recipe.from_json({**base.to_json(), **content.get("base", {})}, str(path))
         runs = {
             name: Recipe.from_json({**base.to_json(), **fields}, f"run {name} of {path}")
             for name, fields in content.get("runs", {}).items()
         }
         return {**(grid(base, content["grid"]) if "grid" in content else {}), **runs}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise LabError(f'{path} should be a JSON object with "grid" or "runs": {error}.') from None
 
 

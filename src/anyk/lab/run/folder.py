@@ -98,9 +98,9 @@ class Run:
         self.refuse_other_recipe(recipe)
         anew = not (self.folder / "config.json").exists() or bool(self.recipe().differences(recipe))
         if anew:
-            self._write_json("config.json", recipe.to_json())
+            files.write_object(self.folder / "config.json", recipe.to_json())
         if anew or not (self.folder / "environment.json").exists():
-            self._write_json("environment.json", environment)
+            files.write_object(self.folder / "environment.json", environment)
         (self.folder / "error.txt").unlink(missing_ok=True)
         # What a kill left behind. (safetensors writes to a temporary file of its own.)
         for leftover in (*self.folder.glob(".*.tmp"), *self.folder.glob(".tmp*")):
@@ -110,16 +110,16 @@ class Run:
 
     def recipe(self) -> Recipe:
         """The recipe that the run was begun with."""
-        return Recipe.from_json(self._read_json("config.json"), str(self.folder / "config.json"))
+        return Recipe.from_json(self._read("config.json"), str(self.folder / "config.json"))
 
     def result(self) -> dict[str, Any] | None:
         """The outcome, or None while there is none."""
-        return self._read_json("result.json") if (self.folder / "result.json").exists() else None
+        return self._read("result.json") if (self.folder / "result.json").exists() else None
 
     def error(self) -> str | None:
         """Why the run failed, or None."""
         path = self.folder / "error.txt"
-        return path.read_text().strip() if path.exists() else None
+        return path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else None
 
     def fail(self, message: str) -> None:
         """Note why the run failed; a later start begins where it stood."""
@@ -128,7 +128,7 @@ class Run:
     def finish(self, result: Mapping[str, Any], weights: Mapping[str, Tensor], plan: Mapping[str, Any]) -> None:
         """Write the model with its plan and the outcome, and drop what only a running run needs."""
         self.save_tensors("model.safetensors", weights, plan)
-        self._write_json("result.json", {"format": FORMAT, **result})
+        files.write_object(self.folder / "result.json", {"format": FORMAT, **result})
         self._tidy()
 
     def _tidy(self) -> None:
@@ -177,20 +177,8 @@ class Run:
         except ValueError as error:
             raise LabError(f"{path} is damaged ({error}): delete {self.folder} and run again.") from None
 
-    # JSON ------------------------------------------------------------------------------------------------------------------
-
-    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        files.write_atomically(self.folder / name, (json.dumps(content, indent=1) + "\n").encode())
-
-    def _read_json(self, name: str) -> dict[str, Any]:
-        path = self.folder / name
-        try:
-            content = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise LabError(f"{path} cannot be read ({error}): delete {self.folder} and run again.") from None
-        if not isinstance(content, dict):
-            raise LabError(f"{path} should hold a JSON object: delete {self.folder} and run again.")
-        return content
+    def _read(self, name: str) -> dict[str, Any]:
+        return files.read_object(self.folder / name, f"delete {self.folder} and run again")
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
