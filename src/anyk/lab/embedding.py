@@ -23,6 +23,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
+from anyk.lab import files
 from anyk.lab.data import embeddings, folders
 from anyk.lab.data.sets import Dataset, Split
 from anyk.lab.errors import LabError
@@ -220,12 +221,12 @@ def _find_images(folder: Path) -> tuple[list[str], dict[str, list[_Image]]]:
         raise LabError(f"{folder} is not a folder: name a folder with a folder of images for each class.")
     train, test = folders.find_splits(folder)
     roots = {"train": train} | ({"test": test} if test is not None else {})
-    classes = _subfolders(roots["train"])
+    classes = [path.name for path in folders.subfolders(roots["train"])]
     if not classes:
         raise LabError(f"{folder} has no folders in it: put the images of each class into a folder with its name.")
     images: dict[str, list[_Image]] = {}
     for split, root in roots.items():
-        unknown = sorted(set(_subfolders(root)) - set(classes))
+        unknown = sorted({path.name for path in folders.subfolders(root)} - set(classes))
         if unknown:
             raise LabError(f"{root / unknown[0]} is a class without training images: add them or remove the folder.")
         images[split] = [
@@ -236,12 +237,6 @@ def _find_images(folder: Path) -> tuple[list[str], dict[str, list[_Image]]]:
         ]
     folders.tell_of_nested((folder / name for name, _ in images["train"]), train, len(classes))
     return classes, images
-
-
-def _subfolders(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        return []
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def _digest_names(folder: Path, images: dict[str, list[_Image]]) -> str:
@@ -296,9 +291,7 @@ def _enter(work: Path, plan: dict[str, Any]) -> None:
     if work.exists() and any(present.suffix != ".tmp" and present != path for present in work.iterdir()):
         raise LabError(f"{work} is in the way: remove it or name another output folder.")
     work.mkdir(parents=True, exist_ok=True)
-    fresh = work / "plan.tmp"
-    fresh.write_text(json.dumps(plan), encoding="utf-8")
-    os.replace(fresh, path)
+    files.write_object(path, plan)
 
 
 class _Encoder:
@@ -377,13 +370,9 @@ def _offset(progress: Callable[[int, int], None] | None, before: int, total: int
 
 
 def _save_whole(shard: dict[str, Any], path: Path) -> None:
-    fresh = path.with_suffix(f".{os.getpid()}.tmp")
     try:
-        with open(fresh, "wb") as file:
-            torch.save(shard, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
+        with files.replacing(path) as fresh:
+            torch.save(shard, fresh)
     except (OSError, RuntimeError) as error:  # torch has its own words for a full disk
         reason = " ".join(str(error).split())[:100]
         raise LabError(f"{path} cannot be written ({reason}): make room and call again; what is done is kept.") from None

@@ -53,12 +53,12 @@ def replacing(path: Path) -> Iterator[Path]:
             yield temporary
             if temporary.stat().st_mode != usual:  # safetensors puts a private file in its place
                 temporary.chmod(usual)
-            _flush(temporary)
+            flush(temporary)
             os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _flush(path.parent)
+    flush(path.parent)
 
 
 @contextmanager
@@ -76,7 +76,8 @@ def disk_full_is_an_error(path: Path) -> Iterator[None]:
         raise
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until a file, or what is in a folder, is on the disk."""
     if path.is_dir() and os.name != "posix":
         return  # a folder can only be opened on POSIX systems
     descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)

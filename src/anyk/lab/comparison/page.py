@@ -219,47 +219,55 @@ def _swatch(number: int) -> Markup:
 
 def _bar_charts(comparison: Comparison) -> list[Markup]:
     """One drawing a metric, from 0 to 100 percent: a bar a method, with the standard deviation at its end."""
-    methods = _ordered(comparison)
     axis = _Axis(0, 100, 88, _WIDTH - 12)
+    bar = Markup('<rect x="{}" y="{}" width="{}" height="14" class="bar" style="--c:{}"><title>{}</title></rect>')
     charts = []
     for metric in metrics(comparison):
-        rows = [(number, method, value) for number, method in enumerate(methods) if (value := measured(method, metric))]
+        rows, described = _measured_rows(comparison, metric)
         bottom = 26 + 24 * len(rows)
         parts = _accuracy_frame(metric, axis, bottom)
         for line, (number, method, value) in enumerate(rows):
             y, end, spread = 38 + 24 * line, 100 * value.mean, 100 * (value.std or 0.0)
             said = f"{method.name}: {text(value, 'accuracy')} %"
             parts += [
-                Markup('<text x="80" y="{}" class="name"><title>{}</title>{}</text>').format(
-                    y + 4, method.name, _short(method.name, 13)
-                ),
-                Markup('<rect x="{}" y="{}" width="{}" height="14" class="bar" style="--c:{}"><title>{}</title></rect>').format(
-                    axis(0), y - 7, round(axis(end) - axis(0), 1), _color(number), said
-                ),
-                Markup('<path d="M{0} {2}v8m0 -4H{1}m0 -4v8" class="whisker" style="--c:{3}"/>').format(
-                    axis(max(end - spread, 0)), axis(min(end + spread, 100)), y - 4, _color(number)
-                ),
+                _name(method, y),
+                bar.format(axis(0), y - 7, round(axis(end) - axis(0), 1), _color(number), said),
+                _whisker(number, axis(max(end - spread, 0)), axis(min(end + spread, 100)), y),
             ]
-        described = "; ".join(f"{method.name} {text(value, 'accuracy')}" for _, method, value in rows)
         charts.append(_svg(bottom + 20, f"{title(metric)} accuracy in percent, from 0: {described}", parts))
     return charts
 
 
 def _accuracy_charts(comparison: Comparison) -> list[Markup]:
     """One drawing a metric: a line a method with its seeds as small marks, their mean and its standard deviation."""
-    methods = _ordered(comparison)
     charts = []
     for metric in metrics(comparison):
-        rows = [(number, method, value) for number, method in enumerate(methods) if (value := measured(method, metric))]
+        rows, described = _measured_rows(comparison, metric)
         spans = [100 * value.mean + sign * 100 * (value.std or 0.0) for _, _, value in rows for sign in (-1, 1)]
         axis = _axis([*spans, *(100 * seed for _, _, value in rows for seed in value.values)], 88, _WIDTH - 12)
         bottom = 26 + 30 * len(rows)
         parts = _accuracy_frame(metric, axis, bottom)
         for line, (number, method, _) in enumerate(rows):
             parts += _accuracy_line(number, method, metric, axis, 41 + 30 * line)
-        described = "; ".join(f"{method.name} {text(value, 'accuracy')}" for _, method, value in rows)
         charts.append(_svg(bottom + 20, f"{title(metric)} accuracy in percent: {described}", parts))
     return charts
+
+
+def _measured_rows(comparison: Comparison, metric: str) -> tuple[list[tuple[int, Method, Measured]], str]:
+    """The methods that have a metric, with their numbers; and all of them in words."""
+    methods = enumerate(_ordered(comparison))
+    rows = [(number, method, value) for number, method in methods if (value := measured(method, metric))]
+    return rows, "; ".join(f"{method.name} {text(value, 'accuracy')}" for _, method, value in rows)
+
+
+def _name(method: Method, y: float) -> Markup:
+    label = Markup('<text x="80" y="{}" class="name"><title>{}</title>{}</text>')
+    return label.format(y + 4, method.name, _short(method.name, 13))
+
+
+def _whisker(number: int, start: float, end: float, y: float) -> Markup:
+    path = Markup('<path d="M{0} {2}v8m0 -4H{1}m0 -4v8" class="whisker" style="--c:{3}"/>')
+    return path.format(start, end, y - 4, _color(number))
 
 
 def _accuracy_frame(metric: str, axis: _Axis, bottom: float) -> list[Markup]:
@@ -277,14 +285,9 @@ def _accuracy_line(number: int, method: Method, metric: str, axis: _Axis, y: flo
     seeds = {run.seed: run.test[metric] for run in method.runs if metric in run.test}
     value = Measured(tuple(seeds.values()))
     center, spread = 100 * value.mean, 100 * (value.std or 0.0)
-    label = Markup('<text x="80" y="{}" class="name"><title>{}</title>{}</text>')
-    parts = [label.format(y + 4, method.name, _short(method.name, 13))]
+    parts = [_name(method, y)]
     if spread:
-        parts.append(
-            Markup('<path d="M{0} {2}v8m0 -4H{1}m0 -4v8" class="whisker" style="--c:{3}"/>').format(
-                axis(center - spread), axis(center + spread), y - 4, _color(number)
-            )
-        )
+        parts.append(_whisker(number, axis(center - spread), axis(center + spread), y))
     for seed, one in seeds.items():
         parts.append(
             Markup('<circle cx="{}" cy="{}" r="2.4" class="seed" style="--c:{}"><title>{}</title></circle>').format(

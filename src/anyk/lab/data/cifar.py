@@ -23,8 +23,6 @@ from anyk.lab.errors import LabError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 CHECKSUM = "md5:eb9058c3a382ffc7106e4002c42a8d85"
-BINARY_URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
-BINARY_CHECKSUM = "md5:03b5dce01913d631647c71ecec9e9cb8"
 
 _VERSION = 1  # of the prepared file
 _SHAPE = (3, 32, 32)
@@ -201,7 +199,10 @@ def _shortly(error: Exception) -> str:
 
 
 class _Resume:
-    """A downloader for pooch that keeps what came before an interruption, and asks the server for the rest."""
+    """A downloader for pooch that keeps what came before an interruption, and asks the server for the rest.
+
+    pooch's own begins again from nothing, and the server of CIFAR is slow: its 169 MB take long enough to be interrupted.
+    """
 
     def __init__(self, part: Path) -> None:
         self.part = part

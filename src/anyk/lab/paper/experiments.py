@@ -4,7 +4,6 @@ An :class:`Experiment` is a list of cells. A cell is one entry of a table: a dat
 the paper gives, in percent. ``experiment.recipes(...)`` are the runs, ``experiment.compare(results)`` are the tables.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -318,23 +317,23 @@ _SMOKE_CLASSES, _SMOKE_DIM = 60, 32  # more classes than the largest m
 
 
 def _write_small(folder: Path, name: str) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
     if name == "cifar100":
         from anyk.lab.data import cifar
 
         cifar.write_small(folder, "python", 2)
         return f"cifar100:{folder}"
-    from safetensors.torch import save_file
+    from anyk.lab.data import Dataset, Split, embeddings
 
     generator = torch.Generator().manual_seed(sum(name.encode()))
     centres = torch.randn(_SMOKE_CLASSES, _SMOKE_DIM, generator=generator)
-    for part, examples in (("train", 20), ("test", 5)):
-        labels = torch.arange(_SMOKE_CLASSES).repeat_interleave(examples)
+
+    def examples(of_each: int) -> Split:
+        labels = torch.arange(_SMOKE_CLASSES).repeat_interleave(of_each)
         noise = torch.randn(len(labels), _SMOKE_DIM, generator=generator)
-        save_file({"embeddings": centres[labels] + 1.2 * noise, "labels": labels}, folder / f"{part}.safetensors")
-    about = {"name": name, "classes": [f"class {number}" for number in range(_SMOKE_CLASSES)], "dim": _SMOKE_DIM}
-    (folder / "dataset.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
-    return str(folder)
+        return Split((centres[labels] + 1.2 * noise,), labels)
+
+    classes = tuple(f"class {number}" for number in range(_SMOKE_CLASSES))
+    return str(embeddings.write(folder, Dataset(name, "embeddings", classes, examples(20), examples(5), ""), force=True))
 
 
 EXPERIMENTS: dict[str, Experiment] = {
