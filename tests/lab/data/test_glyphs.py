@@ -144,7 +144,7 @@ def test_data_by_name(folder, monkeypatch, tmp_path):
 
 def test_embeddings_and_arrays_by_path(monkeypatch, tmp_path):
     for module in ("embeddings", "arrays"):
-        stand_in = types.SimpleNamespace(read=lambda path, module=module: (module, path.name))
+        stand_in = types.SimpleNamespace(read=lambda path, module=module: (module, path.name), SUFFIXES=(".npz",))
         monkeypatch.setitem(sys.modules, f"anyk.lab.data.{module}", stand_in)
         monkeypatch.setattr(data, module, stand_in, raising=False)
     (tmp_path / "described").mkdir()

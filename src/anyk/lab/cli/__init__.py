@@ -14,7 +14,7 @@ import tyro
 import anyk
 from anyk.lab.cli import compare, draw, embed, import_arrays, info, report, reproduce, sweep, train
 from anyk.lab.cli.signals import interrupt, no_more_signals
-from anyk.lab.cli.words import command_line, registry, say, understood, warn
+from anyk.lab.cli.words import command_line, say, understood, warn
 from anyk.lab.errors import LabError, Stopped
 from anyk.lab.run import processes
 
@@ -45,14 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise LabError(f"there is no command {words[0]!r}: {hint}")
         if processes.launched() > 1 and words and words[0] in COMMANDS and words[0] != "train":
             raise LabError(f"anyk {words[0]} is one process: start it without torchrun, which is for anyk train.")
-        with registry():
-            code = tyro.extras.subcommand_cli_from_dict(
-                COMMANDS,
-                prog="anyk",
-                description="Train for 'the right class is among the first k', and find out whether it helps.",
-                args=words,
-                console_outputs=processes.speaks(),
-            )
+        code = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="anyk",
+            description="Train for 'the right class is among the first k', and find out whether it helps.",
+            args=words,
+            console_outputs=processes.speaks(),
+        )
     except LabError as error:
         if not processes.speaks() and not isinstance(error, (processes.Agreed, processes.OwnError)):
             processes.wait_to_be_ended()

@@ -97,22 +97,3 @@ def understood(words: Sequence[str]) -> list[str]:
         else:
             result.append(word)
     return result
-
-
-def registry() -> tyro.constructors.ConstructorRegistry:
-    """How words become values where that is not the parser's own way."""
-    rules = tyro.constructors.ConstructorRegistry()
-
-    @rules.primitive_rule
-    def data(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[str] | None:
-        if info.type is not str or tyro.conf.Positional not in info.markers:
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="DATA",
-            instance_from_str=lambda words: words[0],
-            is_instance=lambda value: isinstance(value, str),
-            str_from_instance=lambda value: [value],
-        )
-
-    return rules

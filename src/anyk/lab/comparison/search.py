@@ -2,26 +2,21 @@
 
 import dataclasses
 import hashlib
-import io
 import itertools
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
-
-import torch
-from PIL import Image
 
 from anyk.lab import files, info
 from anyk.lab.comparison import page, results
-from anyk.lab.comparison.outcome import BASELINE, Comparison, Example, Guess, Method, Moves, SeedRun, Try, best
+from anyk.lab.comparison.moves import find_moves
+from anyk.lab.comparison.outcome import BASELINE, Comparison, Method, SeedRun, Try, best
 from anyk.lab.data import load, split
 from anyk.lab.engines.attempt import Outcome, failures
 from anyk.lab.engines.local import Pool, wait_in_turns
 from anyk.lab.errors import Failure, LabError, Stopped
-from anyk.lab.run.evaluation import Predictor
 from anyk.lab.run.folder import Run
 from anyk.lab.run.losses import criterion, trained_ks
 from anyk.lab.run.names import LOSSES, LossName
@@ -33,8 +28,6 @@ from anyk.lab.run.training import Progress
 TUNING_SEED = 0
 #: tries that are made at once; not the number of jobs, so that the outcome does not depend on the machine
 ROUND = 2
-GUESSES = 5
-SHOWN_EXAMPLES = 12
 
 Point = tuple[int, ...]
 
@@ -87,7 +80,7 @@ def compare(
             environment=info.environment(),
             failures=tuple(failure for _, failed in found for failure in failed),
         )
-        outcome = dataclasses.replace(outcome, moves=_moves(outcome, out))
+        outcome = dataclasses.replace(outcome, moves=find_moves(outcome, out))
         _write(outcome, out)
     return outcome
 
@@ -138,9 +131,6 @@ class _Study:
         return self.out / "runs" / f"{recipe.loss}-seed{recipe.seed}-{digest}"
 
 
-# The search on the grid ----------------------------------------------------------------------------------------------------
-
-
 def at(start: Recipe, point: Point) -> Recipe:
     """The recipe at a point of the grid: so many factors of 2 in the learning rate and in the temperature."""
     changes: dict[str, float] = {"learning_rate": start.learning_rate * 2.0 ** point[0]}
@@ -188,9 +178,6 @@ def _measured(setting: Setting, losses: Sequence[LossName], classes: int) -> tup
     return tuple(sorted(k for k in {*setting.measure, *trained} if f"top{k}" not in METRICS and k < classes))
 
 
-# The report ----------------------------------------------------------------------------------------------------------------
-
-
 def _metric(setting: Setting) -> str:
     return setting.select if setting.select not in ("each", "last") else "mean"
 
@@ -204,48 +191,3 @@ def _write(outcome: Comparison, out: Path) -> None:
         run = max(chosen.runs, key=lambda run: run.validation.get(outcome.settings["metric"], 0.0))
         with files.replacing(out / "model.safetensors") as temporary:
             shutil.copyfile(out / run.folder / "model.safetensors", temporary)
-
-
-def _moves(outcome: Comparison, out: Path) -> Moves | None:
-    """Test examples whose target is among the first five guesses of the best other method or of the baseline, not of both."""
-    finished = {method.name: {run.seed: run for run in method.runs} for method in outcome.methods}
-    baseline = finished.pop(BASELINE)
-    others = dataclasses.replace(
-        outcome, methods=tuple(method for method in outcome.methods if baseline.keys() & finished.get(method.name, {}).keys())
-    )
-    if not others.methods or outcome.data["classes"] <= GUESSES:
-        return None
-    name = best(others).name
-    seed = min(baseline.keys() & finished[name].keys())
-    before, after = (Predictor(out / runs[seed].folder) for runs in (baseline, finished[name]))
-    guesses = [predictor.test_guesses(GUESSES) for predictor in (before, after)]
-    target = before.parts.test.labels[before.parts.test_index]
-    had, has = ((classes == target[:, None]).any(1) for classes, _ in guesses)
-    into, out_of = (has & ~had).nonzero().squeeze(1), (had & ~has).nonzero().squeeze(1)
-    names = before.dataset.classes
-
-    def example(place: int, moved: Literal["in", "out"]) -> Example:
-        listed = [
-            tuple(Guess(names[c], p) for c, p in zip(classes[place].tolist(), probabilities[place].tolist(), strict=True))
-            for classes, probabilities in guesses
-        ]
-        index = int(before.parts.test_index[place])
-        image = _png(before.parts.test.take(torch.tensor([index]))[0]) if before.dataset.kind == "images" else None
-        return Example(index, names[int(target[place])], moved, listed[0], listed[1], image)
-
-    shown = [example(place, "in") for place in _spread_out(into, SHOWN_EXAMPLES)]
-    shown += [example(place, "out") for place in _spread_out(out_of, SHOWN_EXAMPLES // 2)]
-    return Moves(name, seed, len(into), len(out_of), tuple(shown))
-
-
-def _spread_out(places: torch.Tensor, count: int) -> list[int]:
-    """Some of the places, evenly over all of them: not those that look best."""
-    chosen = torch.linspace(0, len(places) - 1, min(count, len(places))).round().long()
-    return [int(place) for place in places[chosen]] if len(places) else []
-
-
-def _png(image: torch.Tensor) -> bytes:
-    pixels = image.permute(1, 2, 0).numpy()
-    file = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "png")
-    return file.getvalue()

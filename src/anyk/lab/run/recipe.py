@@ -29,7 +29,7 @@ Self = TypeVar("Self", bound="Setting")
 class Setting:
     """What the runs of a comparison have in common. Zeros and "auto" are filled in by :meth:`resolved`."""
 
-    data: Annotated[str, tyro.conf.Positional] = "glyphs"
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]")] = "glyphs"
     """glyphs, glyphs:CLASSES, cifar100, cifar100:PATH, a folder of embeddings, a folder of images, or an array file"""
     validation: float = 0.1
     """fraction of the training examples kept for validation, stratified"""
