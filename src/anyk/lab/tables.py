@@ -7,12 +7,11 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from anyk.lab import statistics
 from anyk.lab.errors import LabError
 
-FORMATS = ("terminal", "markdown", "latex", "csv")
 Format = Literal["terminal", "markdown", "latex", "csv"]
 _MISSING = "–"
 _MINUS = "−"
@@ -162,8 +161,8 @@ def render(table: Table, format: Format = "terminal", *, width: int | None = Non
         format: terminal, markdown, latex or csv.
         width: of the terminal; None takes as much as the table needs.
     """
-    if format not in FORMATS:
-        raise LabError(f"There is no format {format!r}; there are {', '.join(FORMATS)}.")
+    if format not in get_args(Format):
+        raise LabError(f"There is no format {format!r}; there are {', '.join(get_args(Format))}.")
     if format == "csv":
         return _csv(table)
     heads = [_head(column) for column in table.columns]

@@ -27,12 +27,21 @@ def pack(folder, archive, prefix="cifar-100-python"):
 
 @pytest.fixture
 def python(tmp_path):
-    return cifar.write_small(tmp_path / "python", "python", 3, classes=4)
+    return cifar.write_small(tmp_path / "python", 3, classes=4)
 
 
 @pytest.fixture
-def binary(tmp_path):
-    return cifar.write_small(tmp_path / "binary", "binary", 3, classes=4)
+def binary(python, tmp_path):
+    """The same in the layout of the binary archive: a coarse label, a fine label and the pixels, a byte each."""
+    folder = tmp_path / "binary"
+    folder.mkdir()
+    for part in ("train", "test"):
+        batch = pickle.loads((python / part).read_bytes())
+        labels = [np.array(batch[kind], dtype=np.uint8)[:, None] for kind in ("coarse_labels", "fine_labels")]
+        (folder / f"{part}.bin").write_bytes(np.concatenate([*labels, batch["data"]], 1).tobytes())
+    names = pickle.loads((python / "meta").read_bytes())["fine_label_names"]
+    (folder / "fine_label_names.txt").write_text("\n".join(names) + "\n")
+    return folder
 
 
 @pytest.fixture
@@ -68,7 +77,7 @@ def test_python_and_binary_hold_the_same(python, binary, cache, tmp_path):
 
 def test_channels_come_first(tmp_path, cache):
     pixels = np.arange(3072, dtype=np.uint32).astype(np.uint8)
-    folder = cifar.write_small(tmp_path / "c", "python", 1, classes=1)
+    folder = cifar.write_small(tmp_path / "c", 1, classes=1)
     (folder / "train").write_bytes(pickle.dumps({b"fine_labels": [0], b"data": pixels[None]}, protocol=4))
     image = cifar.load(folder, cache=cache).train.parts[0][0]
     assert image[1, 2, 3] == pixels[1 * 1024 + 2 * 32 + 3]
@@ -76,7 +85,7 @@ def test_channels_come_first(tmp_path, cache):
 
 def test_files_of_python_2(tmp_path, cache):
     """As the official files were written: protocol 2, byte strings, the old name of numpy's function."""
-    folder = cifar.write_small(tmp_path / "c", "python", 1, classes=1)
+    folder = cifar.write_small(tmp_path / "c", 1, classes=1)
     pixels = bytes(range(256)) * 12
 
     def text(content):
@@ -94,7 +103,7 @@ def test_files_of_python_2(tmp_path, cache):
 
 def test_a_change_of_the_files_is_seen(python, cache):
     before = cifar.load(python, cache=cache).fingerprint
-    cifar.write_small(python, "python", 5, classes=4)
+    cifar.write_small(python, 5, classes=4)
     assert cifar.load(python, cache=cache).fingerprint != before
 
 
@@ -235,7 +244,7 @@ class Server:
 def server(tmp_path, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    folder = cifar.write_small(tmp_path / "source", "python", 40, classes=4)
+    folder = cifar.write_small(tmp_path / "source", 40, classes=4)
     server = Server(pack(folder, tmp_path / "source.tar.gz").read_bytes())
     yield server
     server.close()

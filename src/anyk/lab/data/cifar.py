@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pooch
@@ -72,8 +72,8 @@ def read(path: Path) -> Dataset:
     return Dataset("cifar100", "images", classes, train, test, "", mean, std)
 
 
-def write_small(folder: Path, format: Literal["python", "binary"], examples_per_class: int, classes: int = 100) -> Path:
-    """Write made-up pictures in the layout of an official archive, each class with a pattern of its own.
+def write_small(folder: Path, examples_per_class: int, classes: int = 100) -> Path:
+    """Write made-up pictures in the layout of the official python archive, each class with a pattern of its own.
 
     There are ``examples_per_class`` training examples of each class, and a fifth of that, at least one, for the test.
     """
@@ -85,16 +85,9 @@ def write_small(folder: Path, format: Literal["python", "binary"], examples_per_
         labels = torch.arange(classes).repeat(each)
         noise = torch.rand(len(labels), *_SHAPE, generator=generator)
         pixels = ((0.6 * patterns[labels] + 0.4 * noise) * 255).to(torch.uint8).view(-1, _PIXELS).numpy()
-        if format == "binary":
-            coarse, fine = (labels // 5).to(torch.uint8).numpy()[:, None], labels.to(torch.uint8).numpy()[:, None]
-            (folder / f"{part}.bin").write_bytes(np.concatenate([coarse, fine, pixels], 1).tobytes())
-        else:
-            batch = {"fine_labels": labels.tolist(), "coarse_labels": (labels // 5).tolist(), "data": pixels}
-            (folder / part).write_bytes(pickle.dumps(batch, protocol=4))
-    if format == "binary":
-        (folder / "fine_label_names.txt").write_text("\n".join(names) + "\n")
-    else:
-        (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": names}, protocol=4))
+        batch = {"fine_labels": labels.tolist(), "coarse_labels": (labels // 5).tolist(), "data": pixels}
+        (folder / part).write_bytes(pickle.dumps(batch, protocol=4))
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": names}, protocol=4))
     return folder
 
 

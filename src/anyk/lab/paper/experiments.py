@@ -320,7 +320,7 @@ def _write_small(folder: Path, name: str) -> str:
     if name == "cifar100":
         from anyk.lab.data import cifar
 
-        cifar.write_small(folder, "python", 2)
+        cifar.write_small(folder, 2)
         return f"cifar100:{folder}"
     from anyk.lab.data import Dataset, Split, embeddings
 

@@ -47,7 +47,7 @@ def _summary(folder: Path) -> RunSummary:
     if result is not None:
         if result.get("format") != FORMAT:
             raise LabError(f"{file} has the format {result.get('format')!r}; this version reads format {FORMAT}.")
-        for part in ("recipe", "test"):
+        for part in ("recipe", "data", "validation", "test"):
             if not isinstance(result.get(part), dict):
                 raise LabError(f"{file} has no {part!r}: train the run again.")
         if not all(isinstance(value, (int, float)) for value in result["test"].values()):
@@ -93,13 +93,13 @@ def table(
     for seeds in groups.values():
         runs = [seeds[seed] for seed in sorted(seeds)]
         measures = [tuple(_metrics(run)[name] for run in runs if name in _metrics(run)) for name in wanted]
-        times = tuple(float(run.result["seconds"]) for run in runs if "seconds" in run.result)
+        times = tuple(float(run.result["seconds"]) for run in runs)
         rows.append(
             (
                 *(_field(runs[0], name) for name in shown),
                 *(Measured(values) if values else None for values in measures),
                 len(runs),
-                Measured(times) if times else None,
+                Measured(times),
             )
         )
     columns = (
@@ -126,8 +126,8 @@ def metrics_of(recipes: Iterable[Recipe]) -> list[str]:
 
 
 def _metrics(run: RunSummary) -> dict[str, float]:
-    validation = run.result.get("validation") or {}
-    return {**run.result["test"], **{f"validation_{name}": value for name, value in validation.items()}}
+    validation = {f"validation_{name}": value for name, value in run.result["validation"].items()}
+    return {**run.result["test"], **validation}
 
 
 def _metric_order(name: str) -> tuple[bool, int, str]:
@@ -136,7 +136,7 @@ def _metric_order(name: str) -> tuple[bool, int, str]:
 
 
 def _field(run: RunSummary, name: str) -> Any:
-    return (run.result.get("data") or {}).get("fingerprint") if name == "fingerprint" else vars(run.recipe)[name]
+    return run.result["data"]["fingerprint"] if name == "fingerprint" else vars(run.recipe)[name]
 
 
 def _differing(runs: Sequence[RunSummary]) -> list[str]:

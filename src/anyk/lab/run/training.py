@@ -324,7 +324,7 @@ class _Training:
         self.step, self.evaluations, self.best = state["step"], state["evaluations"], state["best"]
         self.loss_count, self.seconds = state["loss_count"], state["seconds"]
         self.seconds_in_model = state["seconds_in_model"]
-        loss_sums = tensors.pop("loss_sum").reshape(-1)
+        loss_sums = tensors.pop("loss_sum")
         if len(loss_sums) == self.ranks.world_size:
             self.loss_sum.copy_(loss_sums[self.ranks.rank])
         elif self.ranks.first:  # there were more or fewer ranks: one takes the total
