@@ -28,10 +28,10 @@ class Failure:
     error: str
 
 
-def told(failures: Iterable[Failure]) -> list[str]:
+def failure_sentences(failures: Iterable[Failure]) -> list[str]:
     """Runs that failed, as sentences: equal errors once, with the number of runs.
 
-    >>> told([Failure("a", "no room."), Failure("b", "no power."), Failure("c", "no room.")])
+    >>> failure_sentences([Failure("a", "no room."), Failure("b", "no power."), Failure("c", "no room.")])
     ['2 runs failed (a and c): no room.', 'b failed: no power.']
     """
     names: dict[str, list[str]] = {}

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from anyk.lab.errors import Failure, told
+from anyk.lab.errors import Failure, failure_sentences
 from anyk.lab.run import processes
 from anyk.lab.run.recipe import TYPES, Recipe, Setting
 
@@ -37,7 +37,7 @@ def warn(words: str) -> None:
 
 def tell_failures(failures: Sequence[Failure]) -> int:
     """Name the runs that failed; the exit code."""
-    for sentence in told(failures):
+    for sentence in failure_sentences(failures):
         warn(sentence)
     return 1 if failures else 0
 

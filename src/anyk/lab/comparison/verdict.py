@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from anyk.lab.comparison.outcome import BASELINE, Comparison, Method, best, differences, measured, metrics, validation_score
-from anyk.lab.errors import told
+from anyk.lab.errors import failure_sentences
 from anyk.lab.run.names import LOSSES
 from anyk.lab.statistics import SIGNIFICANT
 from anyk.lab.tables import Column, Difference, Measured, Table, Value, p_text, percent, points, title
@@ -188,7 +188,7 @@ def _warnings(comparison: Comparison) -> list[str]:
             sentences.append(f"{method.name} and {BASELINE} do not have the same seeds; differences use those that both have.")
         if not method.runs:
             sentences.append(f"{method.name} has no finished run.")
-    return sentences + told(comparison.failures)
+    return sentences + failure_sentences(comparison.failures)
 
 
 def _tuning_warnings(method: Method) -> list[str]:
