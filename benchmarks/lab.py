@@ -17,9 +17,9 @@ import torch
 from measuring import machine
 from safetensors.torch import save_file
 
-from anyk.lab import training
-from anyk.lab.compare import compare
-from anyk.lab.recipes import Recipe, Setting
+from anyk.lab.comparison.search import compare
+from anyk.lab.run import training
+from anyk.lab.run.recipe import Recipe, Setting
 
 EXAMPLES, WIDTH, CLASSES, BATCH, EPOCHS = 50_000, 512, 100, 500, 4
 LIMIT, SHARE = 1.3, 0.8

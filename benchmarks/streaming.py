@@ -5,7 +5,7 @@
     python benchmarks/streaming.py shuffle DATA [--seeds 6]      final accuracy on an embedding set, stored class by class
 
 Each puts its section into benchmarks/streaming.md (--out). The sets are made in --folder and removed afterwards; the page
-cache is warm. 2048 dimensions in float16, batch 500, one thread, everything through `anyk.lab.training`.
+cache is warm. 2048 dimensions in float16, batch 500, one thread, everything through `anyk.lab.run.training`.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 from measuring import machine, markdown_table
 
-from anyk.lab import training
 from anyk.lab.data import Dataset, Split, embeddings
-from anyk.lab.recipes import Recipe
+from anyk.lab.run import training
+from anyk.lab.run.recipe import Recipe
 from anyk.lab.statistics import mean, paired, std
 
 WIDTH, BATCH = 2048, 500

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import anyk
 from anyk.lab import cli
-from anyk.lab.draw import BLUE, GREEN, INK, ORANGE
+from anyk.lab.figures import BLUE, GREEN, INK, ORANGE
 
 IMAGES = Path(__file__).parent / "images"
 

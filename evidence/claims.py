@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import study
-from anyk.lab import report, statistics
+from anyk.lab import statistics, tables
 from anyk.lab.statistics import SIGNIFICANT, Paired, exceeds
 from study import MARGINS, Cell, cell, mix, plain
 
@@ -203,7 +203,7 @@ def claims() -> list[Claim]:
         }
 
     for metric in ("top1", "top5"):
-        text = f"k from a distribution beats the single k = 5: [.5, 0, 0, 0, .5], {report.title(metric)}"
+        text = f"k from a distribution beats the single k = 5: [.5, 0, 0, 0, .5], {tables.title(metric)}"
         found.append(Claim(text, "more", "main", by_method(metric, "half", "pure")))
     for p_k in ("half", "fifth"):
         text = f"top-5 improves over softmax (the single k = 1): {p_k_title(p_k)}"
@@ -257,7 +257,7 @@ def claims() -> list[Claim]:
             }
             for data in both
         }
-        found.append(Claim(f"SoftSort beats NeuralSort: {report.title(metric)}", "more", "p_k", beats))
+        found.append(Claim(f"SoftSort beats NeuralSort: {tables.title(metric)}", "more", "p_k", beats))
     for metric in ("top1", "top5"):
         matches = {
             data: {
@@ -266,7 +266,7 @@ def claims() -> list[Claim]:
             }
             for data in both
         }
-        text = f"splitter networks match full sorting (bitonic): {report.title(metric)}"
+        text = f"splitter networks match full sorting (bitonic): {tables.title(metric)}"
         found.append(Claim(text, "no less", "main", matches))
     ranked = ("sinkhorn", "neuralsort", "splitter", "lapsum")
     for metric in ("top1", "top5"):
@@ -274,7 +274,7 @@ def claims() -> list[Claim]:
             TITLES[m]: difference(metric, [cell(embeddings, m, "quarter", m=40)], [cell(embeddings, m, "quarter", m=10)])
             for m in ranked
         }
-        text = f"m between 10 and 40 matters little: 40 against 10, {report.title(metric)}"
+        text = f"m between 10 and 40 matters little: 40 against 10, {tables.title(metric)}"
         found.append(Claim(text, "same", "m", {embeddings: little}))
     for p_k, metrics in (("top10", ("top1", "top5")), ("top20", ("top1", "top5", "top20"))):
         for metric in metrics:
@@ -282,7 +282,7 @@ def claims() -> list[Claim]:
                 TITLES[m]: difference(metric, [cell(embeddings, m, p_k, m=40)], [cell(embeddings, m, "half", m=40)])
                 for m in ranked[1:]
             }
-            text = f"{report.title(p_k)} components do not pay, beside top-5 components: {report.title(metric)}"
+            text = f"{tables.title(p_k)} components do not pay, beside top-5 components: {tables.title(metric)}"
             found.append(Claim(text, "no more", "top20", {embeddings: pays}))
     return found
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import study
-from anyk.lab import report, statistics
-from anyk.lab.report import Column, Difference, Measured, Table
+from anyk.lab import statistics, tables
+from anyk.lab.tables import Column, Difference, Measured, Table
 from claims import TITLES, Evidence, difference, p_k_title
 from study import Cell, cell
 
@@ -48,7 +48,7 @@ def section_table(
         rows.append(tuple(row))
     columns = [Column(name, name, "field") for name in fields]
     for metric in metrics:
-        title = report.title(metric)
+        title = tables.title(metric)
         columns += [
             Column(metric, title, "accuracy"),
             Column(f"{metric}_difference", f"{title} difference (95 % interval)", "difference"),
@@ -94,11 +94,11 @@ def markdown(table: Table) -> str:
     def words(value: Any) -> Any:
         if not isinstance(value, Difference):
             return value
-        return f"{with_interval(value.paired)}, {report.p_text(value.p)}"
+        return f"{with_interval(value.paired)}, {tables.p_text(value.p)}"
 
     columns = tuple(replace(each, kind="count") if each.kind == "difference" else each for each in table.columns)
     rows = tuple(tuple(words(value) for value in row) for row in table.rows)
-    return report.render(Table(columns, rows, table.notes), "markdown")
+    return tables.render(Table(columns, rows, table.notes), "markdown")
 
 
 def shown(evidence: Evidence, name: str, data: str, table: Table) -> list[str]:

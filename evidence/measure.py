@@ -26,13 +26,16 @@ from torch import Tensor
 import anyk
 import study
 from anyk import candidates
-from anyk.lab import criteria, models
 from anyk.lab.data import load, split
 from anyk.lab.errors import LabError
 from anyk.lab.files import write_atomically
-from anyk.lab.recipes import Recipe
-from anyk.lab.runs import Run
-from anyk.lab.training import Predictor, Reader
+from anyk.lab.run import models
+from anyk.lab.run.evaluation import Predictor
+from anyk.lab.run.folder import Run
+from anyk.lab.run.losses import criterion
+from anyk.lab.run.reading import Reader
+from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.training import learning_rate
 from anyk.operators.base import spread
 
 STAGES = (0, 1, 2, 4, 7, 10)
@@ -90,7 +93,7 @@ def iterations(place: str, seeds: int) -> dict[str, Any]:
     for seed in range(1, seeds + 1):
         torch.manual_seed(seed)
         model = models.build(tuned, dataset)
-        loss = criteria.criterion(tuned, len(dataset.classes))
+        loss = criterion(tuned, len(dataset.classes))
         optimizer = torch.optim.Adam(model.parameters(), tuned.learning_rate)
         steps = math.ceil(len(parts.train) / tuned.batch_size)
         seen: dict[str, list[float]] = {"iterations": [], "error": [], "spread": []}
@@ -108,7 +111,7 @@ def iterations(place: str, seeds: int) -> dict[str, Any]:
                 for number, index in enumerate(order.chunk(steps)):
                     progress = (epoch + number / steps) / tuned.epochs
                     for group in optimizer.param_groups:
-                        group["lr"] = criteria.learning_rate(tuned, progress)
+                        group["lr"] = learning_rate(tuned, progress)
                     optimizer.zero_grad()
                     loss(model(reader(dataset.train, index)), dataset.train.labels[index]).backward()
                     optimizer.step()
@@ -169,7 +172,7 @@ def collapse() -> dict[str, Any]:
         recipe = shared.but(**changes)
         torch.manual_seed(1)
         model = models.build(recipe, dataset)
-        loss = criteria.criterion(recipe, len(dataset.classes))
+        loss = criterion(recipe, len(dataset.classes))
         assert isinstance(loss, anyk.TopKCrossEntropyLoss)
         later = loss.p_k.clone()
         later[0] = 0
@@ -192,7 +195,7 @@ def collapse() -> dict[str, Any]:
                 seen["ratio"].append(float(f"{float(of_part.norm() / of_softmax.norm()):.3g}"))
                 seen["top5"].append(round(float(anyk.topk_accuracy(leaf.detach(), target, (5,))[5]), 3))
             for group in optimizer.param_groups:
-                group["lr"] = criteria.learning_rate(recipe, step / COLLAPSE_STEPS[-1])
+                group["lr"] = learning_rate(recipe, step / COLLAPSE_STEPS[-1])
             optimizer.zero_grad()
             loss(scores, target).backward()
             optimizer.step()

@@ -10,7 +10,7 @@ from typing import Any
 import claims
 import study
 from anyk import networks
-from anyk.lab import report, statistics
+from anyk.lab import statistics, tables
 from claims import TITLES, Contrast, Evidence, difference, p_k_title
 from layout import COMMAND, escaped, missing, paragraph, section_table, shown, size_of, temperature_of, title_of, with_interval
 from study import MARGINS, Cell, cell, mix
@@ -137,7 +137,7 @@ def _default(evidence: Evidence) -> list[str]:
         for metric, found in both.items():
             p = next(corrected)
             error = sampling.get(each.data, {}).get(f"{each.method} {temperature_of(each)}", {}).get(metric)
-            words += [f"{with_interval(found)}, {report.p_text(p)}", with_examples(found, error)]
+            words += [f"{with_interval(found)}, {tables.p_text(p)}", with_examples(found, error)]
         verdicts[each.data, each.method] = passes(both["top1"], both["top5"], p, MARGINS[each.data])
         words += [str(both["top1"].count), verdicts[each.data, each.method]]
         lines.append(f"| {' | '.join(words)} |")
@@ -210,8 +210,8 @@ def _rates(evidence: Evidence) -> str:
 def _differences(rows: Sequence[tuple[Cell, Mapping[str, statistics.Paired]]]) -> str:
     return (
         "; ".join(
-            f"top-1 {with_interval(both['top1'])}, {report.p_text(both['top1'].p)}, "
-            f"top-5 {with_interval(both['top5'])}, {report.p_text(both['top5'].p)} on {each.data}"
+            f"top-1 {with_interval(both['top1'])}, {tables.p_text(both['top1'].p)}, "
+            f"top-5 {with_interval(both['top5'])}, {tables.p_text(both['top5'].p)} on {each.data}"
             for each, both in rows
         )
         or "not measured"
@@ -224,7 +224,7 @@ def contest(first: Cell, second: Cell, evidence: Evidence) -> statistics.Paired 
 
 
 def _told(tests: Mapping[str, statistics.Paired | None]) -> str:
-    told = [f"{100 * one.difference:+.2f} on {data} ({report.p_text(one.p)})" for data, one in tests.items() if one is not None]
+    told = [f"{100 * one.difference:+.2f} on {data} ({tables.p_text(one.p)})" for data, one in tests.items() if one is not None]
     return f"the mean of top-1 and top-5: {', '.join(told) or 'not measured'}"
 
 
@@ -274,7 +274,7 @@ def _claims(evidence: Evidence) -> list[str]:
                 words.append("not measured")
                 continue
             ends = [f"{100 * end:+.2f}" for end in (f([one.difference for one, _ in there]) for f in (min, max))]
-            chances = [report.p_text(f([p for _, p in there])) for f in (min, max)]
+            chances = [tables.p_text(f([p for _, p in there])) for f in (min, max)]
             told = [" … ".join(dict.fromkeys(pair)) for pair in (ends, chances)]
             words.append(f"**{judged.verdict}**; {', '.join(told)}")
         lines.append(f"| {escaped(claim.text)} | {' | '.join(words)} |")
@@ -291,7 +291,7 @@ def _other_claims(evidence: Evidence) -> list[str]:
         held = test.difference > 0 and test.p is not None and test.p < statistics.SIGNIFICANT
         verdict = "holds" if held else "not seen"
         told = f"{test.difference:+.1f} iterations from epoch {found['stages'][1]:g} to the last"
-        words = f"**{verdict}**; {told}, {report.p_text(test.p)}"
+        words = f"**{verdict}**; {told}, {tables.p_text(test.p)}"
     rows.append(("Sinkhorn needs more iterations late in training", words))
     cost = evidence.measured.get("cost")
     words = "not measured"

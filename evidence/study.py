@@ -20,13 +20,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from anyk.lab import compare, criteria
+from anyk.lab.comparison import search
 from anyk.lab.data import load
+from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
 from anyk.lab.files import write_atomically
-from anyk.lab.pool import Pool
-from anyk.lab.recipes import Recipe
-from anyk.lab.runs import Run
+from anyk.lab.run.folder import Run
+from anyk.lab.run.names import LOSSES
+from anyk.lab.run.recipe import Recipe
 
 SUMMARIES = Path(__file__).parent / "summaries"
 #: of the runs that tune; the others count from 1
@@ -342,7 +343,7 @@ def confirmation(data: str, known: Mapping[str, Summaries]) -> list[Cell]:
 def key(recipe: Recipe, shared: Recipe) -> str:
     """What a recipe has of its own, as text: the name of a run."""
     own = {name: new for name, (_, new) in shared.differences(recipe).items() if name != "data"}
-    if not criteria.LOSSES[recipe.loss].has_temperature:
+    if not LOSSES[recipe.loss].has_temperature:
         own.pop("temperature", None)
     return json.dumps(own, sort_keys=True)
 
@@ -440,8 +441,8 @@ def tuning(data: str, method: str, known: Summaries) -> Tuning:
         return Tuning(softmax.missing, softmax.best and softmax.best.but(**own))
     fields = {**METHODS[method], **setting.fields.get(method, {}), "p_k": TUNED_WITH.get(method, PKS["half"])}
     start = setting.recipe.but(**fields, temperature=setting.temperatures.get(method, 1.0))
-    warm = criteria.LOSSES[start.loss].has_temperature
-    first: list[compare.Point] = [(0, 0), (0, 2), (0, -2)] if warm else [(0,), (1,), (-1,)]
+    warm = LOSSES[start.loss].has_temperature
+    first: list[search.Point] = [(0, 0), (0, 2), (0, -2)] if warm else [(0,), (1,), (-1,)]
     if warm and not setting.tunes_rate:
         softmax = tuning(data, "softmax", known)
         if softmax.best is None:
@@ -449,11 +450,11 @@ def tuning(data: str, method: str, known: Summaries) -> Tuning:
         start = start.but(learning_rate=softmax.best.learning_rate)
         first = [(0,), (2,), (-2,)]
 
-    def at(recipe: Recipe, point: compare.Point) -> Recipe:
-        return compare.at(recipe, point if not warm or setting.tunes_rate else (0, *point))
+    def at(recipe: Recipe, point: search.Point) -> Recipe:
+        return search.at(recipe, point if not warm or setting.tunes_rate else (0, *point))
 
     tried, seeds = start.but(**setting.tuning), TUNING_SEEDS[: setting.tuning_seeds]
-    scores: dict[compare.Point, float | None] = {}
+    scores: dict[search.Point, float | None] = {}
     tries: list[tuple[Recipe, float | None]] = []
     points = first
     while True:
@@ -465,8 +466,8 @@ def tuning(data: str, method: str, known: Summaries) -> Tuning:
             scores[point] = score([run for recipe in recipes if (run := known.find(recipe)) is not None])
             tries.append((recipes[0], scores[point]))
         if len(scores) >= setting.budget:
-            return Tuning((), at(start, compare.best_point(scores)), tuple(tries))
-        points = compare.next_points(scores, len(first[0]))[: min(compare.ROUND, setting.budget - len(scores))]
+            return Tuning((), at(start, search.best_point(scores)), tuple(tries))
+        points = search.next_points(scores, len(first[0]))[: min(search.ROUND, setting.budget - len(scores))]
 
 
 def score(runs: Sequence[Summary]) -> float | None:

@@ -9,8 +9,9 @@ from typing import Any
 import claims
 import study
 from anyk import networks
-from anyk.lab import report, statistics
-from anyk.lab.recipes import Recipe
+from anyk.lab import statistics, tables
+from anyk.lab.run.names import LOSSES
+from anyk.lab.run.recipe import Recipe
 from claims import TITLES, Evidence, p_k_title
 from layout import escaped, grid_table, lines_of, paragraph, section_table, shown, size_of, temperature_of, title_of, without
 from study import Cell, cell
@@ -79,7 +80,7 @@ def _parts(evidence: Evidence) -> list[str]:
             words = []
             for data in study.SETTINGS:
                 found, p, word = judged.get(data, {}).get(name, (None, None, "–"))
-                words.append(word if found is None else f"{100 * found.difference:+.2f}, {report.p_text(p)}: {word}")
+                words.append(word if found is None else f"{100 * found.difference:+.2f}, {tables.p_text(p)}: {word}")
             rows.append((escaped(claim.text) if number == 0 else "", escaped(name), *words))
     return [*lines, *lines_of(["claim", "of", *study.SETTINGS], rows, left=4), ""]
 
@@ -363,6 +364,6 @@ def _tuned(evidence: Evidence) -> list[str]:
                 rows.append((data, TITLES[method], "not tuned", "", len(tuned.tries)))
                 continue
             best: Recipe = tuned.best
-            warm = f"{best.temperature:g}" if study.criteria.LOSSES[best.loss].has_temperature else "–"
+            warm = f"{best.temperature:g}" if LOSSES[best.loss].has_temperature else "–"
             rows.append((data, TITLES[method], f"{best.learning_rate:g}", warm, len(tuned.tries)))
     return [*lines, *lines_of(["data", "method", "learning rate", "temperature", "tries"], rows, left=2), ""]

@@ -7,8 +7,9 @@ import typing
 
 from PIL import Image
 
-from anyk.lab.comparison import Comparison, Example, Guess, Method, Moves, SeedRun, Try
-from anyk.lab.recipes import LossName, Recipe
+from anyk.lab.comparison.outcome import Comparison, Example, Guess, Method, Moves, SeedRun, Try
+from anyk.lab.run.names import LossName
+from anyk.lab.run.recipe import Recipe
 
 
 def png(number=0):
@@ -102,3 +103,16 @@ def run_folder(folder, recipe, test=None, *, error=None, fingerprint="abc", seco
         }
         (folder / "result.json").write_text(json.dumps(result))
     return folder
+
+
+SOFTMAX = method("softmax", accuracies(0.60, 0.80, 0.90))
+
+
+def shifted(**shifts):
+    """Softmax's accuracies with each metric moved, and a little noise so that there is a variance."""
+    noise = [0.0003, -0.0002, 0.0001, -0.0003, 0.0002]
+    runs = [run.test for run in SOFTMAX.runs]
+    return [
+        {name: value + shifts.get(name, 0.0) + noise[(seed + len(name)) % 5] for name, value in test.items()}
+        for seed, test in enumerate(runs)
+    ]

@@ -16,9 +16,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import lab_data
-from anyk.lab import ranks, training
 from anyk.lab.errors import LabError
-from anyk.lab.recipes import Recipe
+from anyk.lab.run import processes, training
+from anyk.lab.run.recipe import Recipe
 
 
 def load_or_make(data):
@@ -38,26 +38,26 @@ def batch_norm_is_that_of_the_whole_batch(together):
         alone, models = images.clone().requires_grad_(), [nn.Sequential(nn.BatchNorm2d(4).double()) for _ in range(2)]
         expected = models[0](alone)
         (expected * factors).sum().backward()
-        part = together.part(torch.arange(size))
+        part = together.shard(torch.arange(size))
         mine = images[part].requires_grad_()
-        model = ranks.synchronise_batch_norm(models[1], together)
+        model = processes.synchronise_batch_norm(models[1], together)
         output = model(mine)
         (output * factors[part]).sum().backward()
         assert_close(output, expected[part])
         assert_close(mine.grad, alone.grad[part])
         for own, whole in zip(model.parameters(), models[0].parameters(), strict=True):
-            assert_close(together.total(own.grad), whole.grad)
+            assert_close(together.all_reduce(own.grad), whole.grad)
         assert_close(model.state_dict(), models[0].state_dict())
         assert_close(model.eval()(images), models[0].eval()(images))
 
 
 def an_error_of_one_rank_is_raised_in_all(together):
     def load():
-        if together.rank == together.world - 1:
+        if together.rank == together.world_size - 1:
             raise LabError("a file that only this rank misses")
 
     with pytest.raises(LabError, match="a file that only this rank misses"):
-        together.one_before_the_others(load)
+        together.local_first(load)
 
 
 def threads_of_the_group():
@@ -67,7 +67,7 @@ def threads_of_the_group():
 
 if __name__ == "__main__":
     LOAD, training.load = training.load, load_or_make
-    with ranks.joined("cpu") as together:
+    with processes.joined("cpu") as together:
         an_error_of_one_rank_is_raised_in_all(together)
         batch_norm_is_that_of_the_whole_batch(together)
         assert threads_of_the_group()

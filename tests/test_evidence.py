@@ -13,9 +13,11 @@ import torch
 
 import anyk
 import lab_data
-from anyk.lab import statistics, training
+from anyk.lab import statistics
 from anyk.lab.errors import LabError
-from anyk.lab.recipes import Recipe
+from anyk.lab.run import training
+from anyk.lab.run.losses import criterion
+from anyk.lab.run.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "evidence"))
@@ -117,7 +119,7 @@ def test_every_cell_is_a_valid_recipe_with_at_least_five_seeds_and_ten_in_the_ma
                 recipes = each.recipes(tuned)
                 assert len({recipe.seed for recipe in recipes}) == each.seeds
                 assert not set(study.TUNING_SEEDS) & {recipe.seed for recipe in recipes}
-                study.criteria.criterion(recipes[0], classes)
+                criterion(recipes[0], classes)
 
 
 def test_the_same_run_is_found_under_every_name(tmp_path):

@@ -13,8 +13,8 @@ import pytest
 
 import anyk
 from anyk import baselines
-from anyk.lab import criteria
 from anyk.lab.errors import LabError
+from anyk.lab.run import names
 from lab_data import write_embedding_set
 
 ROOT = Path(__file__).parent.parent
@@ -37,23 +37,26 @@ ASKED = {
 USE = """
     import json, sys, torch
     import anyk
-    from anyk.lab import comparison, criteria, draw, training
-    from anyk.lab.recipes import Recipe
+    from anyk.lab import pictures
+    from anyk.lab.comparison.snippet import code
+    from anyk.lab.run import losses, training
+    from anyk.lab.run.names import LOSSES
+    from anyk.lab.run.recipe import Recipe
 
     data, out, *asked = sys.argv[1:]
     for place, fields in enumerate(map(json.loads, asked)):
         recipe = Recipe(data=data, epochs=3, learning_rate=0.01, **fields)
         result = training.train(recipe, f"{out}/run{place}")
         assert result["test"]["top5"] > 0.6, result["test"]
-        if criteria.LOSSES[recipe.loss].is_operator:
+        if LOSSES[recipe.loss].is_operator:
             torch.manual_seed(0)
-            operator = criteria.criterion(recipe, 12).operator
+            operator = losses.criterion(recipe, 12).operator
             scores = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
             target = torch.arange(4)
             assert torch.autograd.gradcheck(lambda s: operator.log_inclusion(s, target, 3), scores)
             assert torch.autograd.gradcheck(lambda s: operator(s, 3), scores)
-            draw.loss_curves(out + "/curves.svg", operators=[recipe.loss], points=5)
-        line = comparison.code(recipe)
+            pictures.loss_curves(out + "/curves.svg", operators=[recipe.loss], points=5)
+        line = code(recipe)
         print(line)
         names = {"__name__": "page"}
         exec(line, names)
@@ -116,4 +119,4 @@ def test_names_are_given_once() -> None:
         with pytest.raises(ValueError, match=f"name: expected one that is free, got '{taken}', which anyk"):
             type("Mine", (base,), {}, name=taken)
     with pytest.raises(LabError, match="two losses have the name lapsum"):
-        criteria._merged({"lapsum": criteria.LOSSES["lapsum"]}, {"lapsum": criteria.LOSSES["splitter"]})
+        names._merged({"lapsum": names.LOSSES["lapsum"]}, {"lapsum": names.LOSSES["splitter"]})

@@ -1,6 +1,7 @@
 """What a user can mend."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 
 class LabError(Exception):
@@ -14,15 +15,28 @@ class Stopped(Exception):
     """A run was asked to stop; its checkpoint is written."""
 
 
-def failures(errors: Iterable[tuple[str, str]]) -> list[str]:
-    """Runs that failed, by name and error, as sentences: equal errors once, with the number of runs.
+def explain(error: Exception) -> str:
+    """An error as a run's outcome tells it."""
+    return str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
 
-    >>> failures([("a", "no room."), ("b", "no power."), ("c", "no room.")])
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended with an error."""
+
+    run: str
+    error: str
+
+
+def failure_sentences(failures: Iterable[Failure]) -> list[str]:
+    """Runs that failed, as sentences: equal errors once, with the number of runs.
+
+    >>> failure_sentences([Failure("a", "no room."), Failure("b", "no power."), Failure("c", "no room.")])
     ['2 runs failed (a and c): no room.', 'b failed: no power.']
     """
     names: dict[str, list[str]] = {}
-    for name, error in errors:
-        names.setdefault(error, []).append(name)
+    for failure in failures:
+        names.setdefault(failure.error, []).append(failure.run)
     sentences = []
     for error, failed in names.items():
         *first, last = failed if len(failed) <= 3 else [*failed[:2], f"{len(failed) - 2} more"]

@@ -1,16 +1,34 @@
-"""Files that are either whole or absent: written under another name, flushed to the disk, then renamed."""
+"""Files that are either whole or absent: written under another name, flushed to the disk, then renamed. And JSON in them."""
 
 import errno
+import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from anyk.lab.errors import LabError
 
 # EFBIG is a limit on the size of files, which is as full as a disk can be.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def read_object(path: Path, remedy: str) -> dict[str, Any]:
+    """The JSON object in a file; where there is none, the error ends with the remedy."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LabError(f"{path} cannot be read as JSON ({error}): {remedy}.") from None
+    if not isinstance(content, dict):
+        raise LabError(f"{path} should hold a JSON object: {remedy}.")
+    return content
+
+
+def write_object(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace the content of a file by a JSON object."""
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -35,12 +53,12 @@ def replacing(path: Path) -> Iterator[Path]:
             yield temporary
             if temporary.stat().st_mode != usual:  # safetensors puts a private file in its place
                 temporary.chmod(usual)
-            _flush(temporary)
+            flush(temporary)
             os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _flush(path.parent)
+    flush(path.parent)
 
 
 @contextmanager
@@ -58,7 +76,8 @@ def disk_full_is_an_error(path: Path) -> Iterator[None]:
         raise
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until a file, or what is in a folder, is on the disk."""
     if path.is_dir() and os.name != "posix":
         return  # a folder can only be opened on POSIX systems
     descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from anyk.lab import ranks
+from anyk.lab.run import processes
 
 _log = logging.getLogger(__name__)
 _told: set[str] = set()
@@ -12,7 +12,7 @@ _listeners: list[Callable[[str], None]] = []
 
 def tell(sentence: str) -> None:
     """Log a remark as a warning, unless this process has told it before or hands its remarks on."""
-    if sentence in _told or not ranks.speaks():
+    if sentence in _told or not processes.speaks():
         return
     _told.add(sentence)
     if _listeners:

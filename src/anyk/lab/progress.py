@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from anyk.lab.training import Progress
+from anyk.lab.run.training import Progress
 
 
 @contextmanager

@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtr, stdtrit
-
 CONFIDENCE = 0.95
 SIGNIFICANT = 0.05
 
@@ -54,6 +52,8 @@ def paired(values: Sequence[float], baseline: Sequence[float], confidence: float
     >>> round(result.difference, 6), round(result.p, 4)
     (2.0, 0.0742)
     """
+    from scipy.special import stdtr, stdtrit  # a third of a second, which a table without tests need not wait for
+
     differences = [value - base for value, base in zip(values, baseline, strict=True)]
     difference, count = mean(differences), len(differences)
     spread = std(differences)
@@ -75,6 +75,8 @@ def exceeds(found: Paired, bound: float = 0.0) -> float:
     >>> round(exceeds(result), 4), round(exceeds(result, bound=2.0), 4)
     (0.0371, 0.5)
     """
+    from scipy.special import stdtr, stdtrit
+
     if found.low is None or found.high is None:
         return 0.0 if found.difference > bound else 1.0
     error = (found.high - found.low) / 2 / float(stdtrit(found.count - 1, (1 + CONFIDENCE) / 2))

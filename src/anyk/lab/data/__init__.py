@@ -7,8 +7,6 @@ from anyk.lab.errors import LabError
 
 __all__ = ["Dataset", "Parts", "Split", "load", "split"]
 
-_ARRAY_FILES = (".npz", ".npy", ".csv", ".tsv", ".p", ".pkl", ".pickle", ".pt", ".pth")
-
 
 def load(spec: str) -> Dataset:
     """The data set that a recipe's ``data`` names."""
@@ -33,13 +31,13 @@ def load(spec: str) -> Dataset:
         from anyk.lab.data import folders
 
         return folders.load(path)
-    if path.suffix.lower() in _ARRAY_FILES and path.exists():
-        from anyk.lab.data import arrays
+    from anyk.lab.data import arrays
 
+    if path.suffix.lower() in arrays.SUFFIXES and path.exists():
         return arrays.read(path)
     problem = "is a file of another kind" if path.exists() else "does not exist"
     raise LabError(
         f"{spec} {problem}; DATA may be glyphs, glyphs:CLASSES, cifar100, cifar100:PATH, a folder of embeddings "
         f"(dataset.json or train*.safetensors), a folder of images (FOLDER/CLASS/*.jpg, or FOLDER/train/CLASS/*.jpg and "
-        f"FOLDER/test/CLASS/*.jpg), or an array file ({', '.join(_ARRAY_FILES)})."
+        f"FOLDER/test/CLASS/*.jpg), or an array file ({', '.join(arrays.SUFFIXES)})."
     )

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pooch
@@ -23,8 +23,6 @@ from anyk.lab.errors import LabError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 CHECKSUM = "md5:eb9058c3a382ffc7106e4002c42a8d85"
-BINARY_URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
-BINARY_CHECKSUM = "md5:03b5dce01913d631647c71ecec9e9cb8"
 
 _VERSION = 1  # of the prepared file
 _SHAPE = (3, 32, 32)
@@ -74,8 +72,8 @@ def read(path: Path) -> Dataset:
     return Dataset("cifar100", "images", classes, train, test, "", mean, std)
 
 
-def write_small(folder: Path, format: Literal["python", "binary"], examples_per_class: int, classes: int = 100) -> Path:
-    """Write made-up pictures in the layout of an official archive, each class with a pattern of its own.
+def write_small(folder: Path, examples_per_class: int, classes: int = 100) -> Path:
+    """Write made-up pictures in the layout of the official python archive, each class with a pattern of its own.
 
     There are ``examples_per_class`` training examples of each class, and a fifth of that, at least one, for the test.
     """
@@ -87,16 +85,9 @@ def write_small(folder: Path, format: Literal["python", "binary"], examples_per_
         labels = torch.arange(classes).repeat(each)
         noise = torch.rand(len(labels), *_SHAPE, generator=generator)
         pixels = ((0.6 * patterns[labels] + 0.4 * noise) * 255).to(torch.uint8).view(-1, _PIXELS).numpy()
-        if format == "binary":
-            coarse, fine = (labels // 5).to(torch.uint8).numpy()[:, None], labels.to(torch.uint8).numpy()[:, None]
-            (folder / f"{part}.bin").write_bytes(np.concatenate([coarse, fine, pixels], 1).tobytes())
-        else:
-            batch = {"fine_labels": labels.tolist(), "coarse_labels": (labels // 5).tolist(), "data": pixels}
-            (folder / part).write_bytes(pickle.dumps(batch, protocol=4))
-    if format == "binary":
-        (folder / "fine_label_names.txt").write_text("\n".join(names) + "\n")
-    else:
-        (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": names}, protocol=4))
+        batch = {"fine_labels": labels.tolist(), "coarse_labels": (labels // 5).tolist(), "data": pixels}
+        (folder / part).write_bytes(pickle.dumps(batch, protocol=4))
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": names}, protocol=4))
     return folder
 
 
@@ -201,7 +192,10 @@ def _shortly(error: Exception) -> str:
 
 
 class _Resume:
-    """A downloader for pooch that keeps what came before an interruption, and asks the server for the rest."""
+    """A downloader for pooch that keeps what came before an interruption, and asks the server for the rest.
+
+    pooch's own begins again from nothing, and the server of CIFAR is slow: its 169 MB take long enough to be interrupted.
+    """
 
     def __init__(self, part: Path) -> None:
         self.part = part

@@ -26,6 +26,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from anyk.lab import files
 from anyk.lab.data.cache import cache_folder
 from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.sets import Dataset, Split
@@ -56,9 +57,9 @@ def read(folder: str | Path) -> Dataset:
     """
     folder = Path(folder)
     description = _read_description(folder / "dataset.json")
-    files = _files(folder, description)
+    found = _files(folder, description)
     splits, digests = {}, []
-    for split, paths in files.items():
+    for split, paths in found.items():
         maps, labels = zip(*map(_open, paths), strict=True) if paths else ((), ())
         for path, part, part_labels in zip(paths, maps, labels, strict=True):
             digests.append([path.name, _inspected(path, part, part_labels)])
@@ -73,7 +74,7 @@ def read(folder: str | Path) -> Dataset:
         test=splits.get("test"),
         fingerprint=fingerprint,
     )
-    check(dataset, {split: [str(path) for path in paths] for split, paths in files.items()})
+    check(dataset, {split: [str(path) for path in paths] for split, paths in found.items()})
     return dataset
 
 
@@ -118,13 +119,12 @@ def write(
         for split, examples in splits.items():
             for number, shard in enumerate(_shards(examples, shard_rows)):
                 name = f"{split}.safetensors" if shard_rows is None else f"{split}-{number:05d}.safetensors"
-                with _synced(building / name) as file:
+                with open(building / name, "wb") as file:
                     write_split(file, shard, dtype, source=dataset.name)
                 if shard_rows is not None:  # one of many can be forgotten in a copy
                     description["files"] = [*description.get("files", []), name]
         for name, text in {**(texts or {}), "dataset.json": json.dumps(description, indent=1)}.items():
-            with _synced(building / name) as file:
-                file.write(text.encode())
+            (building / name).write_bytes(text.encode())
     return folder
 
 
@@ -145,7 +145,10 @@ def _shards(examples: Split, rows: int | None) -> Iterator[Split]:
 
 
 def write_split(file: BinaryIO, examples: Split, dtype: torch.dtype | None, source: str) -> None:
-    """Write one safetensors file of embeddings and labels, block by block."""
+    """Write one safetensors file of embeddings and labels, block by block.
+
+    By hand, because the library writes tensors that are whole in memory: here they may be larger, and are converted on the way.
+    """
     if dtype is None:
         dtype = torch.float16 if examples.parts[0].dtype == torch.float16 else torch.float32
     name = str(dtype).removeprefix("torch.")
@@ -267,11 +270,8 @@ def _read_description(path: Path) -> dict[str, Any]:
         raise LabError(f"{folder} is not a folder: name the folder of an embedding set.")
     if not path.is_file():
         raise LabError(f'{folder} has no dataset.json: write one with {{"name": "...", "classes": ["...", ...]}}.')
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LabError(f"{path} is not JSON ({_one_line(error)}): mend it or make the set again.") from None
-    classes = description.get("classes") if isinstance(description, dict) else None
+    description = files.read_object(path, "mend it or make the set again")
+    classes = description.get("classes")
     if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
         raise LabError(f'{path} should have "classes", the list of class names in the order of the labels.')
     return description
@@ -291,13 +291,13 @@ def _files(folder: Path, description: Mapping[str, Any]) -> dict[str, list[Path]
         paths = sorted({folder / name for name in names})
     else:
         paths = sorted(folder.glob("*.safetensors"))
-    files = {split: [path for path in paths if path.match(f"{split}*.safetensors")] for split in ("train", "test")}
-    if not files["train"]:
+    found = {split: [path for path in paths if path.match(f"{split}*.safetensors")] for split in ("train", "test")}
+    if not found["train"]:
         listed = ' in the "files" of dataset.json' if "files" in description else ""
         raise LabError(
             f"{folder} has no train.safetensors{listed}: an embedding set needs at least one file train*.safetensors."
         )
-    return files
+    return found
 
 
 def _open(path: Path) -> tuple[MappedRows, Tensor]:
@@ -368,11 +368,9 @@ def _inspected(path: Path, part: MappedRows, labels: Tensor) -> str:
             return str(known["digest"])
     found = digest(part, str(path)) + digest(labels, str(path))
     # Without a place to remember, the next start only takes longer.
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, LabError):
         remembered.parent.mkdir(parents=True, exist_ok=True)
-        fresh = remembered.with_suffix(f".{os.getpid()}.tmp")
-        fresh.write_text(json.dumps(stamp | {"digest": found}), encoding="utf-8")
-        os.replace(fresh, remembered)
+        files.write_object(remembered, stamp | {"digest": found})
     return found
 
 
@@ -410,14 +408,6 @@ def _raise_not_finite(block: Tensor, first: int, source: str) -> None:
 
 
 @contextlib.contextmanager
-def _synced(path: Path) -> Iterator[BinaryIO]:
-    with open(path, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
 def _appears_whole(folder: Path) -> Iterator[Path]:
     """A hidden folder beside the wanted one, renamed to it at the end; an exception removes it, a kill leaves it hidden."""
     folder = Path(os.path.abspath(folder))
@@ -433,6 +423,8 @@ def _appears_whole(folder: Path) -> Iterator[Path]:
         raise LabError(f"{folder} cannot be written ({error.strerror}): name another folder.") from None
     try:
         yield building
+        for path in building.iterdir():
+            files.flush(path)
         if folder.exists():
             retired = folder.with_name(f".{folder.name}.{os.getpid()}.replaced")
             os.rename(folder, retired)
@@ -440,21 +432,11 @@ def _appears_whole(folder: Path) -> Iterator[Path]:
             shutil.rmtree(retired)
         else:
             os.rename(building, folder)
-        _sync_folder(folder.parent)
+        files.flush(folder.parent)
     except OSError as error:
         raise LabError(f"{folder} cannot be written ({error.strerror}): make room or name another folder.") from None
     finally:
         shutil.rmtree(building, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    # Not every system can open a folder; there the rename is as durable as it gets.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _dtype_name(tensor: Tensor) -> str:

@@ -68,10 +68,10 @@ def load(folder: Path, *, size: int = 32, cache: Path | None = None) -> Dataset:
 def find_splits(folder: Path) -> tuple[Path, Path | None]:
     """Where the class folders of the training and of the test images are. Says in a note what is not a matter of course."""
     # A class may be called train: then there are images in it and no folders.
-    if not _subfolders(folder / "train"):
+    if not subfolders(folder / "train"):
         return folder, None
     present = [folder / name for name in _TEST_NAMES if (folder / name).is_dir()]
-    test = next((path for path in present if _subfolders(path)), None)
+    test = next((path for path in present if subfolders(path)), None)
     if test is not None and test.name != "test":
         notes.tell(f"{test} is taken as the test set, as there is no {folder / 'test'} with class folders in it.")
     unused = [str(path) for path in present if path != test]
@@ -93,7 +93,8 @@ def tell_of_nested(paths: Iterable[Path], root: Path, classes: int) -> None:
         )
 
 
-def _subfolders(folder: Path) -> list[Path]:
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, in sorted order, without hidden ones."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -106,7 +107,7 @@ def _files_by_class(folder: Path) -> dict[str, list[Path]]:
             for path in inside.rglob("*")
             if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".") and path.is_file()
         )
-        for inside in _subfolders(folder)
+        for inside in subfolders(folder)
     }
 
 

@@ -1,0 +1,19 @@
+"""`anyk info`."""
+
+from anyk.lab.cli.words import Flag, say, say_json
+
+
+def command(*, json: Flag = False) -> int:
+    """Versions, devices, data sets found, and extras that are missing, with the command that adds them.
+
+    Args:
+        json: print JSON instead of words.
+    """
+    from anyk.lab import info
+
+    facts = info.gather()
+    if json:
+        say_json(facts)
+    else:
+        say(info.describe(facts))
+    return 0

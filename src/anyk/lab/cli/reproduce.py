@@ -1,0 +1,89 @@
+"""`anyk reproduce`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from anyk.lab.cli.words import Flag, say, tell_failures
+from anyk.lab.errors import LabError
+from anyk.lab.run.names import NetworkName
+from anyk.lab.run.recipe import Recipe
+from anyk.lab.tables import Format
+
+
+def command(
+    experiment: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")],
+    *,
+    data: tuple[str, ...] = (),
+    smoke: Flag = False,
+    seeds: int | None = None,
+    source: Literal["paper", "official"] = "paper",
+    network: NetworkName = "splitter",
+    grid: tuple[float, ...] = (1.0,),
+    out: Path | None = None,
+    jobs: int = 0,
+    format: Format = "terminal",
+    quiet: Flag = False,
+) -> int:
+    """A table or a figure of the paper, our numbers beside its own.
+
+    Args:
+        experiment: table1, table2, table3, table4, table5, table6, alpha, set-size, backbones or depths.
+        data: where the data sets are that it needs: a path, or NAME=PATH for each.
+        smoke: the same path in a minute, on small made data in the same formats.
+        seeds: how many; by default as many as in the paper.
+        source: the paper's settings or the official code's, where they differ.
+        network: of the rows called DiffSortNets.
+        grid: factors of the published temperature to try; validation chooses.
+        out: folder for the runs; by default anyk-runs/EXPERIMENT.
+        jobs: runs at a time; 0 is one for each core.
+        format: of the table.
+        quiet: show no progress.
+    """
+    from anyk.lab import tables
+    from anyk.lab.engines import sweep
+    from anyk.lab.engines.attempt import failures
+    from anyk.lab.paper import experiments
+    from anyk.lab.progress import Display
+    from anyk.lab.run.folder import Run
+
+    chosen = experiments.experiment(experiment)
+    out = out or Path("anyk-runs") / (f"{experiment}-smoke" if smoke else experiment)
+    places: str | dict[str, str] | None
+    if smoke:
+        with Run(out).locked():
+            places = chosen.write_smoke_data(out / "data")
+    elif len(data) == 1 and "=" not in data[0]:
+        places = data[0]
+    else:
+        places = dict(_name_and_path(word) for word in data) or None
+    Run(out).refuse_other_files()
+    outcomes = {}
+    recipes = chosen.recipes(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
+    _check_data(recipes, out / "runs")
+    if recipes:
+        with Display(len(recipes), quiet) as display:
+            outcomes = sweep.run_all(recipes, out / "runs", jobs=jobs, on_progress=display.show)
+    results = {name: outcome.result for name, outcome in outcomes.items() if outcome.result is not None}
+    for table in chosen.compare(results, smoke=smoke):
+        say(f"{table.title}\n")
+        say(tables.render(table, format) + "\n")
+    return tell_failures(failures(outcomes))
+
+
+def _check_data(recipes: Mapping[str, Recipe], out: Path) -> None:
+    """Load each data set that runs will need once: what is wrong with it is told once, before anything starts."""
+    from anyk.lab import data
+    from anyk.lab.engines import attempt
+
+    for place in sorted({recipe.data for name, recipe in recipes.items() if attempt.ended(out / name, recipe) is None}):
+        data.load(place)
+
+
+def _name_and_path(word: str) -> tuple[str, str]:
+    name, equals, path = word.partition("=")
+    if not equals:
+        raise LabError(f"--data should be NAME=PATH for each data set, but is {word!r}.")
+    return name, path

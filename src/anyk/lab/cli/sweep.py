@@ -1,0 +1,54 @@
+"""`anyk sweep`."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from anyk.lab.cli.words import Flag, WholeRecipe, say, tell_failures, warn
+from anyk.lab.errors import LabError
+
+
+def command(
+    base: WholeRecipe,
+    *,
+    grid: tuple[str, ...] = (),
+    file: Path | None = None,
+    out: Path = Path("anyk-runs/sweep"),
+    jobs: int = 0,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    quiet: Flag = False,
+) -> int:
+    """Many runs, in parallel processes or on a cluster.
+
+    Interrupted, the same command goes on; a run that fails does not stop the others.
+
+    Args:
+        base: what all runs have in common.
+        grid: axes such as loss=softmax,splitter seed=0,1,2 m=16,none p_k=1,.5/.5; every combination is a run.
+        file: a JSON file with "grid" or "runs", and "base", instead of --grid.
+        out: folder for the runs.
+        jobs: runs at a time; 0 is one for each core, or on a cluster as many as it has room for.
+        engine: local is this machine; ray is a Ray cluster, whose nodes must see the folders of data and runs.
+        address: HOST:PORT of the Ray cluster; by default the environment variable RAY_ADDRESS.
+        quiet: show no progress.
+    """
+    from anyk.lab import tables
+    from anyk.lab.engines import sweep
+    from anyk.lab.engines.attempt import failures
+    from anyk.lab.progress import Display
+    from anyk.lab.run import summaries
+
+    if file is not None and grid:
+        raise LabError("give --grid or --file, not both.")
+    if engine == "local" and address is not None:
+        raise LabError("--address is for a cluster: add --engine ray.")
+    if engine == "ray":
+        address = address or os.environ.get("RAY_ADDRESS")
+        if not address:
+            raise LabError("--engine ray needs --address HOST:PORT, which `ray start --head` tells.")
+    recipes = sweep.read(file, base) if file is not None else sweep.grid(base, sweep.parse_axes(grid))
+    with Display(len(recipes), quiet) as display:
+        outcomes = sweep.run_all(recipes, out, jobs=jobs, address=address, on_progress=display.show, on_note=warn)
+    say(tables.render(summaries.table(summaries.collect([out])), "terminal"))
+    return tell_failures(failures(outcomes))

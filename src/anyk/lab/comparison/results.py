@@ -1,0 +1,117 @@
+"""results.json: a comparison written down and read back."""
+
+import base64
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from anyk.lab import files
+from anyk.lab.comparison.outcome import (
+    Comparison,
+    Example,
+    Guess,
+    Method,
+    Moves,
+    SeedRun,
+    Try,
+    best,
+    differences,
+    measured,
+    metrics,
+)
+from anyk.lab.comparison.verdict import notes, verdict
+from anyk.lab.errors import Failure, LabError
+from anyk.lab.run.recipe import Recipe
+
+FORMAT = 1
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """The content of results.json: the raw outcome, and what was derived from it for readers without this library."""
+    raw = dataclasses.asdict(comparison)
+    for method, fields in zip(comparison.methods, raw["methods"], strict=True):
+        fields["recipe"] = method.recipe.to_json()
+    derived = {
+        "verdict": verdict(comparison),
+        "best": best(comparison).name if comparison.methods else None,
+        "notes": notes(comparison),
+        "table": [
+            {
+                "method": method.name,
+                "test": {
+                    metric: {"mean": value.mean, "std": value.std, "seeds": len(value.values)}
+                    for metric in metrics(comparison)
+                    if (value := measured(method, metric)) is not None
+                },
+                "difference": {
+                    metric: {**dataclasses.asdict(difference.paired), "p_holm": difference.p}
+                    for (name, metric), difference in differences(comparison).items()
+                    if name == method.name
+                },
+            }
+            for method in comparison.methods
+        ],
+    }
+    return _json_value({"format": FORMAT, **raw, "derived": derived})
+
+
+def from_json(content: Mapping[str, Any], source: str = "results.json") -> Comparison:
+    """The raw outcome, read back; what was derived is derived again."""
+    if content.get("format") != FORMAT:
+        raise LabError(f"{source} has the format {content.get('format')!r}; this version reads format {FORMAT}.")
+    try:
+        moves = content.get("moves")
+        return Comparison(
+            data=content["data"],
+            command=content["command"],
+            settings=content["settings"],
+            methods=tuple(_method(fields, source) for fields in content["methods"]),
+            moves=_moves(moves) if moves is not None else None,
+            environment=content["environment"],
+            failures=tuple(Failure(**failure) for failure in content["failures"]),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise LabError(f"{source} is not the outcome of `anyk compare`: {type(error).__name__} {error}.") from None
+
+
+def write(comparison: Comparison, file: str | Path) -> None:
+    """Write results.json."""
+    files.write_object(Path(file), to_json(comparison))
+
+
+def read(file: str | Path) -> Comparison:
+    """Read results.json."""
+    return from_json(files.read_object(Path(file), "run `anyk compare` again"), str(file))
+
+
+def _method(fields: Mapping[str, Any], source: str) -> Method:
+    return Method(
+        name=fields["name"],
+        recipe=Recipe.from_json(fields["recipe"], source),
+        tries=tuple(Try(**point) for point in fields["tries"]),
+        runs=tuple(SeedRun(**{**run, "curve": tuple(run["curve"])}) for run in fields["runs"]),
+    )
+
+
+def _moves(fields: Mapping[str, Any]) -> Moves:
+    examples = []
+    for example in fields["examples"]:
+        guesses = {side: tuple(Guess(**guess) for guess in example[side]) for side in ("before", "after")}
+        image = base64.b64decode(example["image"]) if example["image"] is not None else None
+        examples.append(Example(**{**example, **guesses, "image": image}))
+    return Moves(**{**fields, "examples": tuple(examples)})
+
+
+def _json_value(value: Any) -> Any:
+    """Tuples as lists, images as base64, and null for numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {str(name): _json_value(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_value(item) for item in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,1 @@
+"""Many runs: in processes of this machine, or on a Ray cluster."""

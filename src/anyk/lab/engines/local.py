@@ -1,0 +1,151 @@
+"""Many runs in processes of their own, a few at a time: a run that crashes takes no other with it."""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from anyk.lab import notes
+from anyk.lab.engines.attempt import Outcome, attempt, ended, throttled
+from anyk.lab.run.folder import Run
+from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.training import Progress
+
+#: seconds for a run's former process to leave its folder
+LEAVING_SECONDS = 10.0
+
+
+class Pool:
+    """At most ``jobs`` runs at a time. Used by several threads, the runs queue up.
+
+    >>> with Pool(jobs=2) as pool:  # doctest: +SKIP
+    ...     outcomes = pool.run({Path("runs/a"): Recipe(seed=1), Path("runs/b"): Recipe(seed=2)})
+    """
+
+    def __init__(self, jobs: int, on_progress: Callable[[Path, Progress], None] = lambda folder, progress: None) -> None:
+        # A fork of a process that has loaded torch, but used none of its threads, starts in milliseconds.
+        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        self._context: Any = multiprocessing.get_context(method)
+        if method == "forkserver":
+            self._context.set_forkserver_preload([__name__, "torch._dynamo"])
+        self._threads = ThreadPoolExecutor(jobs, "run")
+        self._on_progress = on_progress
+        self._stopping = threading.Event()
+        self._running: set[Any] = set()
+        self._guard = threading.Lock()
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self.stop()
+        self._threads.shutdown(cancel_futures=kind is not None)
+
+    def stop(self) -> None:
+        """Let the runs write a checkpoint and end, and start no more."""
+        with self._guard:
+            self._stopping.set()
+            for process in self._running:
+                process.terminate()
+
+    def run(self, recipes: Mapping[Path, Recipe]) -> dict[Path, Outcome]:
+        """Run all, wait for all. Runs that had ended before are not run again."""
+        futures = {folder: self._threads.submit(self._run_one, folder, recipe) for folder, recipe in recipes.items()}
+        wait_in_turns(list(futures.values()))
+        return {folder: future.result() for folder, future in futures.items()}
+
+    def _run_one(self, folder: Path, recipe: Recipe) -> Outcome:
+        before = ended(folder, recipe)
+        if before is not None:
+            if before.result is not None:
+                self._on_progress(folder, Progress(1, 1))
+            return before
+        here, there = self._context.Pipe(duplex=False)
+        with self._guard:
+            if self._stopping.is_set():
+                return Outcome()
+            process = self._context.Process(target=_work, args=(there, os.fspath(folder), recipe.to_json()), daemon=True)
+            with _interrupts_wait():
+                process.start()
+            self._running.add(process)
+        there.close()
+        outcome = None
+        try:
+            while outcome is None:
+                message = here.recv()
+                if isinstance(message, Outcome):
+                    outcome = message
+                elif isinstance(message, str):
+                    notes.tell(message)
+                else:
+                    self._on_progress(folder, message)
+        except (EOFError, OSError):
+            pass
+        process.join()
+        with self._guard:
+            self._running.discard(process)
+        if outcome is None:
+            outcome = Outcome(error=f"the process of this run ended with exit code {process.exitcode}")
+            if not self._stopping.is_set():
+                Run(folder).fail(outcome.error or "")
+        return outcome
+
+
+def wait_in_turns(futures: Sequence[Future[Any]]) -> None:
+    """Wait for all, or for the first that fails. In short turns: a signal that another thread received is seen between them."""
+    while True:
+        done, waiting = wait(futures, timeout=0.2, return_when=FIRST_EXCEPTION)
+        if not waiting or any(future.exception() for future in done):
+            return
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Start a process in which Ctrl-C waits until it asks for it: before, while it imports, it could only show a traceback.
+
+    The process that forks the others is started with the first of them, and hands this on.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # another helper of Python's, whose start would let the signal through again
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def _work(parent: Connection, folder: str, fields: dict[str, Any]) -> None:
+    """One run, in a process of its own."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    notes.hand_on(parent.send)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    outcome = attempt(fields, folder, throttled(parent.send, 0.2), stop, LEAVING_SECONDS)
+    try:
+        parent.send(outcome)
+    except OSError:
+        sys.exit(1)
+
+
+def _die_with_parent() -> None:
+    """A run must not go on when nobody waits for it: a new start of the same command would find its folder taken."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)

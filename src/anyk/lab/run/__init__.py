@@ -1,0 +1,1 @@
+"""One training: its recipe, model, loss, loop, folder and processes."""

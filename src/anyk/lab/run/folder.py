@@ -1,0 +1,195 @@
+"""A run is a folder. What is in it is whole at any moment, so that a run that was killed can go on.
+
+config.json             the recipe
+environment.json        versions and machine
+metrics.jsonl           one line for each evaluation
+checkpoint.safetensors  weights, optimizer, and where the run stands
+best-*.safetensors      the weights that the validation examples liked best
+model.safetensors       the same, when the run has ended, and what model it is: see models.load
+result.json             the outcome; its presence says that the run has ended
+error.txt               why the run failed
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import filelock
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from anyk.lab import files
+from anyk.lab.errors import LabError
+from anyk.lab.run.recipe import Recipe
+
+FORMAT = 1
+#: what tells that a folder is a run's, a sweep's or a comparison's; all have one of the first two, unless copied without it
+TRACES = (".lock", "runs/.lock", "environment.json", "*/environment.json", "runs/*/environment.json")
+
+
+class FolderTaken(LabError):
+    """Another process holds the folder's lock."""
+
+
+class FolderRefused(LabError):
+    """The folder holds something else; ``why`` is what it is."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}: choose another folder with --out.")
+        self.why = why
+
+
+class Run:
+    """One run folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @contextmanager
+    def locked(self, patience: float = 0.0) -> Iterator[None]:
+        """Keep other processes off the folder. The lock dies with the process, however that ends."""
+        self.refuse_other_files()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LabError(f"the run folder {self.folder} cannot be made: {error.strerror}.") from None
+        lock = filelock.FileLock(self.folder / ".lock", timeout=patience)
+        try:
+            lock.acquire(poll_interval=0.02)
+        except filelock.Timeout:
+            raise FolderTaken(f"another process is at work in {self.folder}: wait for it, or choose another folder.") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def refuse_other_files(self) -> None:
+        """Raise if the folder, of a run or of many, holds files but nothing that the lab has written."""
+        if not self.folder.is_dir() or any(any(self.folder.glob(trace)) for trace in TRACES):
+            return
+        shown = (path for path in self.folder.iterdir() if not path.name.startswith((".", "tensorboard")))
+        # Empty folders are nobody's.
+        names = sorted(path.name for path in shown if not path.is_dir() or any(not inner.is_dir() for inner in path.rglob("*")))
+        if names:
+            told = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
+            raise FolderRefused(f"{self.folder} holds files that are not of a run ({told})")
+
+    def refuse_other_recipe(self, recipe: Recipe) -> None:
+        """Raise if the folder holds a run of another recipe, unless that came to nothing."""
+        if not (self.folder / "config.json").exists():
+            return
+        differences = self.recipe().differences(recipe)
+        if differences and self._has_begun():
+            told = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, (old, new) in differences.items())
+            raise FolderRefused(f"{self.folder} holds a run of another recipe ({told})")
+
+    def _has_begun(self) -> bool:
+        """Whether there is anything to lose: a run that failed before its first evaluation leaves only its error."""
+        return any((self.folder / name).exists() for name in ("checkpoint.safetensors", "result.json")) or bool(self.metrics())
+
+    def begin(self, recipe: Recipe, environment: Mapping[str, Any]) -> None:
+        """Write the recipe down, or check that the folder was begun with the same."""
+        self.refuse_other_recipe(recipe)
+        anew = not (self.folder / "config.json").exists() or bool(self.recipe().differences(recipe))
+        if anew:
+            files.write_object(self.folder / "config.json", recipe.to_json())
+        if anew or not (self.folder / "environment.json").exists():
+            files.write_object(self.folder / "environment.json", environment)
+        (self.folder / "error.txt").unlink(missing_ok=True)
+        # What a kill left behind. (safetensors writes to a temporary file of its own.)
+        for leftover in (*self.folder.glob(".*.tmp"), *self.folder.glob(".tmp*")):
+            leftover.unlink(missing_ok=True)
+        if self.result() is not None:
+            self._tidy()
+
+    def recipe(self) -> Recipe:
+        """The recipe that the run was begun with."""
+        return Recipe.from_json(self._read("config.json"), str(self.folder / "config.json"))
+
+    def result(self) -> dict[str, Any] | None:
+        """The outcome, or None while there is none."""
+        return self._read("result.json") if (self.folder / "result.json").exists() else None
+
+    def error(self) -> str | None:
+        """Why the run failed, or None."""
+        path = self.folder / "error.txt"
+        return path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else None
+
+    def fail(self, message: str) -> None:
+        """Note why the run failed; a later start begins where it stood."""
+        files.write_atomically(self.folder / "error.txt", (message.strip() + "\n").encode())
+
+    def finish(self, result: Mapping[str, Any], weights: Mapping[str, Tensor], plan: Mapping[str, Any]) -> None:
+        """Write the model with its plan and the outcome, and drop what only a running run needs."""
+        self.save_tensors("model.safetensors", weights, plan)
+        files.write_object(self.folder / "result.json", {"format": FORMAT, **result})
+        self._tidy()
+
+    def _tidy(self) -> None:
+        for leftover in (*self.folder.glob("best-*.safetensors"), self.folder / "checkpoint.safetensors"):
+            leftover.unlink(missing_ok=True)
+
+    # Metrics ---------------------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The evaluations so far; a line that a crash left half-written is left out."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError:
+            raise LabError(f"{path} is damaged: delete {self.folder} and run again.") from None
+
+    def keep_metrics(self, count: int) -> None:
+        """Forget the evaluations after the first ``count``: they will be made again."""
+        lines = [json.dumps(line) + "\n" for line in self.metrics()[:count]]
+        if len(lines) < count:
+            raise LabError(f"{self.folder / 'metrics.jsonl'} has lost lines: delete {self.folder} and run again.")
+        files.write_atomically(self.folder / "metrics.jsonl", "".join(lines).encode())
+
+    def add_metrics(self, line: Mapping[str, Any]) -> None:
+        """Append one evaluation."""
+        path = self.folder / "metrics.jsonl"
+        with files.disk_full_is_an_error(path), path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    # Tensors ---------------------------------------------------------------------------------------------------------------
+
+    def save_tensors(self, name: str, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Replace a file of tensors, with a few JSON values beside them."""
+        own = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        with files.replacing(self.folder / name) as path:
+            safetensors.torch.save_file(own, path, {"state": json.dumps(state)})
+
+    def load_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """What :meth:`save_tensors` wrote, or None."""
+        path = self.folder / name
+        if not path.exists():
+            return None
+        try:
+            return read_tensors(path)
+        except ValueError as error:
+            raise LabError(f"{path} is damaged ({error}): delete {self.folder} and run again.") from None
+
+    def _read(self, name: str) -> dict[str, Any]:
+        return files.read_object(self.folder / name, f"delete {self.folder} and run again")
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What :meth:`Run.save_tensors` wrote, or a ValueError that says what is wrong with the file."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            state = json.loads((file.metadata() or {}).get("state", "null"))
+            # clone: a later save replaces the file that would otherwise stay mapped
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(state, dict):
+        raise ValueError("it has no description beside its tensors")
+    return tensors, state

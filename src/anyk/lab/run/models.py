@@ -1,0 +1,279 @@
+"""The classifiers of the lab, and the trained ones read back from their files."""
+
+import dataclasses
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from anyk import checks
+from anyk.lab.data import Dataset
+from anyk.lab.errors import LabError
+from anyk.lab.run.folder import read_tensors
+from anyk.lab.run.recipe import Recipe
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What there is to know of a model beside its weights: with both, it can be used where its data are not."""
+
+    model: str
+    shape: tuple[int, ...]
+    """of one example, as the data set has it"""
+    classes: tuple[str, ...]
+    hidden: int
+    dropout: float
+    mean: tuple[float, ...] = ()
+    """of images, for each channel, of pixels between 0 and 1; as ``std``"""
+    std: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, recipe: Recipe, dataset: Dataset) -> "Plan":
+        """The plan of a resolved recipe for a data set."""
+        name, shape = recipe.model, tuple(dataset.train.shape)
+        if name in ("cnn", "resnet18"):
+            if dataset.kind != "images":
+                raise LabError(f"model {name} takes images, but {dataset.name} holds embeddings: choose linear or mlp.")
+            if min(shape[1:]) < 8:
+                size = f"{shape[1]} x {shape[2]}"
+                raise LabError(f"model {name} needs images of at least 8 x 8 pixels, but {dataset.name} has {size}.")
+        return cls(name, shape, dataset.classes, recipe.hidden, recipe.dropout, dataset.mean, dataset.std)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as it stands in a model's file."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Plan":
+        """What :meth:`to_json` gave, or a ValueError that says what is wrong with it."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        if fields.get("format") != FORMAT or fields.keys() != {"format", *known}:
+            raise ValueError("it does not say what model it is of, as files of this version of anyk do")
+        values: dict[str, Any] = {name: tuple(value) if isinstance(value := fields[name], list) else value for name in known}
+        model, shape, classes = values["model"], values["shape"], values["classes"]
+
+        def whole(number: object) -> bool:
+            return type(number) is int and number > 0
+
+        def refuse_unless(fine: bool, name: str, expected: str) -> None:
+            if not fine:
+                raise ValueError(f"{name} should be {expected}, but is {reprlib.repr(fields[name])}")
+
+        refuse_unless(model in ("linear", "mlp", "cnn", "resnet18"), "model", "linear, mlp, cnn or resnet18")
+        dimensions = (3,) if model in ("cnn", "resnet18") else (1, 3)
+        fine = type(shape) is tuple and len(shape) in dimensions and all(map(whole, shape))
+        refuse_unless(fine, "shape", "that of an image" if dimensions == (3,) else "that of an embedding or an image")
+        # Two classes may have one name, as the two cranes of ImageNet have.
+        fine = type(classes) is tuple and {type(name) for name in classes} == {str}
+        refuse_unless(fine, "classes", "a list of names")
+        refuse_unless(whole(values["hidden"]), "hidden", "a positive number")
+        fine = type(values["dropout"]) in (int, float) and 0 <= values["dropout"] < 1
+        refuse_unless(fine, "dropout", "at least 0 and below 1")
+        channels = shape[0] if len(shape) == 3 else 0
+        for name in ("mean", "std"):
+            numbers = values[name]
+            fine = type(numbers) is tuple and len(numbers) == channels
+            fine = fine and all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+            refuse_unless(fine and (name == "mean" or all(value > 0 for value in numbers)), name, f"{channels} numbers")
+        return cls(**values)
+
+    def build(self) -> nn.Module:
+        """The model with fresh weights; its inputs are float32, images with mean 0 and deviation 1."""
+        inputs, classes = math.prod(self.shape), len(self.classes)
+        if self.model == "linear":
+            return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
+        if self.model == "mlp":
+            hidden = [nn.Linear(inputs, self.hidden), nn.ReLU(), nn.Dropout(self.dropout)]
+            return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(self.hidden, classes))
+        cnn = self.model == "cnn"
+        model: Any = SmallCNN(self.shape, classes, self.dropout) if cnn else ResNet18(self.shape[0], classes)
+        return model.to(memory_format=torch.channels_last)  # faster convolutions, on the CPU too
+
+
+def build(recipe: Recipe, dataset: Dataset) -> nn.Module:
+    """The model of a resolved recipe for a data set, with fresh weights; its inputs are float32."""
+    return Plan.of(recipe, dataset).build()
+
+
+class Classifier(nn.Module):
+    """A trained model of the lab, in evaluation mode, that takes examples as its data set had them. See :func:`load`.
+
+    Args:
+        plan: what the model is.
+        weights: its state_dict.
+    """
+
+    mean: Tensor | None
+    std: Tensor | None
+
+    def __init__(self, plan: Plan, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.plan, self.classes = plan, plan.classes
+        with torch.device("meta"):  # no memory for weights that are replaced at once, and no random numbers
+            self.model = plan.build()
+        wanted = {name: (tensor.dtype, tensor.shape) for name, tensor in self.model.state_dict().items()}
+        given = {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
+        for name in [*wanted, *given]:
+            if wanted.get(name) != given.get(name):
+                told = [f"{facts[0]} {list(facts[1])}" if facts else "none" for facts in (wanted.get(name), given.get(name))]
+                raise ValueError(f"the weights {name} should be {told[0]}, but are {told[1]}")
+        self.model.load_state_dict(weights, assign=True)
+        for name, values in (("mean", plan.mean), ("std", plan.std)):
+            self.register_buffer(name, torch.tensor(values)[:, None, None] * 255 if values else None, persistent=False)
+        self.eval()
+
+    def forward(self, examples: Tensor) -> Tensor:
+        """Scores (N, classes) of (N, d) embeddings, or of (N, channels, height, width) images in uint8."""
+        if not isinstance(examples, Tensor):
+            raise TypeError(f"examples: expected a tensor, got {type(examples).__name__}")
+        if examples.shape[1:] != self.plan.shape:
+            raise ValueError(
+                f"examples: expected shape (N, {', '.join(map(str, self.plan.shape))}), got {tuple(examples.shape)}"
+            )
+        inputs = examples.to(next(self.model.parameters()).dtype)
+        if self.mean is not None and self.std is not None:
+            if examples.dtype != torch.uint8:  # pixels between 0 and 1 would all be black
+                raise TypeError(f"examples: expected uint8, pixels from 0 to 255, got {examples.dtype}")
+            inputs = (inputs - self.mean) / self.std
+        return self.model(inputs)
+
+    @torch.no_grad()
+    def guesses(self, examples: Tensor, count: int) -> list[list[tuple[str, float]]]:
+        """For each example the first ``count`` classes by name, with their softmax probabilities."""
+        count = min(checks.at_least_one("count", count), len(self.classes))
+        training = self.training
+        try:
+            best = self.eval()(examples).float().softmax(1).topk(count)
+        finally:
+            self.train(training)
+        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [[(self.classes[number], p) for number, p in zip(*row, strict=True)] for row in rows]
+
+
+def load(path: str | Path) -> Classifier:
+    """The trained model of a run or of a comparison, from its `model.safetensors`; the data need not be there.
+
+    Args:
+        path: the file, or the folder that holds it.
+    """
+    path = Path(path)
+    file = path / "model.safetensors" if path.is_dir() else path
+    if not file.is_file():
+        raise LabError(f"{file} is not there: a run writes it when it ends.")
+    try:
+        weights, described = read_tensors(file)
+        return Classifier(Plan.from_json(described), weights)
+    except ValueError as error:
+        raise LabError(f"{file} cannot be used ({error}): train again in another folder.") from None
+
+
+def _conv(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+
+
+class SmallCNN(nn.Module):
+    """Three convolutions and two linear layers, for small images: trains in seconds on a CPU."""
+
+    def __init__(self, shape: Sequence[int], classes: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        channels, height, width = shape
+        blocks: list[nn.Module] = []
+        for outputs in (32, 64, 128):
+            # Pooling first: normalising a quarter of the pixels is cheaper and, before a ReLU, as good.
+            blocks += [
+                nn.Conv2d(channels, outputs, 3, padding=1, bias=False),
+                nn.MaxPool2d(2),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(),
+            ]
+            channels, height, width = outputs, height // 2, width // 2
+        self.features = nn.Sequential(*blocks, nn.Flatten())
+        hidden = nn.Linear(channels * height * width, 256)
+        self.head = nn.Sequential(hidden, nn.ReLU(), nn.Dropout(dropout), nn.Linear(256, classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images.contiguous(memory_format=torch.channels_last)))
+
+
+class ResNet18(nn.Module):
+    """ResNet18 as the paper trains it on CIFAR: a 3 x 3 stem of stride 1, then max-pooling and the usual four stages."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(_conv(channels, 64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        widths = (64, 64, 128, 256, 512)
+        stages = []
+        for inputs, outputs, stride in zip(widths, widths[1:], (1, 2, 2, 2), strict=False):
+            stages += [_Residual(inputs, outputs, stride), _Residual(outputs, outputs, 1)]
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(512, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = images.contiguous(memory_format=torch.channels_last)
+        return self.head(self.stages(self.stem(images)).mean((2, 3)))
+
+
+class _Residual(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(_conv(inputs, outputs, stride), nn.ReLU(), _conv(outputs, outputs))
+        self.shortcut = nn.Identity() if inputs == outputs and stride == 1 else _conv(inputs, outputs, stride, size=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(self.body(x) + self.shortcut(x))
+
+
+# Augmentation: on whole batches, from torch's global generator, which the trainer seeds at each step -----------------------
+
+
+def augment(images: Tensor, names: tuple[str, ...]) -> Tensor:
+    """Random changes to (B, channels, height, width) images that have mean 0."""
+    for name in names:
+        images = AUGMENTATIONS[name](images)
+    return images
+
+
+def _crop(images: Tensor, pad: int = 4) -> Tensor:
+    """Pad with zeros on all sides and cut out a random window of the old size."""
+    batch, _, height, width = images.shape
+    padded = functional.pad(images, (pad, pad, pad, pad))
+    down = torch.randint(2 * pad + 1, (batch, 1, 1, 1), device=images.device)
+    right = torch.randint(2 * pad + 1, (batch, 1, 1, 1), device=images.device)
+    rows = torch.arange(height, device=images.device)[:, None] + down
+    columns = torch.arange(width, device=images.device) + right
+    channel = torch.arange(images.shape[1], device=images.device)[:, None, None]
+    example = torch.arange(batch, device=images.device)[:, None, None, None]
+    return padded[example, channel, rows, columns]
+
+
+def _flip(images: Tensor) -> Tensor:
+    """Mirror every second image, at random."""
+    flipped = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
+    return torch.where(flipped, images.flip(3), images)
+
+
+def _affine(images: Tensor, turn: float = 0.2, scale: float = 0.15, shift: float = 0.15) -> Tensor:
+    """Turn by up to ``turn`` (radians), scale by up to ``scale`` and shift by up to ``shift`` of half the width."""
+    batch = len(images)
+    angle, size, down, right = (2 * torch.rand(4, batch, device=images.device) - 1) * torch.tensor(
+        [[turn], [scale], [shift], [shift]], device=images.device
+    )
+    size = 1 + size
+    rows = torch.stack([angle.cos() * size, -angle.sin() * size, right, angle.sin() * size, angle.cos() * size, down], 1)
+    grid = functional.affine_grid(rows.reshape(batch, 2, 3), list(images.shape), align_corners=False)
+    return functional.grid_sample(images, grid, align_corners=False)
+
+
+AUGMENTATIONS = {"crop": _crop, "flip": _flip, "affine": _affine}

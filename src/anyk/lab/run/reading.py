@@ -1,0 +1,100 @@
+"""A recipe and its data: what the recipe leaves open, and batches as the models want them."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from anyk.lab import info
+from anyk.lab.data import Dataset, Parts, Split
+from anyk.lab.data.streaming import Stream
+from anyk.lab.errors import LabError
+from anyk.lab.run.recipe import Recipe, Setting
+
+EVALUATION_BATCH = 2048
+#: the fields of a recipe that the order of the examples follows from, beside the seed
+SHUFFLE = ("shuffle", "shuffle_block", "shuffle_window")
+
+AnySetting = TypeVar("AnySetting", bound=Setting)
+
+
+def check_select(setting: Setting, dataset: Dataset) -> None:
+    """Raise if the data have too few classes for the metric that chooses the evaluation."""
+    if setting.select.startswith("top") and int(setting.select[3:]) >= len(dataset.classes):
+        raise LabError(
+            f"--select {setting.select} needs more than {setting.select[3:]} classes, but {dataset.name} has "
+            f"{len(dataset.classes)}: choose another, such as --select top1."
+        )
+
+
+def shuffle_of(setting: Setting) -> dict[str, Any]:
+    """The fields that say how the examples are shuffled."""
+    return {name: getattr(setting, name) for name in SHUFFLE}
+
+
+def resolved(setting: AnySetting, dataset: Dataset) -> AnySetting:
+    """The setting with what it leaves open filled in for the data set and this machine."""
+    train = dataset.train
+    memory = (info.usable_memory() or math.inf) if train.maps else math.inf
+    return setting.resolved(dataset.kind, len(train), len(dataset.classes), train.example_bytes, memory)
+
+
+def describe(dataset: Dataset, parts: Parts) -> dict[str, Any]:
+    """What a result says of its data."""
+    return {
+        "name": dataset.name,
+        "kind": dataset.kind,
+        "classes": len(dataset.classes),
+        "train": len(parts.train),
+        "validation": len(parts.validation),
+        "test": len(parts.test_index),
+        "fingerprint": dataset.fingerprint,
+    }
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name, if it can be used here."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise LabError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    return device
+
+
+class Reader:
+    """Batches of a data set as the models want them: float32 on the device, images with mean 0 and deviation 1.
+
+    With a recipe that shuffles block by block, a memory-mapped set is streamed, evaluations too.
+    """
+
+    def __init__(self, dataset: Dataset, device: torch.device, recipe: Recipe | None = None) -> None:
+        self.device = device
+        self.streams: dict[int, Stream] = {}
+        if recipe is not None and recipe.shuffle == "block":
+            for examples in (dataset.train, dataset.test):
+                if examples is not None and examples.maps:
+                    self.streams[id(examples)] = Stream(examples, recipe.shuffle_block, recipe.shuffle_window)
+        self.images = dataset.kind == "images"
+        if self.images:
+            self.mean = torch.tensor(dataset.mean, device=device)[:, None, None] * 255
+            self.scale = 1 / (torch.tensor(dataset.std, device=device)[:, None, None] * 255)
+
+    def __call__(self, examples: Split, index: Tensor) -> Tensor:
+        inputs = self.streams.get(id(examples), examples).take(index).to(self.device, torch.float32)
+        return (inputs - self.mean) * self.scale if self.images else inputs
+
+    def expect(self, examples: Split, index: Tensor) -> None:
+        """Announce what will be wanted, so that it can be read from the disk meanwhile."""
+        if id(examples) in self.streams:
+            self.streams[id(examples)].expect(index)
+
+    def blocks(self, examples: Split, index: Tensor) -> Iterator[Tensor]:
+        """Positions in pieces of a size that suits evaluation; each is announced while the one before it is worked on."""
+        self.expect(examples, index[:EVALUATION_BATCH])
+        for start in range(0, len(index), EVALUATION_BATCH):
+            end = start + EVALUATION_BATCH
+            self.expect(examples, index[end : end + EVALUATION_BATCH])
+            yield index[start:end]

@@ -1,0 +1,289 @@
+"""A recipe: everything that one training run depends on, as plain data.
+
+The same fields are the options of `anyk train`, the `config.json` of a run folder, the axes of `anyk sweep` and the
+columns of `anyk report`. Two runs with equal recipes on the same machine end with the same bits.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+
+from anyk.lab.errors import LabError
+from anyk.lab.run.names import LossName, SwapName
+
+ModelName = Literal["auto", "linear", "mlp", "cnn", "resnet18"]
+Metric = Literal["top1", "top5", "top10", "mean"]
+Augmentation = Literal["auto", "crop", "flip", "affine"]
+
+
+Self = TypeVar("Self", bound="Setting")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the runs of a comparison have in common. Zeros and "auto" are filled in by :meth:`resolved`."""
+
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]")] = "glyphs"
+    """glyphs, glyphs:CLASSES, cifar100, cifar100:PATH, a folder of embeddings, a folder of images, or an array file"""
+    validation: float = 0.1
+    """fraction of the training examples kept for validation, stratified"""
+    test: float = 0.2
+    """fraction kept for the test, where the data bring no test split of their own"""
+    split_seed: int = 0
+    """seed of these splits"""
+
+    model: ModelName = "auto"
+    """auto: linear on embeddings, cnn on images"""
+    hidden: int = 512
+    """width of the mlp's hidden layer"""
+    dropout: float = 0.0
+    """dropout before the last layer (mlp, cnn)"""
+
+    p_k: tuple[float, ...] = (0.5, 0.0, 0.0, 0.0, 0.5)
+    """P_K: the weight of top-1, top-2, ..."""
+    p_k_end: tuple[float, ...] | None = None
+    """P_K moves from p_k to this, linearly over the run"""
+    p_k_file: str | None = None
+    """a JSON or CSV file with one P_K for each class, instead of p_k"""
+    temperature: float | Literal["auto"] = 1.0
+    """smaller is harder; auto follows the spread of the scores"""
+    temperature_end: float | None = None
+    """the temperature moves from temperature to this, geometrically over the run"""
+    m: int | None = None
+    """rank only the m best scores of a row"""
+    top1: Literal["separate", "mixed", "operator"] = "separate"
+    """how the top-1 part is measured"""
+    softmax_over: Literal["all", "candidates"] = "all"
+    """which classes the softmax of the top-1 part covers"""
+    swap: SwapName = "logistic"
+    """the soft comparator of the networks"""
+    wires: Literal["target", "given", "sorted"] = "target"
+    """where the classes enter a network"""
+    anchors: Literal["all", "topk"] = "all"
+    """the rank anchors of sinkhorn"""
+    label_smoothing: float = 0.0
+    """as in torch.nn.CrossEntropyLoss"""
+
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    """sgd has momentum 0.9"""
+    learning_rate: float = 0.0
+    """the largest learning rate of the run; 0: by the kind of data"""
+    schedule: Literal["auto", "constant", "cosine", "onecycle"] = "auto"
+    """the learning rate over the run; auto: by the kind of data"""
+    weight_decay: float = 0.0
+    """as the optimizer defines it"""
+    clip: float | None = None
+    """largest norm of the gradient"""
+    batch_size: int = 0
+    """examples in a step; 0: by the kind of data"""
+    epochs: int = 0
+    """passes over the training examples; 0: by the kind of data"""
+    shuffle: Literal["auto", "full", "block"] = "auto"
+    """order of the examples: full, or block by block and window by window, for sets larger than the memory; auto: block where
+    the files of the training examples are larger than a quarter of the memory"""
+    shuffle_block: int = 0
+    """examples that lie together and are read at once; 0: 128 KiB of them, fewer where a window would not have a block for
+    each class"""
+    shuffle_window: int = 0
+    """examples that are in memory and mixed at a time; 0: 256 MiB of them"""
+    evaluate_every: int = 0
+    """steps between evaluations on validation; 0: once an epoch"""
+    select: Metric | Literal["each", "last"] = "mean"
+    """the evaluation that counts: the best on validation by this metric (mean: of top1 and top5); each: every metric has
+    its own, as in the paper; last: the last"""
+    patience: int = 0
+    """stop after so many evaluations without improvement; 0: never"""
+    measure: tuple[int, ...] = ()
+    """further k to measure, beside 1, 5, 10, 20 and those that P_K trains for"""
+
+    augment: tuple[Augmentation, ...] = ("auto",)
+    """images: crop (pad and crop), flip (left-right), affine (turn, scale, shift); auto: by the data"""
+    mixup: float = 0.0
+    """alpha of mixup's Beta distribution; 0: none"""
+    label_noise: float = 0.0
+    """fraction of training labels replaced by another class, seeded"""
+
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, mps"""
+    amp: bool = False
+    """bfloat16 autocast"""
+    threads: int = 1
+    """CPU threads; other numbers may round differently"""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            accepted, value = _accept(value, TYPES[field.name])
+            if not accepted:
+                raise LabError(f"{field.name} should be {_describe(TYPES[field.name])}, but is {value!r}.")
+            object.__setattr__(self, field.name, value)
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name, None)
+            if isinstance(value, (int, float)) and not low <= value <= high:
+                raise LabError(f"{name} should be between {low:g} and {high:g}, but is {value:g}.")
+        for name in ("p_k", "p_k_end"):
+            weights = getattr(self, name)
+            if weights is not None and (not weights or min(weights) < 0 or abs(sum(weights) - 1) > 1e-4):
+                given = f"{list(weights)} (sum {sum(weights):g})"
+                raise LabError(f"{name} should be weights of top-1, top-2, ... that sum to 1, but is {given}.")
+        if self.p_k_end is not None and len(self.p_k_end) != len(self.p_k):
+            raise LabError(f"p_k_end should be as long as p_k ({len(self.p_k)}), but has length {len(self.p_k_end)}.")
+        if self.p_k_file is not None and self.p_k_end is not None:
+            raise LabError("p_k_end moves the one p_k of all classes; it cannot be combined with p_k_file.")
+        if any(k < 1 for k in self.measure):
+            raise LabError(f"measure should be k of at least 1, but is {list(self.measure)}.")
+        if self.temperature_end is not None and self.temperature == "auto":
+            raise LabError('temperature_end needs a number as temperature to start from, not "auto".')
+
+    def resolved(
+        self: Self, kind: str, examples: int, classes: int = 1, example_bytes: int = 1, memory: float = math.inf
+    ) -> Self:
+        """The same with every zero and "auto" that stands for "by the data" filled in.
+
+        The batch is at most a twentieth of the examples: an epoch of one step trains nothing. The examples are shuffled in
+        blocks if they, with ``example_bytes`` each on the disk, take more than a quarter of the ``memory``: in a full shuffle,
+        every row comes from anywhere, and is read from the disk at its turn unless the system can keep all of them.
+
+        Args:
+            kind: embeddings or images
+            examples: how many there are to train with
+            classes: of how many classes
+            example_bytes: the stored size of one
+            memory: bytes; infinite where the examples are in memory already
+        """
+        values = {**BY_KIND[kind], "batch_size": max(1, min(BY_KIND[kind]["batch_size"], examples // 20))}
+        shuffle = self.shuffle if self.shuffle != "auto" else "block" if examples * example_bytes > memory / 4 else "full"
+        values["shuffle"] = shuffle
+        if shuffle == "block":
+            values["shuffle_window"] = max(1, WINDOW_BYTES // example_bytes)
+            window = self.shuffle_window or values["shuffle_window"]
+            values["shuffle_block"] = max(1, min(BLOCK_BYTES // example_bytes, window // classes))
+        return self.but(**{name: value for name, value in values.items() if getattr(self, name) in (0, "auto", ("auto",))})
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_json(cls: type[Self], fields: Mapping[str, Any], source: str = "the recipe") -> Self:
+        """The recipe with these fields; the others have their defaults."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(fields) - known)
+        if unknown:
+            raise LabError(f"{source} has the unknown field {unknown[0]!r}; the fields are {', '.join(sorted(known))}.")
+        try:
+            return cls(**fields)
+        except LabError as error:
+            raise LabError(f"{source}: {error}") from None
+
+    def but(self: Self, **changes: Any) -> Self:
+        """The same with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def differences(self: Self, other: Self) -> dict[str, tuple[Any, Any]]:
+        """The fields in which two recipes differ, with both values."""
+        return {name: (value, vars(other)[name]) for name, value in vars(self).items() if value != vars(other)[name]}
+
+
+@dataclass(frozen=True)
+class Recipe(Setting):
+    """One training run."""
+
+    loss: LossName = "splitter"
+    """softmax is plain cross-entropy; smooth, hinge and truncated are losses for the one k = length of P_K"""
+    seed: int = 0
+    """initial weights, order of the examples, augmentation"""
+
+
+#: what the zeros and "auto" of a setting stand for
+BY_KIND: dict[str, dict[str, Any]] = {
+    "embeddings": {
+        "learning_rate": 1e-3,
+        "schedule": "cosine",
+        "batch_size": 500,
+        "epochs": 20,
+        "augment": (),
+        "model": "linear",
+    },
+    "images": {
+        "learning_rate": 2e-3,
+        "schedule": "onecycle",
+        "batch_size": 50,
+        "epochs": 20,
+        "augment": (),
+        "model": "cnn",
+    },
+}
+
+
+#: what is read at once; larger blocks are read faster, and more of them make a better mixture
+BLOCK_BYTES = 1 << 17
+#: what is mixed at a time
+WINDOW_BYTES = 1 << 28
+
+TYPES: dict[str, Any] = typing.get_type_hints(Recipe)
+_POSITIVE = (1e-30, 1e30)
+_RANGES: dict[str, tuple[float, float]] = {
+    "validation": (0.0, 0.9),
+    "test": (0.0, 0.9),
+    "hidden": (1, 1e9),
+    "dropout": (0.0, 0.99),
+    "temperature": _POSITIVE,
+    "temperature_end": _POSITIVE,
+    "m": (1, 1e12),
+    "label_smoothing": (0.0, 1.0),
+    "learning_rate": (0.0, 1e30),
+    "weight_decay": (0.0, 1e30),
+    "clip": _POSITIVE,
+    "batch_size": (0, 1e12),
+    "epochs": (0, 1e9),
+    "shuffle_block": (0, 1e12),
+    "shuffle_window": (0, 1e12),
+    "evaluate_every": (0, 1e12),
+    "patience": (0, 1e9),
+    "mixup": (0.0, 1e30),
+    "label_noise": (0.0, 1.0),
+    "seed": (0, 2**32 - 1),
+    "split_seed": (0, 2**32 - 1),
+    "threads": (1, 4096),
+}
+
+
+def _accept(value: Any, kind: Any) -> tuple[bool, Any]:
+    """Whether a value is of a field's type, and the value in that type: JSON has lists for tuples and 1 for 1.0."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        for option in typing.get_args(kind):
+            accepted, converted = _accept(value, option)
+            if accepted:
+                return True, converted
+        return False, value
+    if typing.get_origin(kind) is Literal:
+        return value in typing.get_args(kind), value
+    if typing.get_origin(kind) is tuple:
+        items = (
+            [_accept(item, typing.get_args(kind)[0]) for item in value]
+            if isinstance(value, (list, tuple))
+            else [(False, value)]
+        )
+        accepted = all(fits for fits, _ in items)
+        return accepted, tuple(item for _, item in items) if accepted else value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return True, float(value)
+    # A NaN is of the type float and passes every comparison the wrong way round.
+    return type(value) is kind and value == value, value
+
+
+def _describe(kind: Any) -> str:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " or ".join(_describe(option) for option in typing.get_args(kind))
+    if typing.get_origin(kind) is Literal:
+        return ", ".join(map(str, typing.get_args(kind)))
+    if typing.get_origin(kind) is tuple:
+        return f"a list of {_describe(typing.get_args(kind)[0])}"
+    return {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "nothing"}[kind]

@@ -1,0 +1,185 @@
+"""Run folders as tables: collect them, group them by what differs, and show mean ± std over the seeds."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from anyk.lab.errors import LabError
+from anyk.lab.run.folder import FORMAT, Run
+from anyk.lab.run.recipe import Recipe
+from anyk.lab.tables import Column, Measured, Table, Value, order, title
+
+METRICS = ("top1", "top5", "top10")
+State = Literal["finished", "failed", "unfinished"]
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run folder says. ``result`` is its result.json, empty while there is none; ``error`` is why it failed."""
+
+    folder: Path
+    state: State
+    recipe: Recipe
+    result: dict[str, Any]
+    error: str = ""
+
+
+def collect(folders: Iterable[str | Path]) -> list[RunSummary]:
+    """The runs in and below these folders, in the order of their paths, each once."""
+    searched = [Path(folder) for folder in folders]
+    found: dict[Path, RunSummary] = {}
+    for folder in searched:
+        if not folder.is_dir():
+            raise LabError(f"{folder} is not a folder.")
+        for place in sorted({file.parent for name in ("result.json", "config.json") for file in folder.rglob(name)}):
+            # Other programs write a config.json too; a run has more than that.
+            if any((place / name).exists() for name in ("result.json", "error.txt", "environment.json", "metrics.jsonl")):
+                found.setdefault(place.resolve(), _summary(place))
+    if not found:
+        raise LabError(f"There is no run in {', '.join(map(str, searched))}: `anyk train` and `anyk sweep` write them.")
+    return list(found.values())
+
+
+def _summary(folder: Path) -> RunSummary:
+    run, file = Run(folder), folder / "result.json"
+    result, error = run.result(), run.error()
+    if result is not None:
+        if result.get("format") != FORMAT:
+            raise LabError(f"{file} has the format {result.get('format')!r}; this version reads format {FORMAT}.")
+        for part in ("recipe", "data", "validation", "test"):
+            if not isinstance(result.get(part), dict):
+                raise LabError(f"{file} has no {part!r}: train the run again.")
+        if not all(isinstance(value, (int, float)) for value in result["test"].values()):
+            raise LabError(f"{file} has a test value that is not a number: train the run again.")
+        return RunSummary(folder, "finished", Recipe.from_json(result["recipe"], str(file)), result)
+    if error is not None:
+        # A traceback ends with what went wrong.
+        return RunSummary(folder, "failed", run.recipe(), {}, error.rpartition("\n")[2].strip() or "error.txt is empty")
+    return RunSummary(folder, "unfinished", run.recipe(), {})
+
+
+def table(
+    summaries: Sequence[RunSummary],
+    *,
+    fields: Sequence[str] | None = None,
+    metrics: Sequence[str] | None = None,
+    sort: str | None = None,
+) -> Table:
+    """One row for each setting: the runs whose recipes differ in the seed only.
+
+    Args:
+        summaries: from :func:`collect`.
+        fields: the recipe's fields to show; None shows those that differ. The grouping does not depend on it.
+        metrics: top1, top5, ... of the test, or validation_top1, ...; None takes those that were measured.
+        sort: a field (ascending) or a metric (best first); a minus in front turns the order round.
+    """
+    finished = [run for run in summaries if run.state == "finished"]
+    differing = _differing(finished)
+    shown = _known("field", fields, ("fingerprint", *vars(Recipe()))) if fields is not None else differing
+    measured = sorted({name for run in finished for name in _metrics(run)}, key=_metric_order)
+    # Metrics nobody measured are an error only when there are runs that could have measured them.
+    shown_metrics = metrics_of(run.recipe for run in finished)
+    wanted = metrics if metrics is not None else [name for name in shown_metrics if name in measured]
+    wanted = _known("metric", wanted, measured) if finished else list(wanted)
+
+    groups: dict[tuple[Any, ...], dict[int, RunSummary]] = {}
+    repeated = 0
+    for run in finished:
+        seeds = groups.setdefault(tuple(_field(run, name) for name in differing), {})
+        repeated += run.recipe.seed in seeds
+        seeds.setdefault(run.recipe.seed, run)
+    rows = []
+    for seeds in groups.values():
+        runs = [seeds[seed] for seed in sorted(seeds)]
+        measures = [tuple(_metrics(run)[name] for run in runs if name in _metrics(run)) for name in wanted]
+        times = tuple(float(run.result["seconds"]) for run in runs)
+        rows.append(
+            (
+                *(_field(runs[0], name) for name in shown),
+                *(Measured(values) if values else None for values in measures),
+                len(runs),
+                Measured(times),
+            )
+        )
+    columns = (
+        *(Column(name, name, "field") for name in shown),
+        *(Column(name, title(name), "accuracy") for name in wanted),
+        Column("seeds", "seeds", "count"),
+        Column("seconds", "time", "seconds"),
+    )
+    notes = _notes(summaries, repeated)
+    hidden = [name for name in differing if name not in shown]
+    if len({row[: len(shown)] for row in rows}) < len(rows):
+        notes.insert(0, f"Rows that look equal differ in {', '.join(hidden)}.")
+    return Table(columns, tuple(_sorted(columns, rows, sort)), tuple(notes))
+
+
+def metrics_of(recipes: Iterable[Recipe]) -> list[str]:
+    """The metrics to show of runs with these recipes.
+
+    >>> metrics_of([Recipe(), Recipe(measure=(3, 5))])
+    ['top1', 'top3', 'top5', 'top10']
+    """
+    names = {*METRICS, *(f"top{k}" for recipe in recipes for k in recipe.measure)}
+    return sorted(names, key=_metric_order)
+
+
+def _metrics(run: RunSummary) -> dict[str, float]:
+    validation = {f"validation_{name}": value for name, value in run.result["validation"].items()}
+    return {**run.result["test"], **validation}
+
+
+def _metric_order(name: str) -> tuple[bool, int, str]:
+    digits = "".join(filter(str.isdigit, name))
+    return name.startswith("validation"), int(digits or 0), name
+
+
+def _field(run: RunSummary, name: str) -> Any:
+    return run.result["data"]["fingerprint"] if name == "fingerprint" else vars(run.recipe)[name]
+
+
+def _differing(runs: Sequence[RunSummary]) -> list[str]:
+    """The fields with more than one value, without the seed; the data's fingerprint where equal names hide other data."""
+    differing = [name for name in vars(Recipe()) if name != "seed" and len({_field(run, name) for run in runs}) > 1]
+    if len({(run.recipe.data, _field(run, "fingerprint")) for run in runs}) > len({run.recipe.data for run in runs}):
+        differing.insert(0, "fingerprint")
+    return differing
+
+
+def _known(what: str, names: Sequence[str], known: Sequence[str]) -> list[str]:
+    for name in names:
+        if name not in known:
+            raise LabError(f"There is no {what} {name!r}; there are {', '.join(known)}.")
+    return list(names)
+
+
+def _notes(summaries: Sequence[RunSummary], repeated: int) -> list[str]:
+    left_out = [run for run in summaries if run.state != "finished"]
+    notes = []
+    if repeated:
+        notes.append(f"{_count(repeated, 'run repeats', 'runs repeat')} a seed of the same setting; the first one counts.")
+    if left_out:
+        counts = [
+            f"{number} {state}" for state in ("failed", "unfinished") if (number := sum(r.state == state for r in left_out))
+        ]
+        notes.append(f"{_count(len(left_out), 'run is', 'runs are')} not in the table: {', '.join(counts)}.")
+        notes += [f"{run.state}: {run.folder}{': ' + run.error if run.error else ''}" for run in left_out]
+    return notes
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _sorted(columns: Sequence[Column], rows: list[tuple[Value, ...]], sort: str | None) -> list[tuple[Value, ...]]:
+    keys = [column.key for column in columns]
+    # Without a wish: by the fields from right to left, so that the first one is the slowest.
+    for name in [sort] if sort is not None else [column.key for column in reversed(columns) if column.kind == "field"]:
+        reverse = name.startswith("-")
+        place = keys.index(_known("column", [name.removeprefix("-")], keys)[0])
+        best_first = columns[place].kind == "accuracy"
+        present = [row for row in rows if row[place] is not None]
+        absent = [row for row in rows if row[place] is None]
+        rows = sorted(present, key=lambda row: order(row[place]), reverse=reverse != best_first) + absent
+    return rows

@@ -1,0 +1,439 @@
+"""Train one recipe in one run folder, from wherever the folder stands.
+
+Nothing random is remembered from step to step: the order of an epoch and the augmentation of a step follow from the seed
+and their number. A run that goes on from a checkpoint therefore takes exactly the steps it would have taken.
+
+Several processes train one recipe as one does: the batches are cut as for one, each rank takes a part of each, and the
+gradients are averaged with the weights of the parts. The folder does not know how many they were.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from anyk.lab import info
+from anyk.lab.data import Dataset, Parts, Split, load, split
+from anyk.lab.data.streaming import block_order
+from anyk.lab.errors import LabError, Stopped, explain
+from anyk.lab.run import losses, models
+from anyk.lab.run.evaluation import KS, accuracies
+from anyk.lab.run.folder import Run
+from anyk.lab.run.processes import ALONE, Ranks, synchronise_batch_norm
+from anyk.lab.run.reading import Reader, check_select, describe, find_device, resolved, shuffle_of
+from anyk.lab.run.recipe import Recipe
+
+#: a checkpoint is written when the last one is older than this, or than so many times what it took to write
+CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 10.0, 50
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands; ``line`` is the newest evaluation, if one was just made."""
+
+    step: int
+    steps: int
+    line: dict[str, Any] | None = None
+
+
+def train(
+    recipe: Recipe,
+    folder: str | Path,
+    *,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    patience: float = 0.0,
+    ranks: Ranks = ALONE,
+) -> dict[str, Any]:
+    """Train a recipe to its end and return the content of ``result.json``.
+
+    Args:
+        recipe: what to train.
+        folder: the run folder; a run that was interrupted there goes on, one that has ended is not run again.
+        on_progress: called after each step and each evaluation, in each rank.
+        should_stop: asked before each step; True saves a checkpoint and raises :class:`Stopped`.
+        patience: seconds to wait for another process to leave the folder.
+        ranks: the processes that train together, all of which call this; see :func:`anyk.lab.run.processes.joined`.
+    """
+    run = Run(folder)
+    with ExitStack() as folder_is_ours:
+
+        def begin() -> dict[str, Any] | None:
+            folder_is_ours.enter_context(run.locked(patience))
+            run.begin(recipe, info.environment())
+            return run.result()
+
+        result = ranks.broadcast(begin)
+        if result is not None:
+            return result
+        try:
+            with _alone(recipe), ranks.watching():
+                training = ranks.together(lambda: _Training(recipe, run, ranks))
+                return training.to_the_end(on_progress, should_stop)
+        except Exception as error:
+            if ranks.first and not isinstance(error, Stopped):
+                run.fail(explain(error))
+            raise
+
+
+def check(recipe: Recipe, ranks: Ranks = ALONE) -> None:
+    """Raise what :func:`train` would raise about the recipe and its data, before a folder is made for it."""
+    with _alone(recipe):
+        ranks.together(lambda: _Training(recipe, Run(""), ranks))
+
+
+@contextmanager
+def _alone(recipe: Recipe) -> Iterator[None]:
+    """The recipe's number of threads, and a random generator that the caller does not notice."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(recipe.threads)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _Training:
+    def __init__(self, recipe: Recipe, run: Run, ranks: Ranks) -> None:
+        self.run = run
+        self.ranks = ranks
+        self.device = find_device(ranks.device(recipe.device))
+        self.dataset = ranks.local_first(lambda: load(recipe.data))
+        # By the first rank's machine: how the examples are shuffled may depend on its memory.
+        self.given_shuffle = shuffle_of(recipe)
+        self.recipe = recipe = ranks.broadcast(lambda: resolved(recipe, self.dataset))
+        check_select(recipe, self.dataset)
+        if recipe.augment and self.dataset.kind != "images":
+            raise LabError(f"augment changes images, but {self.dataset.name} holds embeddings: leave it out.")
+        self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
+        self.labels = noisy_labels(self.dataset, self.parts, recipe)
+        self.steps_per_epoch = math.ceil(len(self.parts.train) / recipe.batch_size)
+        self.steps = recipe.epochs * self.steps_per_epoch
+        self.reader = Reader(self.dataset, self.device, recipe)
+
+        torch.manual_seed(_seed(recipe.seed, "weights"))
+        self.model = synchronise_batch_norm(models.build(recipe, self.dataset).to(self.device), ranks)
+        self.criterion = losses.criterion(recipe, len(self.dataset.classes)).to(self.device)
+        self.ks = sorted({*KS, *recipe.measure, *losses.trained_ks(self.criterion, recipe)})
+        self.optimizer = _optimizer(recipe, self.model)
+
+        self.step = 0
+        self.evaluations = 0
+        self.best: dict[str, dict[str, Any]] = {}
+        self.unsaved: dict[str, dict[str, Tensor]] = {}
+        self.loss_sum = torch.zeros((), dtype=torch.float64 if self.device.type != "mps" else torch.float32, device=self.device)
+        self.loss_count = 0
+        self.seconds = 0.0
+        self.seconds_in_model = 0.0
+        self.saved_at = time.monotonic()
+        self.pause = CHECKPOINT_SECONDS
+
+    # The loop --------------------------------------------------------------------------------------------------------------
+
+    def to_the_end(self, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]) -> dict[str, Any]:
+        self._restore()
+        self.replica = self.ranks.replicate(self.model, self.reader(self.dataset.train, self.parts.train[:1]))
+        started = time.perf_counter() - self.seconds
+        random_steps = bool(self.recipe.augment or self.recipe.mixup or self.recipe.dropout)
+        every = self.recipe.evaluate_every or self.steps_per_epoch
+        order, order_epoch = torch.empty(0), -1
+        self.model.train()
+        [stop] = self.ranks.all_reduce_any(should_stop())
+        while self.step < self.steps and not self._gave_up():
+            if stop:
+                self.seconds = time.perf_counter() - started
+                self._save()
+                raise Stopped(f"stopped at step {self.step} of {self.steps}")
+            epoch, place = divmod(self.step, self.steps_per_epoch)
+            if epoch != order_epoch:
+                order = torch.empty(0)  # the old one goes before the new one is made: of millions of examples they are large
+                order, order_epoch = self._order(epoch), epoch
+            if random_steps:
+                torch.manual_seed(_seed(self.recipe.seed, "step", self.step, *([self.ranks.rank] if self.ranks.rank else [])))
+            # Batches of nearly one size: a last one of a single example would be too small for batch normalisation.
+            start, end = (number * len(order) // self.steps_per_epoch for number in (place, place + 1))
+            self.reader.expect(self.dataset.train, order[start + self.recipe.shuffle_window : end + self.recipe.shuffle_window])
+            self._take_step(order[start:end])
+            line = None
+            if self.step % every == 0 or self.step == self.steps:
+                self.seconds = time.perf_counter() - started
+                line = self._evaluate()
+            stop, save = self.ranks.all_reduce_any(should_stop(), time.monotonic() - self.saved_at > self.pause)
+            if save:
+                self.seconds = time.perf_counter() - started
+                self._save()
+            on_progress(Progress(self.step, self.steps, line))
+        self.seconds = time.perf_counter() - started
+        return self._conclude(started)
+
+    def _order(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(_seed(self.recipe.seed, "order", epoch))
+        train, recipe = self.parts.train, self.recipe
+        if recipe.shuffle != "block":
+            return train[torch.randperm(len(train), generator=generator)]
+        order = block_order(train, self.dataset.train.starts, recipe.shuffle_block, recipe.shuffle_window, generator)
+        # From here on, each step announces what comes a window later.
+        start = self.step % self.steps_per_epoch * len(order) // self.steps_per_epoch
+        self.reader.expect(self.dataset.train, order[start : start + recipe.shuffle_window])
+        return order
+
+    def _take_step(self, index: Tensor) -> None:
+        recipe, progress = self.recipe, self.step / self.steps
+        part = self.ranks.shard(index)
+        inputs, target = self.reader(self.dataset.train, part), self.labels[part].to(self.device)
+        if recipe.augment and len(part):
+            inputs = models.augment(inputs, recipe.augment)
+        if recipe.mixup:
+            share = _mixup_share(recipe.mixup, _seed(recipe.seed, "mixup", self.step))
+            inputs, target = _mixup(inputs, target, share, len(self.dataset.classes))
+        losses.reschedule(self.criterion, recipe, progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(recipe, progress)
+        started = time.perf_counter()
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.amp):
+            scores = self.replica(inputs)
+            # A rank without examples takes part in the averaging all the same.
+            loss = self.criterion(scores, target) if len(part) else scores.sum()
+        (loss * self.ranks.shard_weight(part, index)).backward()
+        if recipe.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
+        self.optimizer.step()
+        self.seconds_in_model += time.perf_counter() - started
+        self.loss_sum += loss.detach() * len(part)
+        self.loss_count += len(index)
+        self.step += 1
+
+    def _gave_up(self) -> bool:
+        """Whether no metric that counts has improved for as long as the recipe's patience."""
+        if not self.recipe.patience or not self.best:
+            return False
+        return self.evaluations - max(best["evaluation"] for best in self.best.values()) >= self.recipe.patience
+
+    # Evaluation ------------------------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> dict[str, Any]:
+        train_loss = float(self.ranks.all_reduce(self.loss_sum)) / max(self.loss_count, 1)
+        self.loss_sum.zero_()
+        self.loss_count = 0
+        started = time.perf_counter()
+        validation = self._accuracies(self.dataset.train, self.parts.validation)
+        self.seconds_in_model += time.perf_counter() - started
+        line = {
+            "step": self.step,
+            "epoch": self.step / self.steps_per_epoch,
+            "train_loss": train_loss,
+            "validation": validation,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "temperature": _current_temperature(self.criterion),
+            "seconds": round(self.seconds, 3),
+        }
+        self.ranks.together(lambda: self._note(line))
+        return line
+
+    def _note(self, line: dict[str, Any]) -> None:
+        """Write an evaluation down, and keep the weights if it is the best so far."""
+        if not math.isfinite(line["train_loss"]):
+            raise LabError(
+                f"the training loss is {line['train_loss']} at step {self.step}: "
+                f"lower the learning rate ({self.recipe.learning_rate:g}) or raise the temperature."
+            )
+        validation = line["validation"]
+        if self.ranks.first:
+            self.run.add_metrics(line)
+        self.evaluations += 1
+        for metric in self._counting_metrics(validation):
+            if metric not in self.best or self.recipe.select == "last" or validation[metric] > self.best[metric]["value"]:
+                self.best[metric] = {
+                    "value": validation[metric],
+                    "epoch": line["epoch"],
+                    "evaluation": self.evaluations,
+                    "validation": validation,
+                }
+                self.unsaved[metric] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+    def _counting_metrics(self, validation: dict[str, float]) -> list[str]:
+        """The metrics that have a best evaluation of their own."""
+        if self.recipe.select == "each":
+            return [metric for metric in validation if metric.startswith("top")]
+        return ["mean" if self.recipe.select == "last" else self.recipe.select]
+
+    def _accuracies(self, examples: Split, index: Tensor) -> dict[str, float]:
+        classes = len(self.dataset.classes)
+        return accuracies(self.model, examples, index, self.reader, classes, self.ks, self.recipe.amp, self.ranks)
+
+    # Saving and going on ---------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        # The sum of each rank, not the total: it would be rounded in another place than without a restart.
+        started = time.monotonic()
+        loss_sums = self.ranks.all_gather(self.loss_sum.cpu())
+        self.ranks.together(lambda: self._write_checkpoint(torch.stack(loss_sums)) if self.ranks.first else None)
+        self.unsaved.clear()
+        self.saved_at = time.monotonic()
+        self.pause = max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (self.saved_at - started))
+
+    def _write_checkpoint(self, loss_sums: Tensor) -> None:
+        """First the best weights, then the checkpoint: a kill in between leaves best weights that the rest of the run makes
+        again, bit for bit."""
+        for metric, weights in self.unsaved.items():
+            self.run.save_tensors(f"best-{metric}.safetensors", weights, {})
+        tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for number, values in self.optimizer.state_dict()["state"].items():
+            for name, value in values.items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer/{number}/{name}"] = value
+        tensors["loss_sum"] = loss_sums
+        state = {
+            "step": self.step,
+            "evaluations": self.evaluations,
+            "best": self.best,
+            "loss_count": self.loss_count,
+            "seconds": self.seconds,
+            "seconds_in_model": self.seconds_in_model,
+            "data": self.dataset.fingerprint,
+            "shuffle": shuffle_of(self.recipe),
+        }
+        self.run.save_tensors("checkpoint.safetensors", tensors, state)
+
+    def _read_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        found = self.run.load_tensors("checkpoint.safetensors")
+        if found is not None and found[1]["data"] != self.dataset.fingerprint:
+            raise LabError(f"{self.recipe.data} has changed since {self.run.folder} was begun: choose another folder.")
+        self.run.keep_metrics(0 if found is None else found[1]["evaluations"])
+        return found
+
+    def _restore(self) -> None:
+        found = self.ranks.broadcast(self._read_checkpoint)
+        if found is None:
+            return
+        tensors, state = found
+        # "auto" depends on the memory of the machine. The order that was begun is the one to go on with.
+        self.recipe = self.recipe.but(**state["shuffle"])
+        self.reader = Reader(self.dataset, self.device, self.recipe)
+        self.step, self.evaluations, self.best = state["step"], state["evaluations"], state["best"]
+        self.loss_count, self.seconds = state["loss_count"], state["seconds"]
+        self.seconds_in_model = state["seconds_in_model"]
+        loss_sums = tensors.pop("loss_sum")
+        if len(loss_sums) == self.ranks.world_size:
+            self.loss_sum.copy_(loss_sums[self.ranks.rank])
+        elif self.ranks.first:  # there were more or fewer ranks: one takes the total
+            self.loss_sum.copy_(loss_sums.sum())
+        self.model.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model/")})
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer/"):
+                _, number, key = name.split("/", 2)
+                moments.setdefault(int(number), {})[key] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+
+    def _conclude(self, started: float) -> dict[str, Any]:
+        """Measure the chosen weights on the test examples, once."""
+        test: dict[str, float] = {}
+        chosen: dict[str, Tensor] = {}
+        for metric in self.best:
+            weights = self.unsaved.get(metric) or self.ranks.broadcast(partial(self._best_weights, metric))
+            self.model.load_state_dict(weights)
+            measured = self._accuracies(self.parts.test, self.parts.test_index)
+            if self.recipe.select == "each":
+                test[metric] = measured[metric]
+                chosen = chosen or weights
+            else:
+                test, chosen = measured, weights
+        self.seconds = time.perf_counter() - started
+        validation = (
+            {metric: best["value"] for metric, best in self.best.items()}
+            if self.recipe.select == "each"
+            else next(iter(self.best.values()))["validation"]
+        )
+        result = {
+            # What "auto" came to stands beside it: a machine with other memory makes no other recipe.
+            "recipe": self.recipe.but(**self.given_shuffle).to_json(),
+            "shuffle": shuffle_of(self.recipe),
+            "data": describe(self.dataset, self.parts),
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "epochs": self.step / self.steps_per_epoch,
+            "seconds": round(self.seconds, 3),
+            "seconds_in_model": round(self.seconds_in_model, 3),
+            "selected": {metric: best["epoch"] for metric, best in self.best.items()},
+            "validation": validation,
+            "test": test,
+        }
+
+        def finish() -> dict[str, Any]:
+            self.run.finish(result, chosen, models.Plan.of(self.recipe, self.dataset).to_json())
+            return self.run.result() or {}
+
+        return self.ranks.broadcast(finish)
+
+    def _best_weights(self, metric: str) -> dict[str, Tensor]:
+        saved = self.run.load_tensors(f"best-{metric}.safetensors")
+        if saved is None:
+            raise LabError(f"best-{metric}.safetensors is gone: delete {self.run.folder} and run again.")
+        return saved[0]
+
+
+def noisy_labels(dataset: Dataset, parts: Parts, recipe: Recipe) -> Tensor:
+    """The training labels, of which a fraction was replaced by another class; validation and test keep theirs."""
+    if not recipe.label_noise:
+        return dataset.train.labels
+    generator = torch.Generator().manual_seed(_seed(recipe.seed, "noise"))
+    labels = dataset.train.labels.clone()
+    order = torch.randperm(len(parts.train), generator=generator)
+    wrong = parts.train[order[: round(recipe.label_noise * len(parts.train))]]
+    shift = torch.randint(1, len(dataset.classes), (len(wrong),), generator=generator)
+    labels[wrong] = (labels[wrong] + shift) % len(dataset.classes)
+    return labels
+
+
+def learning_rate(recipe: Recipe, progress: float) -> float:
+    """The learning rate after this fraction of the run."""
+    if recipe.schedule == "constant":
+        return recipe.learning_rate
+    warm = 0.3 if recipe.schedule == "onecycle" else 0.0
+    if progress < warm:
+        low = 0.04
+        return recipe.learning_rate * (low + (1 - low) * (1 - math.cos(math.pi * progress / warm)) / 2)
+    return recipe.learning_rate * (1 + math.cos(math.pi * (progress - warm) / (1 - warm))) / 2
+
+
+def _mixup_share(alpha: float, seed: int) -> float:
+    """A Beta variable, the same for the whole batch, from two Gamma variables."""
+    generator = torch.Generator().manual_seed(seed)
+    first, second = torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64), generator=generator).tolist()
+    return first / max(first + second, 1e-300)
+
+
+def _mixup(inputs: Tensor, target: Tensor, share: float, classes: int) -> tuple[Tensor, Tensor]:
+    """Mix each example with another of the batch (of this rank's part of it); the targets become probabilities."""
+    other = torch.randperm(len(inputs), device=inputs.device)
+    probabilities = functional.one_hot(target, classes).to(inputs.dtype)
+    return torch.lerp(inputs[other], inputs, share), torch.lerp(probabilities[other], probabilities, share)
+
+
+def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    weights, rate, decay = model.parameters(), recipe.learning_rate, recipe.weight_decay
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(weights, rate, momentum=0.9, weight_decay=decay)
+    kind = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
+    return kind(weights, rate, weight_decay=decay, fused=find_device(recipe.device).type in ("cpu", "cuda"))
+
+
+def _current_temperature(criterion: nn.Module) -> float | str | None:
+    temperature = getattr(getattr(criterion, "operator", criterion), "temperature", None)
+    return temperature if isinstance(temperature, (float, int, str)) else None
+
+
+def _seed(*parts: int | str) -> int:
+    """A number for torch's generators that depends on all the parts."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")

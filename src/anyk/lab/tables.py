@@ -1,0 +1,261 @@
+"""Tables as plain data, written for the terminal, Markdown, LaTeX or CSV; and how numbers are written anywhere.
+
+People read a true minus sign; CSV, which programs read, has a hyphen.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from anyk.lab import statistics
+from anyk.lab.errors import LabError
+
+Format = Literal["terminal", "markdown", "latex", "csv"]
+_MISSING = "–"
+_MINUS = "−"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The same quantity of several seeds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        return statistics.std(self.values)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference to the baseline, and its p after the correction for the family of tests."""
+
+    paired: statistics.Paired
+    p: float | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: ``field`` is what tells the rows apart, ``accuracy`` and ``difference`` are fractions shown in percent.
+
+    ``number`` and ``signed`` are shown as they are, with two digits after the point.
+    """
+
+    key: str
+    title: str
+    kind: Literal["field", "accuracy", "difference", "seconds", "count", "number", "signed"]
+
+
+Value = Measured | Difference | str | int | float | bool | tuple[float, ...] | tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values, and sentences that belong below them."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    notes: tuple[str, ...] = ()
+    title: str = ""
+
+
+def title(metric: str) -> str:
+    """The heading of a metric.
+
+    >>> title("top5"), title("validation_top1")
+    ('top-5', 'validation top-1')
+    """
+    return metric.replace("_", " ").replace("top", "top-")
+
+
+def order(value: Value) -> tuple[bool, float, str]:
+    """A key to sort values by: numbers before texts."""
+    if isinstance(value, Measured):
+        return False, value.mean, ""
+    return (False, value, "") if isinstance(value, (int, float)) else (True, 0.0, str(value))
+
+
+def text(value: Value, kind: str) -> str:
+    """A cell as people read it.
+
+    >>> text(Measured((0.5, 0.75)), "accuracy"), text(Measured((75.0,)), "seconds"), text((0.5, 0.0, 0.5), "field")
+    ('62.50 ± 17.68', '1.2 min', '0.5, 0, 0.5')
+    """
+    if isinstance(value, Measured):
+        if kind == "seconds":
+            return duration(value.mean)
+        return percent(value.mean) + (f" ± {percent(value.std)}" if value.std is not None else "")
+    if isinstance(value, Difference):
+        return f"{points(value.paired.difference)} ({p_text(value.p)})"
+    if isinstance(value, tuple):
+        return ", ".join(text(item, kind) for item in value)
+    if isinstance(value, float):
+        return signed(value) if kind == "signed" else f"{value:.2f}" if kind == "number" else f"{value:g}"
+    return _MISSING if value is None else str(value)
+
+
+def percent(fraction: float) -> str:
+    """A fraction in percent, without the sign for it.
+
+    >>> percent(0.12345)
+    '12.35'
+    """
+    return f"{100 * fraction:.2f}"
+
+
+def points(difference: float) -> str:
+    """A difference of fractions in percentage points.
+
+    >>> points(0.0123)
+    '+1.23'
+    """
+    return signed(100 * difference)
+
+
+def signed(number: float) -> str:
+    """A number with its sign; what rounds to nothing has none.
+
+    >>> signed(1.234), signed(-0.5), signed(-0.001)
+    ('+1.23', '−0.50', '0.00')
+    """
+    return f"{number:+.2f}".replace("-", _MINUS) if round(number, 2) else "0.00"
+
+
+def p_text(p: float | None) -> str:
+    """A p as people read it.
+
+    >>> p_text(0.0123), p_text(1e-9), p_text(None)
+    ('p = 0.012', 'p < 0.001', 'no test')
+    """
+    if p is None:
+        return "no test"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def duration(seconds: float) -> str:
+    """A time as people read it.
+
+    >>> duration(2.345), duration(600), duration(7200)
+    ('2.3 s', '10.0 min', '2.0 h')
+    """
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def render(table: Table, format: Format = "terminal", *, width: int | None = None) -> str:
+    """The table as text.
+
+    The notes follow the table, as comments in LaTeX. CSV has no place for them: it holds numbers to compute with
+    (fractions, not percent; mean and std apart), so show ``table.notes`` elsewhere.
+
+    Args:
+        table: what to render.
+        format: terminal, markdown, latex or csv.
+        width: of the terminal; None takes as much as the table needs.
+    """
+    if format not in get_args(Format):
+        raise LabError(f"There is no format {format!r}; there are {', '.join(get_args(Format))}.")
+    if format == "csv":
+        return _csv(table)
+    heads = [_head(column) for column in table.columns]
+    cells = [[text(value, column.kind) for value, column in zip(row, table.columns, strict=True)] for row in table.rows]
+    left = [column.kind == "field" for column in table.columns]
+    return {"terminal": _terminal, "markdown": _markdown, "latex": _latex}[format](heads, cells, left, table.notes, width)
+
+
+def _head(column: Column) -> str:
+    return column.title + {"accuracy": " %", "difference": " points"}.get(column.kind, "")
+
+
+def _terminal(heads: list[str], cells: list[list[str]], left: list[bool], notes: Sequence[str], width: int | None) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    # Text, not str: a name such as [red] is a name and not markup.
+    grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head, is_left in zip(heads, left, strict=True):
+        grid.add_column(Text(head), justify="left" if is_left else "right", overflow="fold")
+    for row in cells:
+        grid.add_row(*map(Text, row))
+    out = io.StringIO()
+    console = Console(file=out, width=width or 10_000, color_system=None, legacy_windows=False)
+    console.print(grid)
+    for note in notes:
+        console.print(Text(note), soft_wrap=True)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
+
+
+def _markdown(heads: list[str], cells: list[list[str]], left: list[bool], notes: Sequence[str], width: int | None) -> str:
+    lines = [heads, [":--" if is_left else "--:" for is_left in left], *cells]
+    written = [f"| {' | '.join(map(_markdown_escape, line))} |" for line in lines]
+    return "\n".join(written) + "\n" + "".join(f"\n{_markdown_escape(note)}\n" for note in notes)
+
+
+def _markdown_escape(name: str) -> str:
+    for sign in "\\|<*_`[":
+        name = name.replace(sign, f"\\{sign}")
+    return " ".join(name.split())
+
+
+def _latex(heads: list[str], cells: list[list[str]], left: list[bool], notes: Sequence[str], width: int | None) -> str:
+    lines = [f"\\begin{{tabular}}{{{''.join('l' if is_left else 'r' for is_left in left)}}}", "\\toprule"]
+    lines += [" & ".join(map(_latex_escape, heads)) + r" \\", "\\midrule"]
+    lines += [" & ".join(map(_latex_escape, row)) + r" \\" for row in cells]
+    lines += ["\\bottomrule", "\\end{tabular}", *(f"% {' '.join(note.split())}" for note in notes)]
+    return "\n".join(lines) + "\n"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "–": "--",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+}
+
+
+def _latex_escape(name: str) -> str:
+    return "".join(_LATEX.get(sign, sign) for sign in " ".join(name.split()))
+
+
+def _csv(table: Table) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([head for column in table.columns for head in _csv_heads(column)])
+    for row in table.rows:
+        writer.writerow(
+            [cell for value, column in zip(row, table.columns, strict=True) for cell in _csv_cells(value, column.kind)]
+        )
+    return out.getvalue()
+
+
+def _csv_heads(column: Column) -> list[str]:
+    if column.kind in ("accuracy", "seconds"):
+        return [f"{column.key}_mean", f"{column.key}_std"]
+    if column.kind == "difference":
+        return [f"{column.key}{part}" for part in ("", "_low", "_high", "_p", "_p_holm")]
+    return [column.key]
+
+
+def _csv_cells(value: Value, kind: str) -> list[Any]:
+    if isinstance(value, Measured):
+        return [value.mean, value.std]
+    if isinstance(value, Difference):
+        return [value.paired.difference, value.paired.low, value.paired.high, value.paired.p, value.p]
+    if value is None:
+        return [None] * {"accuracy": 2, "seconds": 2, "difference": 5}.get(kind, 1)
+    return [text(value, kind).replace(_MINUS, "-") if kind == "signed" else text(value, kind)]

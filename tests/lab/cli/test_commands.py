@@ -1,0 +1,281 @@
+"""The command line: every command from words to files, and what it says when something is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import anyk as package
+import lab_data
+import made
+from anyk.lab import cli
+from anyk.lab.cli.words import WholeRecipe
+from anyk.lab.run.recipe import Recipe
+
+
+@pytest.fixture
+def anyk(capsys, monkeypatch, tmp_path):
+    """Run the command in an empty folder: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["anyk", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def data(tmp_path):
+    return str(lab_data.write_embedding_set(tmp_path / "points"))
+
+
+QUICK = ("--epochs", "2", "--batch-size", "32", "--m", "8", "--quiet")
+
+
+def test_help_names_every_command(anyk):
+    code, out, _ = anyk("--help")
+    assert code == 0
+    for command in ("compare", "train", "sweep", "report", "reproduce", "embed", "import", "draw", "info"):
+        assert command in out
+
+
+def test_version(anyk):
+    assert anyk("--version") == (0, f"anyk {package.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "sweep"])
+def test_help_calls_the_data_by_their_name(anyk, command):
+    code, out, _ = anyk(command, "--help")
+    assert (code, out.splitlines()[0].endswith("OPTIONS] [DATA]")) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "form", [("--p-k", ".5,0,.5"), ("--p-k=.5,0,.5",), ("--p_k", ".5,", "0,.5"), ("--p-k", ".5", "0", ".5")]
+)
+@pytest.mark.parametrize("none", [("--m", "none"), ("--m=NONE",), ("--m", "None")])
+def test_lists_with_commas_and_none_in_small_letters(anyk, monkeypatch, form, none):
+    seen = []
+
+    def train(recipe: WholeRecipe) -> int:
+        seen.append(recipe)
+        return 0
+
+    monkeypatch.setitem(cli.COMMANDS, "train", train)
+    assert anyk("train", "none", *form, *none, "--p-k-end", "none") == (0, "", "")
+    assert seen == [Recipe(data="none", p_k=(0.5, 0.0, 0.5))]
+
+
+def test_report_sorts_downwards_with_a_space_too(anyk, tmp_path):
+    for m, top1 in ((8, 0.25), (16, 0.75), (32, 0.5)):
+        made.run_folder(tmp_path / "runs" / str(m), Recipe(m=m), {"top1": top1, "top5": 0.9})
+    orders = [anyk("report", "runs", "--format", "csv", *words) for words in (("--sort", "-top1"), ("--sort=-top1",))]
+    assert orders[0] == orders[1]
+    assert orders[0] != anyk("report", "runs", "--format", "csv", "--sort", "top1")
+    assert orders[0][0] == 0
+
+
+def test_compare_prints_a_verdict_and_code_that_runs(anyk, data, tmp_path):
+    code, out, err = anyk("compare", data, "--losses", "softmax", "ksubset", "--seeds", "2", "--budget", "2", *QUICK)
+    assert (code, err) == (0, "")
+    assert "2 seeds are too few to judge significance" in out
+    pasted = out[out.index("import") : out.index("Report:")]
+    names: dict[str, object] = {}
+    exec(pasted, names)
+    assert "criterion" in names
+    folder = tmp_path / "anyk-runs" / "compare-points"
+    assert {path.name for path in folder.iterdir()} == {".lock", "results.json", "report.html", "model.safetensors", "runs"}
+    assert "anyk compare" in (folder / "report.html").read_text()
+    code, out, _ = anyk("compare", data, "--losses", "ksubset", "--seeds", "2", "--budget", "2", *QUICK, "--json")
+    assert code == 0
+    assert [method["name"] for method in json.loads(out)["methods"]] == ["softmax", "ksubset"]
+
+
+def test_train_then_report_in_every_format(anyk, data, tmp_path):
+    for seed in ("0", "1"):
+        code, out, err = anyk("train", data, "--loss", "lapsum", "--seed", seed, *QUICK)
+        assert (code, err) == (0, "")
+        assert "test" in out
+    code, out, _ = anyk("train", data, "--loss", "lapsum", *QUICK, "--json")
+    assert json.loads(out) == json.loads((tmp_path / "anyk-runs" / "points-lapsum-seed0" / "result.json").read_text())
+    for form, sign in (("terminal", "─"), ("markdown", "|"), ("latex", r"\toprule"), ("csv", ",")):
+        code, out, _ = anyk("report", "anyk-runs", "--format", form, "--plot", "plot.svg")
+        assert code == 0
+        assert sign in out
+    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
+
+
+def test_compare_with_a_failed_run_ends_with_1(anyk, data):
+    diverging = ("--optimizer", "sgd", "--learning-rate", "1e29", "--weight-decay", "1e9", "--seeds", "1", "--budget", "2")
+    code, out, _ = anyk("compare", data, "--losses", "softmax", *diverging, *QUICK, "--out", "out")
+    assert code == 1
+    assert out.count("lower the learning rate") == out.count(" failed")
+    assert anyk("compare", data, "--losses", "softmax", *diverging, *QUICK, "--out", "out", "--json")[0] == 1
+
+
+def test_another_recipe_is_offered_another_folder(anyk, data, tmp_path):
+    words = ("train", data, "--loss", "lapsum", *QUICK)
+    assert anyk(*words)[0] == 0
+    code, _, err = anyk(*words, "--temperature", "2")
+    assert code == 2
+    assert "points-lapsum-seed0 holds a run of another recipe (temperature was 1.0 and is now 2.0)" in err
+    offered = "--out anyk-runs/points-lapsum-seed0-2"
+    assert err.endswith(f": choose another folder, such as {offered}\n")
+    assert anyk(*words, "--temperature", "2", *offered.split())[0] == 0
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
+    code, _, err = anyk(*words, "--out", "photos", "--tensorboard")
+    assert (code, [path.name for path in (tmp_path / "photos").iterdir()]) == (2, ["cat.jpg"])
+    assert err == "anyk: photos holds files that are not of a run (cat.jpg): choose another folder, such as --out photos-2\n"
+    assert "such as --out run-2" in anyk(*words, "--out", ".")[2]
+    (tmp_path / "empty" / "folder").mkdir(parents=True)
+    assert anyk(*words, "--out", "empty")[0] == 0
+
+
+def test_train_says_when_more_training_would_help(anyk, data):
+    words = ("train", data, "--loss", "softmax", "--quiet", "--batch-size", "500")
+    code, out, _ = anyk(*words, "--out", "first")
+    assert code == 0
+    hint = "when it ended: raise --epochs or --learning-rate. `anyk train` does not tune, `anyk compare` does."
+    assert out.splitlines()[-1] == f"It was still near chance {hint}"
+    assert hint not in anyk(*words, "--learning-rate", "1e-3", "--epochs", "20", "--out", "second")[1]  # as the user wished
+    assert hint not in anyk(*words, "--learning-rate", "0.3", "--out", "third")[1]
+
+
+def test_sweep_runs_a_grid_and_names_what_failed(anyk, data):
+    words = ("sweep", data, "--grid", "loss=softmax,splitter", "m=8,3", "--out", "sweep", "--epochs", "1", "--quiet")
+    code, out, err = anyk(*words)
+    assert code == 1
+    assert err.startswith("loss=splitter,m=3 failed: P_K reaches to k = 5, but only m = 3 are ranked")
+    assert "1 run failed" in out or "failed" in out
+    assert anyk("sweep", data, "--out", "other", "--quiet")[0] == 0  # no grid: one run
+    code, _, err = anyk("sweep", data, "--grid", "seed=0,1,2,3", "--m", "3", "--out", "third", "--quiet")
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith("4 runs failed (seed=0, seed=1 and 2 more): P_K reaches to k = 5, but only m = 3 are ranked")
+    code, _, err = anyk("sweep", data, "--grid", "loss=softmax", "--file", "x.json")
+    assert (code, err) == (2, "anyk: give --grid or --file, not both.\n")
+
+
+def test_import_embed_draw_info(anyk, tmp_path):
+    np.savez(tmp_path / "arrays.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 6)
+    code, out, _ = anyk("import", "arrays.npz")
+    assert (code, out) == (0, "arrays is ready: anyk compare arrays\n")
+    assert anyk("train", "arrays", "--epochs", "1", "--quiet")[0] == 0
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (40, 30), (80 * number, 100, 20)).save(tmp_path / "photos" / name / f"{number}.png")
+    (tmp_path / "photos" / "cat" / "broken.png").write_bytes(b"nonsense")
+    (tmp_path / "mine.py").write_text(
+        "import torch, numpy\n"
+        "def make():\n"
+        "    flat = torch.nn.Flatten()\n"
+        "    return flat, lambda image: torch.tensor(numpy.array(image.resize((4, 4))) / 255.0).permute(2, 0, 1).float()\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        code, out, err = anyk("embed", "photos", "--backbone", "mine:make", "--quiet")
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert code == 0
+    assert out.endswith("photos-embeddings: 6 examples, 2 classes, 48 dimensions\n")
+    assert "skipped cat/broken.png" in err
+    for words, file in (
+        (("network", "--n", "8", "--k", "3"), "network.svg"),
+        (("matrix", "--k", "2", "-o", "m.png"), "m.png"),
+        (("loss", "--out", "l.pdf"), "l.pdf"),
+        (("--interactive", "-o", "page.html"), "page.html"),
+        (("--interactive",), "explore.html"),
+    ):
+        assert anyk("draw", *words) == (0, file + "\n", "")
+        assert (tmp_path / file).stat().st_size > 1000
+    code, out, _ = anyk("info")
+    assert code == 0
+    assert "versions" in out
+    assert "tensorboard" in out
+    assert set(json.loads(anyk("info", "--json")[1])) >= {"versions", "devices", "extras"}
+
+
+def test_reproduce_leaves_other_folders_alone(anyk, tmp_path):
+    (tmp_path / "mine" / "data").mkdir(parents=True)
+    (tmp_path / "mine" / "data" / "dataset.json").write_text("mine")
+    for words in (("table2", "--smoke"), ("table1", "--data", "cifar100=nowhere")):
+        code, _, err = anyk("reproduce", *words, "--quiet", "--out", "mine")
+        assert (code, err) == (2, "anyk: mine holds files that are not of a run (data): choose another folder with --out.\n")
+    assert [path.name for path in (tmp_path / "mine").rglob("*")] == ["data", "dataset.json"]
+    assert (tmp_path / "mine" / "data" / "dataset.json").read_text() == "mine"
+    assert anyk("reproduce", "table1", "--data", "cifar100=nowhere", "--out", "new")[0] == 2
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("experiment", ["table5", "backbones"])
+def test_reproduce_smoke(anyk, experiment):
+    code, out, err = anyk("reproduce", experiment, "--smoke", "--quiet", "--format", "markdown")
+    assert (code, err) == (0, "")
+    assert "| paper |" in out.replace("  ", " ") or "paper" in out
+    assert "difference" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("compare", "nowhere"), "nowhere does not exist; DATA may be glyphs"),
+        (("train", "nowhere", "--quiet"), "nowhere does not exist"),
+        (("train", "points", "--p-k", "0.5", "0.6"), "p_k should be weights"),
+        (("train", "points", "--device", "nonsense", "--quiet"), "device 'nonsense' cannot be used here"),
+        (("report", "nowhere"), "nowhere"),
+        (("reproduce", "table9"), "table9"),
+        (("reproduce", "table2"), "table2 needs data that only you can give"),
+        (("reproduce", "table2", "--data", "a", "b"), "--data should be NAME=PATH"),
+        (("reproduce", "table2", "--data", "imagenet1k=nothere"), "nothere does not exist; DATA may be"),
+        (("draw", "network", "--kind", "nonsense"), "nonsense"),
+        (("draw", "network", "-o", "x.docx"), "x.docx"),
+        (("draw", "--interactive", "-o", "x.svg"), "x.svg should end in .html"),
+        (("import", "nowhere.npz"), "nowhere.npz"),
+        (("embed", "nowhere"), "nowhere"),
+        (("compare", "points", "--seeds", "0", "--quiet"), "seeds should be at least 1"),
+        (("sweep", "points", "--grid", "nonsense=1"), "a grid axis should be"),
+        (("sweep", "points", "--grid", "los=softmax"), "but is 'los=softmax': the nearest field is loss."),
+        (("sweep", "points", "--grid", "loss=softmax,", "splitter"), "but is 'loss=softmax,'."),
+        (("trian", "points"), "there is no command 'trian': did you mean anyk train?"),
+        (("xyz",), "there is no command 'xyz': the commands are compare, train,"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_a_user_can_mend_is_one_line_and_exit_code_2(anyk, data, tmp_path, words, message):
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    code, out, err = anyk(*words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("anyk: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before  # nothing half-written stays
+
+
+def test_the_real_process_shows_no_traceback(tmp_path):
+    folder = lab_data.write_embedding_set(tmp_path / "points")
+    file = folder / "train.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    command = [sys.executable, "-m", "anyk", "compare", str(folder), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "train.safetensors" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path):
+    (tmp_path / "tyro.py").write_text("raise ModuleNotFoundError(\"No module named 'tyro'\", name='tyro')\n")
+    command = [sys.executable, "-c", "from anyk.__main__ import main; main()"]
+    environment = {"PYTHONPATH": f"{tmp_path}:{Path(cli.__file__).parents[3]}", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == 'The lab needs the package tyro: pip install "anyk[lab]"\n'

@@ -1,0 +1,52 @@
+"""The lines to paste run, and have the recipe in them."""
+
+import json
+
+import pytest
+import torch
+
+import made
+from anyk.lab.comparison.snippet import code
+from anyk.lab.run.recipe import Recipe
+
+RECIPES = [Recipe(loss=loss) for loss in made.LOSSES]
+RECIPES += [Recipe(loss=loss, temperature="auto", label_smoothing=0.1) for loss in ("splitter", "softmax", "hinge")]
+RECIPES += [
+    Recipe(loss="bitonic", swap="cauchy", wires="sorted", top1="mixed", softmax_over="candidates", m=8),
+    Recipe(loss="sinkhorn", anchors="topk", m=10**6),
+    Recipe(p_k=(1 / 3, 1 / 3, 1 / 3), p_k_end=(0.0, 0.0, 1.0), temperature_end=0.25),
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.loss)
+def test_the_code_runs(recipe):
+    names = {}
+    exec(code(recipe, classes=20), names)
+    scores = torch.randn(4, 20, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    loss = names["criterion"](scores, torch.tensor([0, 1, 2, 19]))
+    loss.backward()
+    assert loss.isfinite()
+    assert scores.grad.abs().sum() > 0
+
+
+def test_the_code_has_the_recipe_in_it():
+    lines = code(
+        Recipe(loss="odd_even", temperature=0.125, swap="gaussian", m=16, label_smoothing=0.1, learning_rate=0.001), classes=100
+    )
+    criterion = (
+        "criterion = anyk.TopKCrossEntropyLoss([0.5, 0.0, 0.0, 0.0, 0.5], "
+        'anyk.SortingNetwork(kind="odd_even", temperature=0.125, swap="gaussian"), m=16, label_smoothing=0.1)'
+    )
+    assert lines == f"import anyk\n\n# tuned with adam, learning rate 0.001\n{criterion}\n"
+    assert "k=3, temperature=0.5" in code(Recipe(loss="smooth", p_k=(0.5, 0.0, 0.5, 0.0), temperature=0.5))
+
+
+@pytest.mark.parametrize("suffix", ["json", "csv"])
+def test_the_code_reads_p_k_for_each_class(tmp_path, suffix):
+    file, rows = tmp_path / f"p_k.{suffix}", [[0.5, 0.5], [1.0, 0.0]]
+    file.write_text(json.dumps(rows) if suffix == "json" else "0.5,0.5\n1.0,0.0\n")
+    names = {}
+    exec(code(Recipe(p_k_file=str(file))), names)
+    assert names["criterion"].p_k.tolist() == rows
+    exec(code(Recipe(loss="hinge", p_k_file=str(file))), names)
+    assert names["criterion"].k == 2

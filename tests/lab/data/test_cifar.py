@@ -1,0 +1,329 @@
+"""CIFAR-100: both official layouts, damaged and malicious files, downloads that break off."""
+
+import contextlib
+import hashlib
+import io
+import os
+import pickle
+import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torch
+
+from anyk.lab import data
+from anyk.lab.data import cifar
+from anyk.lab.errors import LabError
+
+
+def pack(folder, archive, prefix="cifar-100-python"):
+    with tarfile.open(archive, "w:gz") as tar:
+        for path in sorted(folder.iterdir()):
+            tar.add(path, f"{prefix}/{path.name}")
+    return archive
+
+
+@pytest.fixture
+def python(tmp_path):
+    return cifar.write_small(tmp_path / "python", 3, classes=4)
+
+
+@pytest.fixture
+def binary(python, tmp_path):
+    """The same in the layout of the binary archive: a coarse label, a fine label and the pixels, a byte each."""
+    folder = tmp_path / "binary"
+    folder.mkdir()
+    for part in ("train", "test"):
+        batch = pickle.loads((python / part).read_bytes())
+        labels = [np.array(batch[kind], dtype=np.uint8)[:, None] for kind in ("coarse_labels", "fine_labels")]
+        (folder / f"{part}.bin").write_bytes(np.concatenate([*labels, batch["data"]], 1).tobytes())
+    names = pickle.loads((python / "meta").read_bytes())["fine_label_names"]
+    (folder / "fine_label_names.txt").write_text("\n".join(names) + "\n")
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+def test_the_contract(python, cache):
+    dataset = cifar.load(python, cache=cache)
+    assert dataset.name == "cifar100"
+    assert dataset.kind == "images"
+    assert dataset.classes == ("class_00", "class_01", "class_02", "class_03")
+    assert dataset.train.parts[0].shape == (12, 3, 32, 32)
+    assert dataset.train.parts[0].dtype == torch.uint8
+    assert dataset.test.parts[0].shape == (4, 3, 32, 32)
+    assert dataset.train.labels.tolist() == [0, 1, 2, 3] * 3
+    assert len(dataset.mean) == len(dataset.std) == 3
+
+
+def test_python_and_binary_hold_the_same(python, binary, cache, tmp_path):
+    sources = [
+        python,
+        binary,
+        tmp_path,
+        pack(python, tmp_path / "p.tar.gz"),
+        pack(binary, tmp_path / "b.tar.gz", "cifar-100-binary"),
+    ]
+    (tmp_path / "cifar-100-python").symlink_to(python)
+    loaded = [cifar.load(source, cache=cache) for source in sources]
+    assert len({dataset.fingerprint for dataset in loaded}) == 1
+    assert len(list(cache.iterdir())) == 5
+
+
+def test_channels_come_first(tmp_path, cache):
+    pixels = np.arange(3072, dtype=np.uint32).astype(np.uint8)
+    folder = cifar.write_small(tmp_path / "c", 1, classes=1)
+    (folder / "train").write_bytes(pickle.dumps({b"fine_labels": [0], b"data": pixels[None]}, protocol=4))
+    image = cifar.load(folder, cache=cache).train.parts[0][0]
+    assert image[1, 2, 3] == pixels[1 * 1024 + 2 * 32 + 3]
+
+
+def test_files_of_python_2(tmp_path, cache):
+    """As the official files were written: protocol 2, byte strings, the old name of numpy's function."""
+    folder = cifar.write_small(tmp_path / "c", 1, classes=1)
+    pixels = bytes(range(256)) * 12
+
+    def text(content):
+        return b"U" + bytes([len(content)]) + content  # SHORT_BINSTRING
+
+    train = (
+        b"\x80\x02}(" + text(b"fine_labels") + b"]K\x00a" + text(b"data") + b"cnumpy.core.multiarray\n_reconstruct\n"
+        b"cnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R(K\x01K\x01M\x00\x0c\x86cnumpy\ndtype\n" + text(b"u1") +
+        b"K\x00K\x01\x87R(K\x03" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+        b"T" + len(pixels).to_bytes(4, "little") + pixels + b"tbu."
+    )  # fmt: skip
+    (folder / "train").write_bytes(train)
+    assert cifar.load(folder, cache=cache).train.parts[0].numpy().tobytes() == pixels
+
+
+def test_a_change_of_the_files_is_seen(python, cache):
+    before = cifar.load(python, cache=cache).fingerprint
+    cifar.write_small(python, 5, classes=4)
+    assert cifar.load(python, cache=cache).fingerprint != before
+
+
+def test_a_malicious_pickle_is_not_run(python, cache, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    for content in (Evil(), {b"data": Evil(), b"fine_labels": [0]}):
+        for file in ("train", "meta"):
+            good = (python / file).read_bytes()
+            (python / file).write_bytes(pickle.dumps(content))
+            with pytest.raises(LabError, match=rf"{file} in .*posix\.mkdir, which does not belong there and was not run"):
+                cifar.load(python, cache=cache)
+            (python / file).write_bytes(good)
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("train", "reason"),
+    [
+        (b"", "Ran out of input"),
+        (b"hello", "not a file of CIFAR-100"),
+        (pickle.dumps([1, 2]), "not a file of CIFAR-100"),
+        (pickle.dumps({b"fine_labels": [0]}), "'data'"),
+        (pickle.dumps({b"data": 3, b"fine_labels": [0]}), "its data are not an array"),
+        (pickle.dumps({b"data": np.zeros((1, 3072), np.float32), b"fine_labels": [0]}, 4), "not an array of bytes but float32"),
+        (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": [0, 1]}, 4), "2 labels for pixels of shape"),
+        (pickle.dumps({b"data": np.zeros((1, 3071), np.uint8), b"fine_labels": [0]}, 4), r"shape \(1, 3071\)"),
+        (pickle.dumps({b"data": np.zeros((0, 3072), np.uint8), b"fine_labels": []}, 4), "0 labels"),
+        (
+            pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": [4]}, 4),
+            "from 4 to 4, but there are 4 classes",
+        ),
+        (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": [-1]}, 4), "labels run from -1"),
+        (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": ["cat"]}, 4), "not a file of CIFAR-100"),
+    ],
+)
+def test_damaged_or_mislabelled_python_files(python, cache, train, reason):
+    (python / "train").write_bytes(train)
+    with pytest.raises(LabError, match=rf"train in .*{reason}"):
+        cifar.load(python, cache=cache)
+
+
+def test_damaged_or_mislabelled_binary_files(binary, cache):
+    whole = (binary / "train.bin").read_bytes()
+    for content, reason in ((whole[:-7], "not whole records"), (b"", "0 labels"), (whole[:1] + b"\x09" + whole[2:], "to 9")):
+        (binary / "train.bin").write_bytes(content)
+        with pytest.raises(LabError, match=rf"train\.bin in .*{reason}"):
+            cifar.load(binary, cache=cache)
+
+
+def test_what_is_not_cifar(tmp_path, cache, python):
+    with pytest.raises(LabError, match=r"nothing\.tar\.gz does not exist"):
+        data.load(f"cifar100:{tmp_path}/nothing.tar.gz")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LabError, match=r"empty is not CIFAR-100: .*holds none of them"):
+        cifar.load(tmp_path / "empty", cache=cache)
+    (python / "meta").unlink()
+    with pytest.raises(LabError, match=r"not CIFAR-100: it should hold train, test, meta .* but holds test, train\."):
+        cifar.load(pack(python, tmp_path / "p.tar.gz"), cache=cache)
+
+
+@pytest.mark.parametrize("damage", ["cut", "sum", "empty", "text"])
+def test_damaged_archives(python, cache, tmp_path, damage):
+    whole = pack(python, tmp_path / "p.tar.gz").read_bytes()
+    wrong_sum = whole[:-8] + bytes(4) + whole[-4:]  # as if a bit of the pixels had changed on the way
+    (tmp_path / "p.tar.gz").write_bytes({"cut": whole[:-3000], "sum": wrong_sum, "empty": b"", "text": b"<html>"}[damage])
+    with pytest.raises(LabError, match=r"p\.tar\.gz.*download it again"):
+        cifar.load(tmp_path / "p.tar.gz", cache=cache)
+
+
+def test_an_archive_writes_nowhere(python, cache, tmp_path):
+    """Members with paths that climb out, and links, are not followed."""
+    (tmp_path / "secret").write_bytes(b"secret")
+    with tarfile.open(tmp_path / "p.tar", "w") as tar:
+        for name in ("train", "meta"):
+            tar.add(python / name, f"../../{name}")
+        link = tarfile.TarInfo("test")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "secret")
+        tar.addfile(link)
+        tar.addfile(tarfile.TarInfo("/evil"), io.BytesIO())
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(LabError, match=r"holds meta, train\."):
+        cifar.load(tmp_path / "p.tar", cache=cache)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+class Server:
+    """An HTTP server on this machine that can break off, ignore ranges or fail."""
+
+    def __init__(self, content):
+        self.content, self.requests = content, []
+        self.break_after, self.ranges, self.status = [], True, None
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                asked = self.headers.get("Range")
+                outer.requests.append(asked)
+                if outer.status:
+                    return self.send_error(outer.status)
+                start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and outer.ranges else 0
+                total = len(outer.content)
+                if asked and outer.ranges and start >= total:
+                    self.send_response(416)
+                    self.send_header("Content-Range", f"bytes */{total}")
+                    self.send_header("Content-Length", "0")
+                    return self.end_headers()
+                self.send_response(206 if asked and outer.ranges else 200)
+                if asked and outer.ranges:
+                    self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
+                self.send_header("Content-Length", str(total - start))
+                self.end_headers()
+                count = outer.break_after.pop(0) if outer.break_after else total
+                with contextlib.suppress(ConnectionError):
+                    self.wfile.write(outer.content[start : start + count])
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/cifar-100-python.tar.gz"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    @property
+    def checksum(self):
+        return "md5:" + hashlib.md5(self.content).hexdigest()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    folder = cifar.write_small(tmp_path / "source", 40, classes=4)
+    server = Server(pack(folder, tmp_path / "source.tar.gz").read_bytes())
+    yield server
+    server.close()
+
+
+def download(server, cache, **changes):
+    return cifar.load(None, cache=cache, **({"url": server.url, "checksum": server.checksum} | changes))
+
+
+def test_downloaded_once(server, cache):
+    dataset = download(server, cache)
+    assert len(dataset.train) == 160
+    assert download(server, cache).fingerprint == dataset.fingerprint
+    (next(cache.glob("*.safetensors"))).unlink()  # the archive is there still
+    assert download(server, cache).fingerprint == dataset.fingerprint
+    assert server.requests == [None]
+    assert not list(cache.glob("*.part"))
+
+
+def test_a_broken_connection_is_continued(server, cache):
+    server.break_after = [150_000, 100_000]
+    assert len(download(server, cache).train) == 160
+    assert len(server.requests) == 3
+    assert all(request for request in server.requests[1:])
+    starts = [int(request.removeprefix("bytes=").removesuffix("-")) for request in server.requests[1:]]
+    assert 0 < starts[0] <= 150_000 < starts[1] <= 250_000
+
+
+def test_the_next_run_continues(server, cache):
+    server.break_after = [200_000, 0]
+    with pytest.raises(LabError, match=r"cifar-100-python\.tar\.gz could not be downloaded.*cifar100:PATH"):
+        download(server, cache)
+    kept = (cache / "cifar-100-python.tar.gz.part").stat().st_size
+    assert 0 < kept <= 200_000
+    assert len(download(server, cache).train) == 160
+    assert server.requests[-1] == f"bytes={kept}-"
+
+
+def test_a_server_without_ranges_starts_again(server, cache):
+    cache.mkdir()
+    (cache / "cifar-100-python.tar.gz.part").write_bytes(server.content[:1000])
+    server.ranges = False
+    assert len(download(server, cache).train) == 160
+    assert server.requests == ["bytes=1000-"]
+
+
+@pytest.mark.parametrize("extra", [b"", b"too much"])
+def test_a_part_that_is_complete_or_too_long(server, cache, extra):
+    cache.mkdir()
+    (cache / "cifar-100-python.tar.gz.part").write_bytes(server.content + extra)
+    assert len(download(server, cache).train) == 160
+    assert len(server.requests) == (2 if extra else 1)
+
+
+def test_a_wrong_checksum_is_thrown_away(server, cache):
+    with pytest.raises(LabError, match=r"cifar-100-python\.tar\.gz arrived with a wrong checksum.*cifar100:PATH"):
+        download(server, cache, checksum="md5:" + "0" * 32)
+    assert not list(cache.glob("cifar*"))
+    assert len(download(server, cache).train) == 160
+
+
+def test_a_spoilt_part_is_thrown_away(server, cache):
+    cache.mkdir()
+    (cache / "cifar-100-python.tar.gz.part").write_bytes(b"x" * 1000)
+    with pytest.raises(LabError, match="wrong checksum"):
+        download(server, cache)
+    assert len(download(server, cache).train) == 160
+
+
+def test_no_such_file_and_no_network(server, cache):
+    server.status = 404
+    with pytest.raises(LabError, match=r"could not be downloaded \(404.*by hand"):
+        download(server, cache)
+    server.close()
+    with pytest.raises(LabError, match=r"could not be downloaded \(.*refused.*by hand"):
+        download(server, cache)
+
+
+def test_a_cache_that_is_no_folder(server, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LabError, match="could not be stored in"):
+        download(server, tmp_path / "file")

@@ -1,0 +1,381 @@
+"""Embedding sets: round trips, memory mapping, whole or not at all, and every damage named in one sentence."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from anyk.lab.data import Dataset, Split, embeddings
+from anyk.lab.errors import LabError
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("ANYK_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def numbers(rows=12, width=5, dtype=torch.float32, seed=0):
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def small(dtype=torch.float32, test=True):
+    labels = torch.arange(12) % 3
+    held = Split((numbers(6, dtype=dtype, seed=1),), labels[:6]) if test else None
+    return Dataset("small", "embeddings", ("ant", "bee", "cat"), Split((numbers(dtype=dtype),), labels), held, "")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return embeddings.write(tmp_path / "small", small())
+
+
+def save(folder, split="train", **tensors):
+    save_file(tensors, folder / f"{split}.safetensors")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_round_trip(tmp_path, dtype):
+    wrote = small(dtype)
+    read = embeddings.read(embeddings.write(tmp_path / "set", wrote, about={"backbone": "none"}, texts={"note.txt": "hello"}))
+    assert (read.name, read.kind, read.classes) == ("small", "embeddings", ("ant", "bee", "cat"))
+    for ours, theirs in ((read.train, wrote.train), (read.test, wrote.test)):
+        torch.testing.assert_close(ours.parts[0], theirs.parts[0], rtol=0, atol=0)
+        assert torch.equal(ours.labels, theirs.labels)
+    assert json.loads((tmp_path / "set" / "dataset.json").read_text())["backbone"] == "none"
+    assert (tmp_path / "set" / "note.txt").read_text() == "hello"
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_files_of_the_safetensors_library_are_read_and_ours_are_read_by_it(tmp_path, folder):
+    from safetensors.torch import load_file
+
+    ours = load_file(folder / "train.safetensors")
+    assert torch.equal(ours["embeddings"], numbers())
+    save(folder, embeddings=numbers(), labels=torch.arange(12) % 3)
+    assert torch.equal(embeddings.read(folder).train.parts[0], numbers())
+
+
+def test_shards_follow_in_sorted_order_and_a_test_split_is_optional(tmp_path):
+    (tmp_path / "dataset.json").write_text(json.dumps({"classes": ["a", "b"]}))
+    for number in (2, 0, 1):
+        save(tmp_path, f"train-{number}", embeddings=torch.full((2, 3), float(number)), labels=torch.tensor([0, 1]))
+    dataset = embeddings.read(tmp_path)
+    assert dataset.test is None
+    assert dataset.name == tmp_path.name
+    assert [part[0, 0].item() for part in dataset.train.parts] == [0, 1, 2]
+    assert dataset.train.take(torch.tensor([5, 0]))[:, 0].tolist() == [2, 0]
+
+
+def test_other_dtypes_are_stored_as_float32_and_parts_are_joined(tmp_path):
+    parts = (numbers(5).double(), numbers(7, seed=3).double())
+    dataset = Dataset("two", "embeddings", ("a", "b"), Split(parts, torch.arange(12) % 2), None, "")
+    read = embeddings.read(embeddings.write(tmp_path / "set", dataset))
+    assert torch.equal(read.train.parts[0], torch.cat(parts).float())
+    read = embeddings.read(embeddings.write(tmp_path / "half", dataset, dtype=torch.float16))
+    assert read.train.parts[0].dtype == torch.float16
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_large_set_is_not_read_into_memory(tmp_path):
+    rows = 100_000
+    tensors = {"labels": ("I64", [rows], 8 * rows), "embeddings": ("F16", [rows, 512], 1024 * rows)}
+    header, end = {}, 0
+    for name, (dtype, shape, size) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    with open(tmp_path / "train.safetensors", "wb") as file:  # 103 MB of zeros that take no room on the disk
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.write((torch.arange(rows) % 2).numpy().tobytes())
+        file.truncate(8 + len(text) + end)
+    (tmp_path / "dataset.json").write_text(json.dumps({"classes": ["a", "b"]}))
+    code = """
+        import re, sys, torch
+        from anyk.lab.data import embeddings
+        def anonymous():
+            return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+        before = anonymous()
+        dataset = embeddings.read(sys.argv[1])
+        dataset.train.take(torch.arange(0, len(dataset.train), 1000))
+        print(anonymous() - before)
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert float(result.stdout) < 50
+
+
+def test_a_file_is_read_through_once(folder, monkeypatch):
+    calls = []
+    digest = embeddings.digest
+    monkeypatch.setattr(embeddings, "digest", lambda part, source: calls.append(source) or digest(part, source))
+    first = embeddings.read(folder).fingerprint
+    assert len(calls) == 4  # embeddings and labels of two files
+    assert embeddings.read(folder).fingerprint == first
+    assert len(calls) == 4
+    os.utime(folder / "train.safetensors", ns=(1, 1))
+    assert embeddings.read(folder).fingerprint == first
+    assert len(calls) == 6
+
+
+@pytest.mark.parametrize("rename", [True, False])
+def test_a_file_with_another_content_of_the_same_size_and_time_is_read_again(folder, rename):
+    before = embeddings.read(folder).fingerprint
+    path = folder / "train.safetensors"
+    status = path.stat()
+    content = path.read_bytes()
+    # The file system's clock ticks every few milliseconds only.
+    time.sleep(0.05)
+    place = folder / "fresh" if rename else path
+    place.write_bytes(content[:-4] + bytes(4))
+    os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.replace(place, path)
+    assert path.stat().st_mtime_ns == status.st_mtime_ns
+    assert embeddings.read(folder).fingerprint != before
+
+
+def test_of_a_set_that_lists_its_files_no_others_are_read(tmp_path):
+    folder = embeddings.write(tmp_path / "set", small(test=False), shard_rows=5)
+    before = embeddings.read(folder)
+    for name in ("train-old", "test-old"):
+        save(folder, name, embeddings=numbers(seed=9), labels=LABELS)
+    after = embeddings.read(folder)
+    assert (len(after.train), after.test, after.fingerprint) == (12, None, before.fingerprint)
+
+
+@pytest.mark.parametrize("key", ["files", "classes"])
+def test_what_follows_from_the_dataset_is_not_taken_from_elsewhere(tmp_path, key):
+    with pytest.raises(LabError, match=f'about should not have "{key}"'):
+        embeddings.write(tmp_path / "set", small(), about={key: ["x"]})
+    assert not (tmp_path / "set").exists()
+
+
+def test_reading_works_without_a_place_for_the_cache(folder, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "file"))
+    assert embeddings.read(folder).fingerprint == embeddings.read(folder).fingerprint
+
+
+def test_fingerprint_changes_with_every_value_label_and_name(folder):
+    seen = {embeddings.read(folder).fingerprint}
+    changed = numbers()
+    changed[7, 3] += 1e-3
+    save(folder, embeddings=changed, labels=torch.arange(12) % 3)
+    seen.add(embeddings.read(folder).fingerprint)
+    save(folder, embeddings=changed, labels=(torch.arange(12) + 1) % 3)
+    seen.add(embeddings.read(folder).fingerprint)
+    (folder / "dataset.json").write_text(json.dumps({"name": "small", "classes": ["x", "y", "z"]}))
+    seen.add(embeddings.read(folder).fingerprint)
+    assert len(seen) == 4
+
+
+def test_the_same_data_have_the_same_fingerprint_elsewhere(tmp_path):
+    one, two = (embeddings.read(embeddings.write(tmp_path / name, small())).fingerprint for name in ("one", "two"))
+    assert one == two
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+LABELS = torch.arange(12) % 3
+
+
+def _cut(folder):
+    path = folder / "train.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def _cut_header(folder):
+    path = folder / "train.safetensors"
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def _list_files(files):
+    return lambda f: (f / "dataset.json").write_text(json.dumps({"classes": ["ant", "bee", "cat"], "files": files}))
+
+
+DAMAGES = {
+    "no dataset.json": (lambda f: (f / "dataset.json").unlink(), r"small has no dataset.json: write one"),
+    "not JSON": (lambda f: (f / "dataset.json").write_text("{'a'"), r"dataset.json cannot be read as JSON .* mend it"),
+    "bytes": (lambda f: (f / "dataset.json").write_bytes(b"\xff\xfe\x00"), r"dataset.json cannot be read as JSON"),
+    "no classes": (lambda f: (f / "dataset.json").write_text('{"name": "x"}'), r'dataset.json should have "classes"'),
+    "a list": (lambda f: (f / "dataset.json").write_text("[1]"), r"dataset.json should hold a JSON object"),
+    "files 5": (_list_files(5), r'"files" in .*dataset.json should be a list of files in its folder, but is 5\.'),
+    "files null": (_list_files(None), r"should be a list of files in its folder, but is null\."),
+    "files one": (_list_files("train.safetensors"), r'in its folder, but is "train.safetensors"\.'),
+    "files 1, 2": (_list_files([1, 2] * 40), r"in its folder, but is \[1, 2, .*…\.$"),
+    "files elsewhere": (_list_files(["../small/train.safetensors"]), r"in its folder, but is \["),
+    "files lost": (_list_files(["train.safetensors", "train-2.safetensors"]), r"small has lost train-2.safetensors, which"),
+    "files no train": (_list_files(["test.safetensors"]), r'no train.safetensors in the "files" of dataset.json'),
+    "files none": (_list_files([]), r'no train.safetensors in the "files" of dataset.json'),
+    "no train": (lambda f: (f / "train.safetensors").unlink(), r"small has no train.safetensors"),
+    "cut": (_cut, r"train.safetensors is damaged .* copy it or make it again"),
+    "cut header": (_cut_header, r"train.safetensors is damaged .* copy it or make it again"),
+    "empty": (lambda f: (f / "test.safetensors").write_bytes(b""), r"test.safetensors is damaged .* copy it"),
+    "no rows": (
+        lambda f: save(f, "test", embeddings=torch.zeros(0, 5), labels=torch.zeros(0, dtype=torch.int64)),
+        r"test.safetensors has no examples",
+    ),
+    "no labels": (lambda f: save(f, embeddings=numbers()), r'train.safetensors has no tensor "labels" \(it has embeddings\)'),
+    "no embeddings": (lambda f: save(f, labels=LABELS, x=numbers()), r'no tensor "embeddings" \(it has labels, x\)'),
+    "float64": (lambda f: save(f, embeddings=numbers().double(), labels=LABELS), r"are float64: save them as float16"),
+    "int32": (lambda f: save(f, embeddings=numbers(), labels=LABELS.int()), r"labels in .*train.safetensors are int32"),
+    "shape": (lambda f: save(f, embeddings=torch.zeros(12, 5, 1), labels=LABELS), r"but has \(12, 5, 1\) and \(12,\)"),
+    "rows": (lambda f: save(f, embeddings=numbers(), labels=LABELS[:9]), r"train.safetensors should .* \(12, 5\) and \(9,\)"),
+    "width": (
+        lambda f: save(f, "test", embeddings=numbers(6, 4), labels=LABELS[:6]),
+        r"test.safetensors have 4 dimensions, but 5 in .*train.safetensors",
+    ),
+    "mixed": (
+        lambda f: save(f, "train-2", embeddings=numbers().half(), labels=LABELS),
+        r"are float32, but float16 in|are float16, but float32 in",
+    ),
+    "no class": (lambda f: save(f, embeddings=numbers(), labels=LABELS % 2), r"no training example of class 2 \(cat\): add"),
+    "beyond": (lambda f: save(f, embeddings=numbers(), labels=LABELS + 1), r"label 3, but there are 3 classes: .* 0 to 2"),
+    "negative": (lambda f: save(f, "test", embeddings=numbers(), labels=LABELS - 1), r"test.safetensors has the label -1"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_named(folder, damage):
+    harm, message = DAMAGES[damage]
+    embeddings.read(folder)
+    harm(folder)
+    with pytest.raises(LabError, match=message) as raised:
+        embeddings.read(folder)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("value", "name"), [(float("nan"), "nan"), (float("inf"), "inf"), (float("-inf"), "-inf")])
+def test_a_value_that_is_no_number_is_found_in_its_row(folder, value, name, monkeypatch, tmp_path):
+    monkeypatch.setattr(embeddings, "_BLOCK_BYTES", 5 * 4 * 4)  # blocks of four rows
+    broken = numbers()
+    broken[9, 2] = value
+    save(folder, embeddings=broken, labels=LABELS)
+    with pytest.raises(LabError, match=rf"train.safetensors have the value {name} in row 9:"):
+        embeddings.read(folder)
+    with pytest.raises(LabError, match=rf"the value {name} in row 9:"):
+        embeddings.write(tmp_path / "new", Dataset("x", "embeddings", ("a", "b", "c"), Split((broken,), LABELS), None, ""))
+    assert not (tmp_path / "new").exists()
+
+
+def test_flipped_bits_never_give_a_traceback(folder):
+    """Each byte of the header changed: the set is refused in one sentence, or is still sound."""
+    path = folder / "train.safetensors"
+    whole = path.read_bytes()
+    refused = []
+    for place in range(8 + int.from_bytes(whole[:8], "little")):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 7)]) + whole[place + 1 :])
+        try:
+            embeddings.read(folder)
+        except LabError as error:
+            refused.append(str(error))
+    assert len(refused) > 100
+    assert all("train.safetensors" in message and "\n" not in message for message in refused)
+
+
+def test_not_a_folder(tmp_path):
+    with pytest.raises(LabError, match=r"nowhere is not a folder"):
+        embeddings.read(tmp_path / "nowhere")
+
+
+# --- whole or not at all ----------------------------------------------------------------------------------------------
+
+
+def test_a_set_is_replaced_only_when_asked(folder):
+    before = embeddings.read(folder).fingerprint
+    other = small(torch.float16, test=False)
+    with pytest.raises(LabError, match=r"small is there already: .* --force"):
+        embeddings.write(folder, other)
+    assert embeddings.read(folder).fingerprint == before
+    embeddings.write(folder, other, force=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["dataset.json", "train.safetensors"]
+    assert embeddings.read(folder).train.parts[0].dtype == torch.float16
+    assert [path.name for path in folder.parent.iterdir()] == ["small"]
+
+
+def test_other_files_are_never_replaced(tmp_path, folder):
+    (folder / "thesis.tex").write_text("years of work")
+    with pytest.raises(LabError, match=r"holds thesis.tex"):
+        embeddings.write(folder, small(), force=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LabError, match=r"file is a file"):
+        embeddings.write(tmp_path / "file", small(), force=True)
+    with pytest.raises(LabError, match=r"cannot be written"):
+        embeddings.write(tmp_path / "file" / "below", small())
+
+
+def test_a_reader_keeps_the_set_that_is_replaced(folder):
+    dataset = embeddings.read(folder)
+    embeddings.write(folder, small(torch.float16), force=True)
+    assert torch.equal(dataset.train.parts[0], numbers())
+
+
+def test_an_exception_while_writing_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(embeddings, "_bytes", lambda block: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(LabError, match=r"cannot be written \(No space left on device\): make room"):
+        embeddings.write(tmp_path / "set", small())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGKILL")
+def test_a_kill_while_writing_leaves_the_old_set(folder):
+    before = embeddings.read(folder).fingerprint
+    code = """
+        import os, signal, sys, torch
+        from anyk.lab.data import Dataset, Split, embeddings
+        blocks = embeddings._blocks
+        def killed(part):
+            for number, block in enumerate(blocks(part)):
+                if number == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield block
+        embeddings._blocks = killed
+        embeddings._BLOCK_BYTES = 40
+        data = Split((torch.zeros(12, 5),), torch.arange(12) % 3)
+        embeddings.write(sys.argv[1], Dataset("new", "embeddings", ("a", "b", "c"), data, None, ""), force=True)
+    """
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(folder)])
+    assert killed.returncode == -9
+    assert embeddings.read(folder).fingerprint == before
+    (left,) = [path for path in folder.parent.iterdir() if path.name != "small"]
+    assert re.fullmatch(r"\.small\.\d+\.writing", left.name)
+    # The next write removes what a kill left, once it cannot belong to a living writer.
+    embeddings.write(folder, small(), force=True)
+    assert left.exists()
+    for path in (*left.iterdir(), left):
+        os.utime(path, (time.time() - 7200,) * 2)
+    embeddings.write(folder, small(), force=True)
+    assert not left.exists()
+
+
+def test_values_too_large_for_half_are_refused(tmp_path):
+    dataset = Dataset(
+        "big", "embeddings", ("a",), Split((torch.full((3, 2), 1e6),), torch.zeros(3, dtype=torch.int64)), None, ""
+    )
+    with pytest.raises(LabError, match=r"big has values beyond 65504, the largest of float16: store float32"):
+        embeddings.write(tmp_path / "set", dataset, dtype=torch.float16)
+    assert not list(tmp_path.iterdir())
+
+
+def shared_embeddings():
+    given = os.environ.get("ANYK_SHARED_DATA")
+    places = [pathlib.Path(given)] if given else [parent / "shared" / "data" for parent in ROOT.parents]
+    return next((place / "cifar100-effnet-lite0" for place in places if (place / "cifar100-effnet-lite0").is_dir()), None)
+
+
+@pytest.mark.skipif(shared_embeddings() is None, reason="no shared/data/cifar100-effnet-lite0 above this repository")
+def test_real_embeddings_are_read():
+    dataset = embeddings.read(shared_embeddings())
+    assert len(dataset.classes) == 100
+    assert (len(dataset.train), len(dataset.test), dataset.train.shape) == (50000, 10000, (512,))
+    assert dataset.train.parts[0].dtype == torch.float16

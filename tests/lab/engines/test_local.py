@@ -1,0 +1,92 @@
+"""Many runs in processes of this machine."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import lab_data
+from anyk.lab import notes
+from anyk.lab.engines.attempt import Outcome
+from anyk.lab.engines.local import Pool
+from anyk.lab.run.folder import Run
+from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.training import Progress
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    data = lab_data.write_embedding_set(tmp_path_factory.mktemp("data") / "points")
+    return Recipe(data=str(data), epochs=3, batch_size=32, learning_rate=1e-2, m=8)
+
+
+def test_a_killed_worker_is_a_failed_run(base: Recipe, tmp_path: Path) -> None:
+    long = base.but(epochs=100000)
+    folder = tmp_path / "long"
+
+    def kill(_: Path, progress: Progress) -> None:
+        if progress.step:
+            (worker,) = [child for child in multiprocessing.active_children() if child.name.startswith("ForkServerProcess")]
+            os.kill(worker.pid or 0, signal.SIGKILL)
+
+    with Pool(1, kill) as pool:
+        outcome = pool.run({folder: long})[folder]
+    assert outcome.result is None
+    assert outcome.error == "the process of this run ended with exit code -9"
+    assert Run(folder).error() == outcome.error
+
+
+def test_stopping_a_pool_saves_checkpoints_and_starts_no_more(base: Recipe, tmp_path: Path) -> None:
+    long = base.but(epochs=100000)
+    pool = Pool(1, lambda folder, progress: pool.stop())
+    with pool:
+        outcomes = pool.run({tmp_path / name: long for name in ("first", "second")})
+    assert list(outcomes.values()) == [Outcome(), Outcome()]
+    assert (tmp_path / "first" / "checkpoint.safetensors").exists()
+    assert not (tmp_path / "second").exists()
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="POSIX")
+def test_workers_hold_ctrl_c_back_until_they_can_take_it(tmp_path):
+    (tmp_path / "start.py").write_text(
+        "import multiprocessing, signal\n"
+        "def held():\n"
+        "    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
+        "def tell(pipe):\n"
+        "    pipe.send(held())\n"
+        "if __name__ == '__main__':\n"
+        "    from anyk.lab.engines.local import _interrupts_wait\n"
+        "    context = multiprocessing.get_context('forkserver')\n"
+        "    here, there = context.Pipe()\n"
+        "    process = context.Process(target=tell, args=(there,))\n"
+        "    with _interrupts_wait():\n"
+        "        process.start()\n"
+        "    print(here.recv(), held())\n"
+        "    process.join()\n"
+    )
+    command = [sys.executable, str(tmp_path / "start.py")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True False\n"
+
+
+def test_a_remark_of_many_workers_is_told_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
+    for split in ("train", "val"):
+        for color in range(4):
+            (tmp_path / "set" / split / str(color)).mkdir(parents=True)
+            for number in range(6):
+                Image.new("RGB", (8, 8), (60 * color, 9 * number, 0)).save(
+                    tmp_path / "set" / split / str(color) / f"{number}.png"
+                )
+    recipe = Recipe(data=str(tmp_path / "set"), loss="softmax", p_k=(1.0,), epochs=1)
+    with Pool(jobs=1) as runs:
+        outcomes = runs.run({tmp_path / str(seed): recipe.but(seed=seed) for seed in range(2)})
+    assert all(outcome.result for outcome in outcomes.values())
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path}/set/val is taken as the test set")
+    notes.tell(message)
+    assert len(caplog.messages) == 1

@@ -1,0 +1,71 @@
+"""Grids and lists of recipes, run in one folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import lab_data
+from anyk.lab.engines import sweep
+from anyk.lab.errors import LabError
+from anyk.lab.run.folder import Run
+from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.training import Progress
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    data = lab_data.write_embedding_set(tmp_path_factory.mktemp("data") / "points")
+    return Recipe(data=str(data), epochs=3, batch_size=32, learning_rate=1e-2, m=8)
+
+
+def test_a_failing_run_does_not_stop_the_others(base: Recipe, tmp_path: Path) -> None:
+    recipes = {"good": base, "bad": base.but(optimizer="sgd", learning_rate=1e30, weight_decay=1.0), "other": base.but(seed=1)}
+    seen: dict[str, list[int]] = {}
+
+    def note(folder: Path, progress: Progress) -> None:
+        seen.setdefault(folder.name, []).append(progress.step)
+
+    outcomes = sweep.run_all(recipes, tmp_path, jobs=2, on_progress=note)
+    assert outcomes["good"].result == Run(tmp_path / "good").result()
+    assert outcomes["other"].result is not None
+    assert outcomes["bad"].result is None
+    assert "lower the learning rate" in (outcomes["bad"].error or "")
+    assert Run(tmp_path / "bad").error() == outcomes["bad"].error
+    assert seen["good"][-1] == Run(tmp_path / "good").metrics()[-1]["step"]
+    again = sweep.run_all({"good": base}, tmp_path, jobs=1)
+    with pytest.raises(LabError, match="jobs should be at least 0"):
+        sweep.run_all({"good": base}, tmp_path, jobs=-1)
+    assert again["good"].result == outcomes["good"].result
+
+
+def test_grid_axes_and_files(base: Recipe, tmp_path: Path) -> None:
+    axes = sweep.parse_axes(["loss=softmax,lapsum", "p_k=1,.5/.5", "amp=true", "temperature=auto,0.5"])
+    assert axes["p_k"] == [[1], [0.5, 0.5]]
+    assert len(sweep.grid(Recipe(), axes)) == 8
+    for word in ("loss", "nonsense=1", "loss=", "=3"):
+        with pytest.raises(LabError, match="a grid axis should be"):
+            sweep.parse_axes([word])
+    with pytest.raises(LabError, match="the grid: loss should be"):
+        sweep.grid(Recipe(), {"loss": ["nonsense"]})
+
+    path = tmp_path / "sweep.json"
+    path.write_text(json.dumps({"base": {"epochs": 2}, "grid": {"seed": [0, 1]}, "runs": {"mine": {"loss": "softmax"}}}))
+    recipes = sweep.read(path, Recipe(data=base.data))
+    assert set(recipes) == {"seed=0", "seed=1", "mine"}
+    assert recipes["mine"] == Recipe(data=base.data, epochs=2, loss="softmax")
+    for content in ("nonsense", "[]", '{"runs": [1]}', '{"runs": {"a": 1}}'):
+        path.write_text(content)
+        with pytest.raises(LabError, match=r"sweep\.json (should|cannot)"):
+            sweep.read(path, Recipe())
+    with pytest.raises(LabError, match="has no runs"):
+        sweep.run_all({}, tmp_path / "none", jobs=1)
+    with pytest.raises(LabError, match="plain word"):
+        sweep.run_all({"../up": Recipe()}, tmp_path / "none", jobs=1)
+
+
+def test_a_sweep_leaves_a_folder_of_other_files_alone(base: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "cat.jpg").touch()
+    with pytest.raises(LabError, match=r"holds files that are not of a run \(cat.jpg\)"):
+        sweep.run_all({"good": base}, tmp_path, jobs=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["cat.jpg"]

@@ -1,0 +1,149 @@
+"""A trained model is read back from its file alone."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+import lab_data
+from anyk.lab.data import Dataset
+from anyk.lab.errors import LabError
+from anyk.lab.run import evaluation, models, training
+from anyk.lab.run.recipe import Recipe
+
+
+@pytest.mark.parametrize(
+    ("model", "dataset"),
+    [
+        ("linear", None),
+        ("mlp", None),
+        ("linear", lab_data.image_set()),
+        ("cnn", lab_data.image_set(channels=3)),
+        ("resnet18", lab_data.image_set()),
+    ],
+    ids=("linear", "mlp", "linear on pixels", "cnn", "resnet18"),
+)
+def test_scores_are_those_of_the_run(
+    model: Any, dataset: Dataset | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = lab_data.write_embedding_set(tmp_path / "points")
+    if dataset is not None:
+        for module in (training, evaluation):
+            monkeypatch.setattr(module, "load", lambda spec: dataset)
+    recipe = Recipe(data=str(points), model=model, hidden=24, dropout=0.2, epochs=1, batch_size=40)
+    training.train(recipe, tmp_path / "run")
+    predictor = evaluation.Predictor(tmp_path / "run")
+    shutil.rmtree(points)
+
+    (tmp_path / "elsewhere").mkdir()
+    shutil.move(tmp_path / "run" / "model.safetensors", tmp_path / "elsewhere")
+    loaded = models.load(tmp_path / "elsewhere")
+    assert loaded.classes == predictor.dataset.classes
+    assert not loaded.training
+    examples, index = predictor.parts.test, predictor.parts.test_index
+    raw = examples.take(index)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(raw), predictor.model(predictor.reader(examples, index)))
+    classes, probabilities = predictor.test_guesses(3)
+    for row, numbers, values in zip(loaded.guesses(raw, 3), classes.tolist(), probabilities.tolist(), strict=True):
+        assert [name for name, _ in row] == [loaded.classes[number] for number in numbers]
+        assert [p for _, p in row] == pytest.approx(values, rel=1e-4)
+    assert len(loaded.guesses(raw[:1], 1000)[0]) == len(loaded.classes)
+    with pytest.raises(ValueError, match=r"examples: expected shape \(N, .*got"):
+        loaded(raw[..., :5])
+
+
+def test_a_loaded_model_is_a_module_like_others(tmp_path: Path) -> None:
+    plan = models.Plan("cnn", (1, 8, 8), ("a", "b", "c"), hidden=4, dropout=0.5, mean=(0.4,), std=(0.2,))
+    model = models.Classifier(plan, plan.build().state_dict())
+    images = torch.randint(256, (4, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    scores = model(images)
+    assert model(images[:0]).shape == (0, 3)
+    torch.testing.assert_close(copy.deepcopy(model).double()(images).float(), scores)
+    assert copy.deepcopy(model).bfloat16()(images).dtype == torch.bfloat16
+    guesses = model.guesses(images, 2)
+    assert model.train().guesses(images, 2) == guesses  # and the means of the batch normalisation are as they were
+    assert model.training
+    torch.testing.assert_close(model.eval()(images), scores, rtol=0, atol=0)
+    for wrong, error, problem in (
+        (images.numpy(), TypeError, "examples: expected a tensor, got ndarray"),
+        (images / 255, TypeError, "examples: expected uint8, pixels from 0 to 255, got torch.float32"),
+        (images[0], ValueError, r"examples: expected shape \(N, 1, 8, 8\), got \(1, 8, 8\)"),
+    ):
+        with pytest.raises(error, match=problem):
+            model(wrong)
+    for count, expected in ((0, ValueError), (-1, ValueError), ("3", TypeError)):
+        with pytest.raises(expected, match="count: expected"):
+            model.guesses(images, count)  # type: ignore[arg-type]
+
+
+def test_files_that_are_not_models(tmp_path: Path) -> None:
+    plan = models.Plan("linear", (3, 2, 2), ("a", "b"), hidden=4, dropout=0.0, mean=(0.5,) * 3, std=(0.2,) * 3)
+    weights = plan.build().state_dict()
+    file = tmp_path / "model.safetensors"
+
+    def write(**changes: Any) -> None:
+        safetensors.torch.save_file(weights, file, {"state": json.dumps({**plan.to_json(), **changes})})
+
+    write()
+    state = torch.get_rng_state()
+    assert models.load(file).plan == plan
+    assert torch.equal(state, torch.get_rng_state())
+    write(classes=["crane", "crane"])
+    assert models.load(file).classes == ("crane", "crane")
+    for changes, problem in (
+        ({"more": 1}, "does not say what model"),
+        ({"format": 2}, "does not say what model"),
+        ({"model": "no such"}, "model should be linear, mlp, cnn or resnet18, but is 'no such'"),
+        ({"model": ["linear"]}, "model should be"),
+        ({"shape": 3}, "shape should be that of an embedding or an image, but is 3"),
+        ({"shape": [3, 2]}, "shape should be"),
+        ({"shape": [3, 2, 2.5]}, "shape should be"),
+        ({"model": "cnn", "shape": [12]}, "shape should be that of an image"),
+        ({"classes": "ab"}, "classes should be a list of names, but is 'ab'"),
+        ({"classes": {"a": 1, "b": 2}}, "classes should be"),
+        ({"classes": ["a", ["b"]]}, "classes should be"),
+        ({"classes": []}, "classes should be"),
+        ({"hidden": "4"}, "hidden should be"),
+        ({"dropout": 1}, "dropout should be"),
+        ({"mean": []}, "mean should be 3 numbers"),
+        ({"std": [0.2, 0.2, 0.0]}, "std should be 3 numbers"),
+        ({"std": None}, "std should be 3 numbers"),
+        ({"mean": [0.5, 0.5, float("nan")]}, "mean should be 3 numbers"),
+        ({"classes": ["a", "b", "c"]}, r"weights 1.weight should be torch.float32 \[3, 12\], but are torch.float32 \[2, 12\]"),
+        ({"model": "mlp", "hidden": 10**12}, "weights 1.weight should be"),
+    ):
+        write(**changes)
+        with pytest.raises(LabError, match=problem) as caught:
+            models.load(tmp_path)
+        assert str(caught.value).count("\n") == 0
+        assert str(caught.value).endswith("train again in another folder.")
+
+    def write_weights(changed: dict[str, torch.Tensor], **metadata: str) -> None:
+        safetensors.torch.save_file(changed, file, metadata or {"state": json.dumps(plan.to_json())})
+
+    for changed, problem in (
+        ({**weights, "more": torch.ones(1)}, r"weights more should be none, but are torch.float32 \[1\]"),
+        ({"1.weight": weights["1.weight"]}, "weights 1.bias should be torch.float32"),
+        ({**weights, "1.bias": torch.ones(2, dtype=torch.int64)}, "but are torch.int64"),
+    ):
+        write_weights(changed)
+        with pytest.raises(LabError, match=problem):
+            models.load(file)
+    for state_text in ("[1]", "{", "[" * 100_000):
+        write_weights(weights, state=state_text)
+        with pytest.raises(LabError, match=r"model.safetensors cannot be used \(.+\)"):
+            models.load(file)
+    safetensors.torch.save_file(weights, file)
+    with pytest.raises(LabError, match="it has no description"):
+        models.load(file)
+    file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(LabError, match=r"model.safetensors cannot be used"):
+        models.load(file)
+    with pytest.raises(LabError, match="is not there: a run writes it"):
+        models.load(tmp_path / "nothing")

@@ -1,0 +1,78 @@
+"""Recipes: what they accept, what they say about the rest, and that they survive JSON."""
+
+import json
+from typing import Any
+
+import pytest
+
+from anyk.lab.errors import LabError
+from anyk.lab.run.recipe import BY_KIND, Recipe, Setting
+from anyk.lab.run.training import learning_rate
+
+
+def test_json_round_trip() -> None:
+    recipe = Recipe(p_k=(0.25, 0.75), temperature="auto", m=7, augment=("crop",), clip=1, amp=True, loss="lapsum", seed=3)
+    assert recipe.clip == 1.0
+    assert isinstance(recipe.clip, float)
+    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"epochs": "3"}, "epochs should be an integer, but is '3'"),
+        ({"epochs": 2.5}, "epochs should be an integer"),
+        ({"epochs": True}, "epochs should be an integer"),
+        ({"amp": 1}, "amp should be true or false"),
+        ({"loss": "nonsense"}, "loss should be softmax, splitter"),
+        ({"temperature": "warm"}, "temperature should be a number or auto"),
+        ({"temperature": 0.0}, "temperature should be between"),
+        ({"temperature": float("nan")}, "temperature should be a number or auto"),
+        ({"learning_rate": -1.0}, "learning_rate should be between"),
+        ({"p_k": []}, "p_k should be weights"),
+        ({"p_k": [0.5, 0.6]}, "p_k should be weights"),
+        ({"p_k": [0.5, "x"]}, "p_k should be a list of a number"),
+        ({"p_k": 1.0}, "p_k should be a list of a number"),
+        ({"p_k": [1.0], "p_k_end": [0.5, 0.5]}, "p_k_end should be as long as p_k"),
+        ({"p_k_end": [0, 0, 0, 0, 1.0], "p_k_file": "x.json"}, "cannot be combined"),
+        ({"temperature": "auto", "temperature_end": 1.0}, "temperature_end needs a number"),
+        ({"m": 0}, "m should be between"),
+        ({"measure": [3, 0]}, "measure should be k of at least 1"),
+        ({"label_noise": 1.5}, "label_noise should be between"),
+        ({"learning_rat": 1.0}, "unknown field 'learning_rat'"),
+    ],
+    ids=str,
+)
+def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(LabError, match="the recipe.*" + message):
+        Recipe.from_json(fields)
+
+
+def test_a_recipe_is_the_same_after_json() -> None:
+    recipe = Recipe(measure=(3,), p_k=(0.5, 0.5), m=16)
+    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+
+
+@pytest.mark.parametrize("kind", BY_KIND)
+def test_resolving_fills_what_was_left_open_and_nothing_else(kind: str) -> None:
+    resolved = Recipe().resolved(kind, 100_000)
+    assert {name: getattr(resolved, name) for name in BY_KIND[kind]} == BY_KIND[kind]
+    own = Setting(learning_rate=0.5, schedule="cosine", batch_size=7, epochs=3, shuffle="full", augment=(), model="mlp")
+    assert own.resolved(kind, 100) == own
+    assert Recipe().resolved(kind, 200).batch_size == 10  # an epoch has twenty steps even so
+    assert Recipe().resolved(kind, 3).batch_size == 1
+
+
+def test_learning_rate_schedules() -> None:
+    def rates(schedule: Any) -> list[float]:
+        recipe = Recipe(learning_rate=2.0, schedule=schedule)
+        return [learning_rate(recipe, step / 100) for step in range(101)]
+
+    assert rates("constant") == [2.0] * 101
+    cosine, onecycle = rates("cosine"), rates("onecycle")
+    assert cosine[0] == 2.0
+    assert cosine == sorted(cosine, reverse=True)
+    assert cosine[-1] == pytest.approx(0)
+    assert onecycle[0] == pytest.approx(0.08)
+    assert max(onecycle) == pytest.approx(onecycle[30]) == pytest.approx(2.0)
+    assert onecycle[-1] == pytest.approx(0)

@@ -1,0 +1,173 @@
+"""Reports: what is grouped, what is left out and said, every format, the plots."""
+
+import csv
+import io
+
+import pytest
+
+import made
+from anyk.lab import tables
+from anyk.lab.errors import LabError
+from anyk.lab.plots import plot
+from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.summaries import collect, table
+
+BASE = Recipe(data="some_data")
+ERROR = "Traceback\n  ...\nValueError: scores are NaN\n"
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two losses of three seeds each, one failed and one unfinished run."""
+    for loss, top1 in (("splitter", 0.61), ("softmax", 0.60)):
+        for seed in range(3):
+            test = {"top1": top1 + seed / 100, "top5": 0.8 + seed / 100, "top10": 0.9}
+            made.run_folder(tmp_path / f"{loss}-{seed}", BASE.but(loss=loss, seed=seed), test, seconds=50 + 10.0 * seed)
+    made.run_folder(
+        tmp_path / "deep" / "er" / "failed", BASE.but(seed=7), error="Traceback\n  ...\nValueError: scores are NaN\n"
+    )
+    made.run_folder(tmp_path / "unfinished", BASE.but(seed=8))
+    return tmp_path
+
+
+def cells(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_table(runs):
+    summaries = collect([runs])
+    assert sorted(run.state for run in summaries) == ["failed"] + 6 * ["finished"] + ["unfinished"]
+    found = table(summaries)
+    assert [column.key for column in found.columns] == ["loss", "top1", "top5", "top10", "seeds", "seconds"]
+    assert [row[0] for row in found.rows] == ["softmax", "splitter"]
+    assert found.rows[1][1].values == pytest.approx((0.61, 0.62, 0.63))
+    assert found.rows[1][4] == 3
+    assert found.notes[0] == "2 runs are not in the table: 1 failed, 1 unfinished."
+    assert found.notes[1:] == (
+        f"failed: {runs / 'deep' / 'er' / 'failed'}: ValueError: scores are NaN",
+        f"unfinished: {runs / 'unfinished'}",
+    )
+
+
+def test_terminal(runs):
+    shown = tables.render(table(collect([runs])))
+    assert "62.00 ± 1.00   81.00 ± 1.00   90.00 ± 0.00       3   1.0 min" in shown
+    assert "ValueError: scores are NaN" in shown
+    assert max(map(len, tables.render(table(collect([runs])), width=50).split("2 runs")[0].splitlines())) <= 50
+
+
+def test_markdown(runs):
+    lines = tables.render(table(collect([runs])), "markdown").splitlines()
+    assert lines[:2] == ["| loss | top-1 % | top-5 % | top-10 % | seeds | time |", "| :-- | --: | --: | --: | --: | --: |"]
+    assert lines[3] == "| splitter | 62.00 ± 1.00 | 81.00 ± 1.00 | 90.00 ± 0.00 | 3 | 1.0 min |"
+    assert "2 runs are not in the table: 1 failed, 1 unfinished." in lines
+
+
+def test_latex(runs):
+    lines = tables.render(table(collect([runs])), "latex").splitlines()
+    assert lines[:2] == [r"\begin{tabular}{lrrrrr}", r"\toprule"]
+    assert lines[2:4] == [r"loss & top-1 \% & top-5 \% & top-10 \% & seeds & time \\", r"\midrule"]
+    assert lines[5] == r"splitter & 62.00 $\pm$ 1.00 & 81.00 $\pm$ 1.00 & 90.00 $\pm$ 0.00 & 3 & 1.0 min \\"
+    assert lines[6:8] == [r"\bottomrule", r"\end{tabular}"]
+    assert lines[8] == "% 2 runs are not in the table: 1 failed, 1 unfinished."
+
+
+def test_csv(runs):
+    rows = cells(tables.render(table(collect([runs])), "csv"))
+    assert [row["loss"] for row in rows] == ["softmax", "splitter"]
+    assert float(rows[1]["top1_mean"]) == pytest.approx(0.62)
+    assert float(rows[1]["top1_std"]) == pytest.approx(0.01)
+    assert float(rows[1]["seconds_mean"]) == 60
+    with pytest.raises(LabError, match="no format 'html'"):
+        tables.render(table(collect([runs])), "html")
+
+
+def test_names_are_escaped(tmp_path):
+    name = r"a_b|c&d%e [red]$x$ \f,g"
+    for seed, data in enumerate((name, r"$\nosuch$")):
+        made.run_folder(tmp_path / str(seed), BASE.but(data=data), {"top1": 0.5})
+    found = table(collect([tmp_path]))
+    assert name in tables.render(found)
+    assert r"| a\_b\|c&d%e \[red]$x$ \\f,g |" in tables.render(found, "markdown")
+    assert r"a\_b|c\&d\%e [red]\$x\$ \textbackslash{}f,g &" in tables.render(found, "latex")
+    assert {row["data"] for row in cells(tables.render(found, "csv"))} == {name, r"$\nosuch$"}
+    plot(found, tmp_path / "plot.svg")
+
+
+def test_fields_metrics_and_sort(tmp_path):
+    for number, (rate, top5) in enumerate([(1e-2, 0.7), (1e-3, 0.9), (1e-4, 0.8)]):
+        made.run_folder(tmp_path / str(number), BASE.but(learning_rate=rate), {"top1": 0.5, "top5": top5})
+    summaries = collect([tmp_path])
+    assert [row[0] for row in table(summaries).rows] == [1e-4, 1e-3, 1e-2]
+    assert [row[0] for row in table(summaries, sort="-learning_rate").rows] == [1e-2, 1e-3, 1e-4]
+    assert [row[0] for row in table(summaries, sort="top5").rows] == [1e-3, 1e-4, 1e-2]
+    assert [row[0] for row in table(summaries, sort="-top5").rows] == [1e-2, 1e-4, 1e-3]
+    found = table(summaries, fields=["loss"], metrics=["validation_top5"])
+    assert [column.title for column in found.columns] == ["loss", "validation top-5", "seeds", "time"]
+    assert len(found.rows) == 3
+    assert found.notes[0] == "Rows that look equal differ in learning_rate."
+    for option, message in (({"fields": ["lr"]}, "no field 'lr'"), ({"metrics": ["top3"]}, "no metric 'top3'")):
+        with pytest.raises(LabError, match=message):
+            table(summaries, **option)
+    with pytest.raises(LabError, match="no column 'speed'"):
+        table(summaries, sort="speed")
+
+
+def test_a_repeated_seed_counts_once(tmp_path):
+    for name in ("a", "b"):
+        made.run_folder(tmp_path / name, BASE, {"top1": 0.5})
+    found = table(collect([tmp_path, tmp_path / "a"]))
+    assert found.rows[0][1] == 1
+    assert found.notes == ("1 run repeats a seed of the same setting; the first one counts.",)
+
+
+def test_other_data_of_the_same_name_are_other_data(tmp_path):
+    for seed in (0, 1):
+        made.run_folder(tmp_path / str(seed), BASE.but(seed=seed), {"top1": 0.5}, fingerprint=f"data {seed}")
+    found = table(collect([tmp_path]))
+    assert [row[0] for row in found.rows] == ["data 0", "data 1"]
+
+
+def test_few_classes_and_no_finished_run(tmp_path):
+    made.run_folder(tmp_path / "a", BASE.but(loss="softmax"), {"top1": 0.5})
+    made.run_folder(tmp_path / "b", BASE, {"top1": 0.5, "top5": 0.9})
+    found = table(collect([tmp_path]))
+    assert "–" in tables.render(found)
+    assert cells(tables.render(found, "csv"))[0]["top5_mean"] == ""
+    plot(found, tmp_path / "plot.png")
+    made.run_folder(tmp_path / "c" / "only", BASE)
+    found = table(collect([tmp_path / "c"]))
+    assert found.rows == ()
+    assert "1 run is not in the table: 1 unfinished." in tables.render(found)
+    with pytest.raises(LabError, match="nothing to plot"):
+        plot(found, tmp_path / "plot.png")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        "",
+        '{"format": 9}',
+        '{"format": 1}',
+        '{"format": 1, "recipe": {"x": 1}, "test": {}}',
+        '{"format": 1, "recipe": {}, "test": {"top1": "a"}}',
+    ],
+)
+def test_a_corrupt_result_is_named(runs, content):
+    file = runs / "softmax-1" / "result.json"
+    file.write_text(content)
+    with pytest.raises(LabError, match=r"softmax-1.result\.json"):
+        collect([runs])
+
+
+def test_folders_without_runs(tmp_path):
+    with pytest.raises(LabError, match="nowhere is not a folder"):
+        collect([tmp_path / "nowhere"])
+    (tmp_path / "config.json").write_text("not of this program")
+    with pytest.raises(LabError, match="There is no run in"):
+        collect([tmp_path])
+    (tmp_path / "environment.json").write_text("{}")
+    with pytest.raises(LabError, match=r"config\.json cannot be read as JSON"):
+        collect([tmp_path])

@@ -1,0 +1,461 @@
+"""One run: it learns with every knob, survives what kills processes, and ends with the same bits."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import lab_data
+from anyk.lab import info
+from anyk.lab.data import split
+from anyk.lab.errors import LabError
+from anyk.lab.run import evaluation, losses, training
+from anyk.lab.run.folder import Run
+from anyk.lab.run.names import LossName
+from anyk.lab.run.recipe import Recipe
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["anyk.lab.run.training", "torch._dynamo"])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(lab_data.write_embedding_set(tmp_path_factory.mktemp("data") / "points"))
+
+
+@pytest.fixture
+def images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "load", lambda spec: lab_data.image_set())
+
+
+def quick(data: str, **changes: Any) -> Recipe:
+    return Recipe(data=data, epochs=6, batch_size=32, learning_rate=1e-2).but(**changes)
+
+
+def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]], dict[str, Any]]:
+    """All that a run leaves behind, but for times."""
+    metrics = [{**line, "seconds": 0} for line in Run(folder).metrics()]
+    result = {**json.loads((folder / "result.json").read_text()), "seconds": 0, "seconds_in_model": 0}
+    return (folder / "model.safetensors").read_bytes(), metrics, result
+
+
+@pytest.mark.parametrize("loss", get_args(LossName))
+def test_every_loss_learns(loss: LossName, data: str, tmp_path: Path) -> None:
+    result = training.train(quick(data, loss=loss, m=8), tmp_path)
+    assert result["test"]["top5"] > 0.8  # chance is 5/12
+    assert result["epochs"] == 6
+    assert len(Run(tmp_path).metrics()) == 6
+    weights = load_file(tmp_path / "model.safetensors")
+    assert sum(tensor.numel() for tensor in weights.values()) == result["parameters"] == 12 * 17
+
+
+def test_a_finished_run_is_not_run_again(data: str, tmp_path: Path) -> None:
+    first = training.train(quick(data, epochs=1), tmp_path)
+    again = training.train(quick(data, epochs=1), tmp_path, should_stop=lambda: pytest.fail("it was run again"))
+    assert again == first
+    with pytest.raises(LabError, match="epochs was 1 and is now 2"):
+        training.train(quick(data, epochs=2), tmp_path)
+
+
+@pytest.mark.parametrize("select", ["mean", "each", "last"])
+def test_a_run_stopped_at_any_step_ends_with_the_same_bits(
+    select: Any, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = quick(
+        data, select=select, model="mlp", dropout=0.3, mixup=0.2, label_noise=0.1, schedule="onecycle", temperature_end=0.5,
+        p_k_end=(0.2, 0.2, 0.2, 0.2, 0.2), m=8, epochs=3, evaluate_every=5,
+    )  # fmt: skip
+    training.train(recipe, tmp_path / "whole")
+    steps = 0
+
+    def every_third_step() -> bool:
+        nonlocal steps
+        steps += 1
+        return steps % 4 == 0
+
+    stops = 0
+    while True:
+        try:
+            training.train(recipe, tmp_path / "parts", should_stop=every_third_step)
+            break
+        except training.Stopped:
+            stops += 1
+    assert stops > 5
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
+
+
+def _train_with_many_checkpoints(recipe: Recipe, folder: Path) -> None:
+    training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.005
+    training.train(recipe, folder)
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bits(data: str, tmp_path: Path) -> None:
+    recipe = quick(data, epochs=60, select="each", m=8, evaluate_every=3)
+
+    def started(folder: str) -> Any:
+        process = FORKS.Process(target=_train_with_many_checkpoints, args=(recipe, tmp_path / folder))
+        process.start()
+        return process
+
+    started("first").join()  # the server of the forks starts with it, which takes seconds
+    start = time.monotonic()
+    started("whole").join()
+    seconds = time.monotonic() - start  # the first three waits together are less, on a fast machine and on a busy one
+    chance = random.Random(0)
+    kills = 0
+    while not (tmp_path / "killed" / "result.json").exists():
+        process = started("killed")
+        process.join(chance.uniform(0.0, 0.2) * seconds * (1 + kills / 5))  # longer and longer, so that it comes to an end
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.join()
+        assert kills < 100, "the run makes no progress between kills"
+    assert kills >= 3
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+    training.train(recipe, tmp_path / "killed")  # the last kill may have come between the result and the tidying up
+    left = {path.name for path in (tmp_path / "killed").iterdir()}
+    assert left == {".lock", "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "result.json"}
+
+
+def test_the_command_goes_on_after_ctrl_c(data: str, tmp_path: Path) -> None:
+    """The real command, a real SIGINT, and the message that says how to go on."""
+    command = ["train", data, "--epochs", "400", "--batch-size", "32", "--out", str(tmp_path / "run"), "--quiet"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "anyk", *command], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors.strip() == f"Stopped. To go on: anyk {' '.join(command)}"
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
+    assert training.train(Run(tmp_path / "run").recipe(), tmp_path / "run")["epochs"] == 400
+
+
+def _hold(folder: Path, ready: Any) -> None:
+    with Run(folder).locked():
+        ready.send(None)
+        time.sleep(60)
+
+
+def test_a_second_process_is_refused_until_the_first_dies(data: str, tmp_path: Path) -> None:
+    here, there = FORKS.Pipe()
+    process = FORKS.Process(target=_hold, args=(tmp_path, there))
+    process.start()
+    here.recv()
+    with pytest.raises(LabError, match="another process is at work"):
+        training.train(quick(data), tmp_path)
+    assert not (tmp_path / "config.json").exists()
+    process.kill()
+    process.join()
+    training.train(quick(data, epochs=1), tmp_path)
+
+
+def _train_until_the_disk_is_full(recipe: Recipe, folder: Path, answer: Any) -> None:
+    """A limit on the size of files stands in for a full disk: every write fails from half-way on."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.0
+
+    def fill(progress: training.Progress) -> None:
+        if progress.step == 20:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
+
+    try:
+        training.train(recipe, folder, on_progress=fill)
+    except LabError as error:
+        answer.send(str(error))
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(data: str, tmp_path: Path) -> None:
+    recipe = quick(data, epochs=20)
+    training.train(recipe, tmp_path / "whole")
+    here, there = FORKS.Pipe()
+    process = FORKS.Process(target=_train_until_the_disk_is_full, args=(recipe, tmp_path / "full", there))
+    process.start()
+    assert "the disk is full" in here.recv()
+    process.join()
+    state = Run(tmp_path / "full").load_tensors("checkpoint.safetensors")
+    assert state is not None
+    assert state[1]["step"] == 20
+    training.train(recipe, tmp_path / "full")
+    assert outcome(tmp_path / "full") == outcome(tmp_path / "whole")
+
+
+def test_a_damaged_checkpoint_is_an_error_that_names_it(data: str, tmp_path: Path) -> None:
+    with pytest.raises(training.Stopped):
+        training.train(quick(data), tmp_path, should_stop=iter([False, True]).__next__)
+    path = tmp_path / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(LabError, match=r"checkpoint\.safetensors is damaged"):
+        training.train(quick(data), tmp_path)
+
+
+def test_changed_data_are_noticed(tmp_path: Path) -> None:
+    folder = lab_data.write_embedding_set(tmp_path / "points")
+    with pytest.raises(training.Stopped):
+        training.train(quick(str(folder)), tmp_path / "run", should_stop=iter([False, True]).__next__)
+    lab_data.write_embedding_set(folder, per_class=21)
+    with pytest.raises(LabError, match="has changed since"):
+        training.train(quick(str(folder)), tmp_path / "run")
+
+
+def test_a_diverging_run_fails_with_advice(data: str, tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="lower the learning rate"):
+        training.train(quick(data, optimizer="sgd", learning_rate=1e30, weight_decay=1.0, loss="softmax"), tmp_path)
+    assert "lower the learning rate" in (Run(tmp_path).error() or "")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "cnn", "augment": ("crop", "flip", "affine")},
+        {"model": "cnn", "amp": True, "clip": 1.0},
+        {"model": "resnet18", "epochs": 1, "batch_size": 24},
+        {"model": "linear", "optimizer": "sgd", "schedule": "cosine", "weight_decay": 1e-3},
+        {"model": "mlp", "optimizer": "adamw", "label_smoothing": 0.1, "m": 5},
+    ],
+    ids=lambda changes: changes["model"] + "-" + list(changes)[1],
+)
+@pytest.mark.usefixtures("images")
+def test_models_and_knobs_on_images(changes: dict[str, Any], tmp_path: Path) -> None:
+    result = training.train(quick("images", **changes), tmp_path)
+    assert result["data"]["kind"] == "images"
+    assert 0 <= result["test"]["top1"] <= result["test"]["top5"] <= 1
+    if changes["model"] != "resnet18" and "augment" not in changes:  # one epoch; noise that was turned is other noise
+        assert result["test"]["top1"] > 2 / 6
+
+
+def test_selection_patience_and_schedules(data: str, tmp_path: Path) -> None:
+    result = training.train(quick(data, epochs=200, patience=3, learning_rate=0.1), tmp_path / "patient")
+    assert result["epochs"] < 200
+    assert result["epochs"] == result["selected"]["mean"] + 3
+    best = max(Run(tmp_path / "patient").metrics(), key=lambda line: line["validation"]["mean"])
+    assert result["validation"] == best["validation"]
+
+    each = training.train(quick(data, select="each"), tmp_path / "each")
+    lines = Run(tmp_path / "each").metrics()
+    for metric in ("top1", "top5", "top10"):
+        assert each["validation"][metric] == max(line["validation"][metric] for line in lines)
+
+    moving = quick(data, temperature=4.0, temperature_end=0.25, schedule="cosine", epochs=4, learning_rate=1e-3)
+    training.train(moving, tmp_path / "moving")
+    temperatures = [line["temperature"] for line in Run(tmp_path / "moving").metrics()]
+    assert temperatures == sorted(temperatures, reverse=True)
+    assert 0.25 < temperatures[-1] < 0.5
+    rates = [line["learning_rate"] for line in Run(tmp_path / "moving").metrics()]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] < 1e-3
+
+
+def test_p_k_of_each_class_from_a_file(data: str, tmp_path: Path) -> None:
+    rows = [[0.5, 0.5, 0.0]] * 6 + [[0.0, 0.0, 1.0]] * 6
+    (tmp_path / "p_k.json").write_text(json.dumps(rows))
+    (tmp_path / "p_k.csv").write_text("\n".join(",".join(map(str, row)) for row in rows) + "\n")
+    made = [losses.criterion(quick(data, p_k_file=str(tmp_path / name)), 12) for name in ("p_k.json", "p_k.csv")]
+    assert torch.equal(made[0].p_k, made[1].p_k)
+    assert made[0].p_k.shape == (12, 3)
+    assert training.train(quick(data, p_k_file=str(tmp_path / "p_k.json")), tmp_path / "run")["test"]["top5"] > 0.8
+    for content, message in (("[[1.0]]", "has 1 rows"), ("[[0.5, 0.6]]", "has 1 rows"), ("nonsense", "one row of weights")):
+        (tmp_path / "bad.json").write_text(content)
+        with pytest.raises(LabError, match=message):
+            losses.read_p_k(tmp_path / "bad.json", 12)
+    (tmp_path / "bad.csv").write_text("0.5,0.5\n0.5,0.6\n")
+    with pytest.raises(LabError, match="row 2"):
+        losses.read_p_k(tmp_path / "bad.csv", 2)
+
+
+def test_what_p_k_trains_for_is_measured(data: str, tmp_path: Path) -> None:
+    result = training.train(quick(data, p_k=(0.5, 0.0, 0.5), epochs=1), tmp_path)
+    assert list(result["test"])[:4] == ["top1", "top3", "top5", "top10"]
+    moving = quick(data, p_k=(0.5, 0.5, 0.0), p_k_end=(0.5, 0.0, 0.5), measure=(7, 12), epochs=1, evaluate_every=1)
+    result = training.train(moving, tmp_path / "moving")
+    assert list(result["test"])[:6] == ["top1", "top2", "top3", "top5", "top7", "top10"]  # not 12 of 12
+    assert all(line["validation"].keys() == result["validation"].keys() for line in Run(tmp_path / "moving").metrics())
+
+
+def test_label_noise_touches_so_many_training_labels_and_no_others(data: str) -> None:
+    dataset = training.load(data)
+    recipe = quick(data, label_noise=0.25)
+    parts = split(dataset, recipe.validation, recipe.test, recipe.split_seed)
+    changed = training.noisy_labels(dataset, parts, recipe) != dataset.train.labels
+    assert int(changed.sum()) == int(changed[parts.train].sum()) == round(0.25 * len(parts.train))
+
+
+def test_a_run_leaves_the_callers_generator_and_threads_alone(data: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    threads = torch.get_num_threads()
+    training.train(quick(data, mixup=0.5, threads=1), tmp_path)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "cnn"}, "takes images"),
+        ({"p_k": (0.0,) * 12 + (1.0,)}, "only 12 classes"),
+        ({"m": 3}, "only m = 3 are ranked"),
+        ({"device": "nonsense"}, "cannot be used here"),
+        ({"select": "top20"}, "select"),
+        ({"loss": "smooth", "temperature": "auto"}, "needs a number"),
+        ({"validation": 0.0}, "left for validation"),
+        ({"augment": ("crop",)}, "augment changes images"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_bad_recipes_are_named(changes: dict[str, Any], message: str, data: str, tmp_path: Path) -> None:
+    with pytest.raises(LabError, match=message):
+        training.train(quick(data, **changes), tmp_path)
+
+
+def test_a_metric_that_the_classes_do_not_allow_is_named_before_the_first_step(tmp_path: Path) -> None:
+    few = str(lab_data.write_embedding_set(tmp_path / "few", classes=6))
+    with pytest.raises(LabError, match="--select top10 needs more than 10 classes, but few has 6"):
+        training.train(quick(few, select="top10"), tmp_path / "run", on_progress=lambda _: pytest.fail("a step was taken"))
+    assert Run(tmp_path / "run").metrics() == []
+
+
+def test_an_m_above_the_number_of_classes_ranks_all(data: str, tmp_path: Path) -> None:
+    results = [training.train(quick(data, epochs=1, m=m), tmp_path / str(m)) for m in (12, 30)]
+    assert results[0]["validation"] == results[1]["validation"]
+    assert losses.criterion(quick(data, m=30), 12).m == 12
+
+
+@pytest.mark.parametrize("loss", ["softmax", "splitter"])
+def test_one_class_is_nothing_to_classify(loss: LossName) -> None:
+    with pytest.raises(LabError, match="one class only, which leaves nothing to classify"):
+        losses.criterion(Recipe(loss=loss), 1)
+    with pytest.raises(LabError, match=r"a shorter --p-k, such as 1\.$"):
+        losses.criterion(Recipe(), 2)
+
+
+def test_the_folder_of_a_run_that_came_to_nothing_is_taken_over(data: str, tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="lower the learning rate"):
+        training.train(quick(data, optimizer="sgd", learning_rate=1e30, weight_decay=1.0, loss="softmax"), tmp_path)
+    mended = quick(data, epochs=1)
+    assert training.train(mended, tmp_path)["epochs"] == 1
+    assert Run(tmp_path).recipe() == mended
+    assert Run(tmp_path).error() is None
+
+
+def test_a_run_that_has_a_checkpoint_or_an_evaluation_keeps_its_folder(data: str, tmp_path: Path) -> None:
+    with pytest.raises(training.Stopped):
+        training.train(quick(data), tmp_path / "stopped", should_stop=iter([False, True]).__next__)
+    with pytest.raises(LabError, match="epochs was 6 and is now 2"):
+        training.train(quick(data, epochs=2), tmp_path / "stopped")
+    run = Run(tmp_path / "evaluated")
+    with run.locked():
+        run.begin(quick(data), {})
+        run.add_metrics({"step": 1})
+    with pytest.raises(LabError, match="epochs was 6 and is now 2"):
+        training.train(quick(data, epochs=2), tmp_path / "evaluated")
+
+
+def test_a_folder_of_other_files_is_left_alone(data: str, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / ".DS_Store").touch()
+    (photos / "tensorboard").mkdir()  # the command's --tensorboard makes it first
+    training.train(quick(data, epochs=1), photos)  # empty but for these
+    (photos / "notes.txt").touch()
+    (photos / ".lock").unlink()  # a copy without hidden files is still a run
+    assert training.train(quick(data, epochs=1), photos)["epochs"] == 1
+    mine = tmp_path / "mine"
+    for name in ("a.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg"):
+        mine.mkdir(exist_ok=True)
+        (mine / name).touch()
+    before = sorted(mine.iterdir())
+    with pytest.raises(
+        LabError, match=r"mine holds files that are not of a run \(a.jpg, b.jpg, c.jpg, 2 more\): choose another"
+    ):
+        training.train(quick(data, epochs=1), mine)
+    assert sorted(mine.iterdir()) == before
+
+
+def test_the_files_of_a_run_have_the_usual_permissions(data: str, tmp_path: Path) -> None:
+    training.train(quick(data, epochs=1), tmp_path / "run")
+    (tmp_path / "usual").touch()
+    usual = (tmp_path / "usual").stat().st_mode
+    assert {path.name: path.stat().st_mode for path in (tmp_path / "run").glob("[!.]*")} == dict.fromkeys(
+        ["config.json", "environment.json", "metrics.jsonl", "model.safetensors", "result.json"], usual
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "epochs", "selected", "top1", "sign"),
+    [
+        ({}, 20.0, {"mean": 20.0}, 0.5, "improving"),
+        ({}, 20.0, {"mean": 19.0}, 0.5, "improving"),
+        ({}, 20.0, {"mean": 18.0}, 0.5, ""),
+        ({}, 20.0, {"mean": 18.0}, 0.15, "near chance"),
+        ({"select": "last"}, 20.0, {"mean": 20.0}, 0.5, ""),
+        ({"patience": 1}, 11.0, {"mean": 10.0}, 0.15, ""),
+        ({"select": "each"}, 20.0, {"top1": 20.0, "top5": 3.0}, 0.5, "improving"),
+    ],
+    ids=str,
+)
+def test_the_sign_that_a_run_might_have_come_further(
+    changes: dict[str, Any], epochs: float, selected: dict[str, float], top1: float, sign: str
+) -> None:
+    recipe = Recipe(epochs=20).but(**changes)
+    result = {"recipe": recipe.to_json(), "epochs": epochs, "selected": selected, "validation": {"top1": top1}}
+    assert evaluation.unfinished({**result, "data": {"classes": 10}}) == sign
+
+
+def test_predictor_gives_the_guesses_that_the_result_counted(data: str, tmp_path: Path) -> None:
+    result = training.train(quick(data), tmp_path)
+    predictor = evaluation.Predictor(tmp_path)
+    classes, probabilities = predictor.test_guesses(5)
+    target = predictor.parts.test.labels[predictor.parts.test_index]
+    assert float((classes == target[:, None]).any(1).double().mean()) == pytest.approx(result["test"]["top5"])
+    assert bool((probabilities.diff(dim=1) <= 0).all())
+
+
+def test_what_auto_comes_to_stands_beside_the_recipe(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with other memory makes no other recipe: its runs belong to the same row of a report."""
+    results = []
+    for memory in (1_000, 10**12):
+        monkeypatch.setattr(info, "usable_memory", lambda memory=memory: memory)
+        results.append(training.train(quick(data), tmp_path / str(memory)))
+    assert [result["shuffle"]["shuffle"] for result in results] == ["block", "full"]
+    assert [result["recipe"]["shuffle"] for result in results] == ["auto", "auto"]
+
+
+def test_checkpoints_take_a_small_share_of_the_time(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, written, save = [0.0], [], Run.save_tensors
+
+    def write(run: Run, name: str, *what: Any) -> None:
+        save(run, name, *what)
+        if name == "checkpoint.safetensors":
+            clock[0] += 1.0
+            written.append(clock[0])
+
+    monkeypatch.setattr(training.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(Run, "save_tensors", write)
+
+    def step(_: training.Progress) -> None:
+        clock[0] += 4.0
+
+    training.train(quick(data, epochs=8, select="last", evaluate_every=1000), tmp_path / "run", on_progress=step)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(written)]
+    assert 10 < written[0] < 20
+    assert pauses
+    assert min(pauses) > training.CHECKPOINT_SHARE
