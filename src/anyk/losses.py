@@ -22,7 +22,7 @@ from anyk.operators import Operator, SortingNetwork
 from anyk.operators.base import real_mask
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["TopKCrossEntropyLoss", "topk_cross_entropy"]
 
