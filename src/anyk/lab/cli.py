@@ -420,7 +420,7 @@ def info(*, json: Flag = False) -> int:
     Args:
         json: print JSON instead of words.
     """
-    from anyk.lab import info as about
+    from anyk import info as about
 
     facts = about.gather()
     _say(json_module.dumps(facts, indent=1) if json else about.describe(facts))

@@ -20,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from anyk.lab import info, training
+from anyk import info
+from anyk.lab import training
 from anyk.lab.errors import LabError, Stopped
 from anyk.lab.pool import Outcome, ended, explain
 from anyk.lab.recipes import Recipe
@@ -303,7 +304,7 @@ def _look() -> Callable[[str, str], dict[str, Any]]:
         if not os.path.exists(marker):
             return {"problem": f"does not see the folder {folder}: choose one on a file system that all nodes share."}
         try:
-            from anyk.lab import info
+            from anyk import info
             from anyk.lab.runs import FolderTaken, Run
         except ImportError as error:
             return {"problem": f'cannot import {error.name}: pip install "anyk[cluster]" there.'}

@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 from PIL import Image
 
-from anyk.lab import comparison, criteria, files, info, page, training
+from anyk import info
+from anyk.lab import comparison, criteria, files, page, training
 from anyk.lab.comparison import Comparison, Example, Guess, Method, Moves, SeedRun, Try
 from anyk.lab.data import load, split
 from anyk.lab.errors import LabError, Stopped

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import anyk
-from anyk.lab import criteria, info, models
+from anyk import info
+from anyk.lab import criteria, models
 from anyk.lab.data import Dataset, Parts, Split, load, split
 from anyk.lab.data.streaming import Stream, block_order
 from anyk.lab.errors import LabError, Stopped
