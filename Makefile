@@ -66,7 +66,7 @@ $(VENV)/docs: $(VENV)/torch pyproject.toml
 	touch $@ $(VENV)/demo
 
 $(VENV)/bench: $(VENV)/torch pyproject.toml
-	$(INSTALL) --editable .[lab,bench]
+	$(INSTALL) --editable .[bench]
 	touch $@
 
 clean:

@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import load_file
 
 import lab_data
-from anyk.lab import criteria, info, training
+from anyk import info
+from anyk.lab import criteria, training
 from anyk.lab.data import split
 from anyk.lab.errors import LabError
 from anyk.lab.recipes import LossName, Recipe
