@@ -15,6 +15,11 @@ import torch
 from torch import Tensor
 
 
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether a tensor is inside vmap, grad or another functional transform; never while it is traced."""
+    return not torch.compiler.is_compiling() and _is_functorch_wrapped(tensor)
+
+
 def _is_functorch_wrapped(tensor: Tensor) -> bool:
     functorch = torch._C._functorch
     return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)

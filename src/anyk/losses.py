@@ -265,7 +265,8 @@ class TopKCrossEntropyLoss(nn.Module):
         super().__init__()
         check_shared(reduction, ignore_index, weight, label_smoothing)
         # Where modules are made without memory, by a default device "meta", the weights are kept all the same.
-        with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
+        # (torch.get_default_device does not see "with torch.device(…)" before 2.8.)
+        with torch.device("cpu") if torch.empty(0).is_meta else nullcontext():
             p_k = distribution(p_k)
         # Not float64: some devices do not have it.
         p_k = p_k if p_k.dtype != torch.float64 else p_k.to(torch.get_default_dtype())
@@ -331,7 +332,7 @@ class Shape(NamedTuple):
             raise ValueError(f"scores: expected shape (B, n), (n,) or (B, n, d1, …), got {tuple(scores.shape)}")
         if scores.ndim == 1:
             return cls(len(scores), torch.Size(), False)
-        return cls(scores.shape[1], torch.Size([len(scores), *scores.shape[2:]]), True)
+        return cls(scores.shape[1], scores.shape[:1] + scores.shape[2:], True)
 
     def rows(self, tensor: Tensor) -> Tensor:
         if tensor.ndim == 2:
@@ -490,7 +491,8 @@ def candidate_losses(
         padded = ~candidates.at(real, position)
         _check_targets_are_real(padded if valid is None else padded & valid)
         position = torch.where(padded, 0, position)
-    losses = example_losses(rows._replace(position=position))
+    # Written out: torch 2.8 and older cannot trace _replace.
+    losses = example_losses(Rows(rows.scores, position, rows.real, rows.target, rows.cross_entropy))
     if real is not None:
         losses = torch.where(padded, torch.inf, losses)  # as cross-entropy has it
     return losses if valid is None else torch.where(valid, losses, 0)
