@@ -77,9 +77,9 @@ $(VENV)/bench: $(VENV)/torch pyproject.toml
 # All but torch is as pinned; torch 2.6 wants one version of sympy, not the pinned one.
 $(FLOOR)/test: constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(FLOOR)
-	grep --invert-match --extended-regexp '^(torch|sympy)==' constraints.txt > $(FLOOR)/constraints.txt
+	grep -vE '^(torch|sympy)==' constraints.txt > $(FLOOR)/constraints.txt
 	$(FLOOR)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(FLOOR)/constraints.txt \
-		torch==$$(sed --quiet 's/.*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml) --editable .[test]
+		torch==$$(sed -n 's/.*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml) --editable .[test]
 	touch $@
 
 clean:

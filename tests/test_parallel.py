@@ -77,6 +77,7 @@ def serve(rank, store, pipe):
         GROUPS[world] = dist.new_group(range(WORLD - world, WORLD), timeout=limit)
     GROUPS[WORLD] = None
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "DTensor random operators may not have complete support")  # torch 2.6's own
     while True:
         function, args = pipe.recv()
         try:
