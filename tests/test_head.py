@@ -171,7 +171,9 @@ def test_shapes(shape):
 @ways
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype, top1, softmax_over):
-    x, target = problem(dtype)
+    # The seed is one without equal scores, in the numbers that torch 2.6 draws and in those of 2.13: how equal ones share
+    # their gradient is open.
+    x, target = problem(dtype, seed=9)
     head, criterion = head_and_loss(dtype=dtype, top1=top1, softmax_over=softmax_over)
     actual, expected = results(head(x, target), x, head), two_steps(head, criterion, x, target)
     assert actual[0].dtype == torch.float32
@@ -390,7 +392,8 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, torch.Tensor) and not tensor.is_sparse:
+            # x[:, 0] is first a slice of all of x for torch 2.6
+            if isinstance(tensor, torch.Tensor) and not tensor.is_sparse and function is not torch.ops.aten.slice.Tensor:
                 self.shapes.add(tuple(tensor.shape))
                 if tensor.shape not in self.allowed:
                     self.seen = max(self.seen, tensor.numel())

@@ -128,6 +128,7 @@ def test_compiled_function_with_a_list():
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:Skipping serialization of:UserWarning")  # torch 2.6's own
 def test_compiled_with_inductor():
     if shutil.which("c++") is None and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler")

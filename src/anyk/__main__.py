@@ -1,5 +1,6 @@
 """`python -m anyk` and the command `anyk`."""
 
+import json
 import sys
 
 
@@ -12,17 +13,37 @@ def main() -> None:
 
 
 def _start() -> None:
-    from anyk.lab.errors import LabError
-
+    try:
+        from anyk.lab.errors import LabError
+    except ModuleNotFoundError as error:
+        _start_without_lab(str(error))
+        return
     try:
         from anyk.lab.cli import main as start
-    except ModuleNotFoundError as error:
-        sys.stderr.write(f'The lab needs the package {error.name}: pip install "anyk[lab]"\n')
-        sys.exit(2)
+    except ModuleNotFoundError as error:  # the packages are there, but one of them misses another
+        _start_without_lab(f'The lab needs the package {error.name}: pip install "anyk[lab]"')
+        return
     except LabError as error:  # a package that extends anyk is broken
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
     start()
+
+
+def _start_without_lab(reason: str) -> None:
+    """What a report of a bug needs, and what tells which packages are missing, do not need these packages."""
+    words = sys.argv[1:]
+    if words == ["--version"]:
+        import anyk
+
+        sys.stdout.write(f"anyk {anyk.__version__}\n")
+    elif words in (["info"], ["info", "--json"]):
+        from anyk import info
+
+        facts = info.gather()
+        sys.stdout.write((json.dumps(facts, indent=1) if "--json" in words else info.describe(facts)) + "\n")
+    else:
+        sys.stderr.write(f"{reason}\n")
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,14 @@ def eager(tensor: Tensor) -> bool:
     )
 
 
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether a tensor is inside vmap, grad or another functional transform; never while it is traced."""
+    functorch = torch._C._functorch
+    return not torch.compiler.is_compiling() and (
+        functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
+    )
+
+
 def constant_when_traced(function: Function) -> Function:
     """Let torch.compile call the function while it traces, and take what it returns as a constant.
 

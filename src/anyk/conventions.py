@@ -130,7 +130,7 @@ class Shape(NamedTuple):
             raise ValueError(f"scores: expected shape (B, n), (n,) or (B, n, d1, …), got {tuple(scores.shape)}")
         if scores.ndim == 1:
             return cls(len(scores), torch.Size(), False)
-        return cls(scores.shape[1], torch.Size([len(scores), *scores.shape[2:]]), True)
+        return cls(scores.shape[1], scores.shape[:1] + scores.shape[2:], True)
 
     def rows(self, tensor: Tensor) -> Tensor:
         if tensor.ndim == 2:
@@ -202,8 +202,8 @@ class Batch:
         else:
             whole = m is None and not measure.sorts  # all classes as they come
             kept, cross_entropy = scores if whole else scores.gather(-1, classes), None
-        rows = Rows.of(kept, position, target, cross_entropy, k, valid, weights, self._reducing())
-        return rows._replace(added=self._smoothing(scores, smoothing)) if smoothing else rows
+        added = self._smoothing(scores, smoothing) if smoothing else None
+        return Rows.of(kept, position, target, cross_entropy, k, valid, weights, self._reducing(), added)
 
     def _expected(
         self,
@@ -221,17 +221,15 @@ class Batch:
             probabilities = probabilities * self.class_weight
         log_softmax = scores.to(working_dtype(scores)).log_softmax(-1)
         cross_entropy = -log_softmax.gather(-1, classes) if measure.uses_softmax else None
-        rows = Rows.of_shares(
-            kept, classes, probabilities.gather(-1, classes), cross_entropy, k, valid, weights, self._reducing()
-        )
+        added = None
         if kept.shape[-1] < scores.shape[-1]:
             outside = probabilities.scatter(-1, classes, 0)
-            cost = measure.outside(torch.where(outside != 0, -log_softmax, 0))
-            rows = rows._replace(added=(outside * cost).sum(-1))
+            added = (outside * measure.outside(torch.where(outside != 0, -log_softmax, 0))).sum(-1)
         if measure.smoothing:
             smoothing = self._smoothing(scores, measure.smoothing)
-            rows = rows._replace(added=smoothing if rows.added is None else rows.added + smoothing)
-        return rows
+            added = smoothing if added is None else added + smoothing
+        shares = probabilities.gather(-1, classes)
+        return Rows.of_shares(kept, classes, shares, cross_entropy, k, valid, weights, self._reducing(), added)
 
     def _smoothing(self, scores: Float[Tensor, "rows n"], amount: float) -> Float[Tensor, " rows"]:
         """The mean cross-entropy over the classes that are not padding, each with its weight, as much of it as is wanted."""
@@ -290,6 +288,7 @@ class Rows(NamedTuple):
         valid: Bool[Tensor, " rows"] | None,
         weights: Float[Tensor, " rows"] | None,
         reducing: Reducing,
+        added: Float[Tensor, " rows"] | None = None,
     ) -> Rows:
         """Rows with one target each."""
         real, padded = real_mask(scores), None
@@ -298,7 +297,7 @@ class Rows(NamedTuple):
             padded = ~candidates.at(real, position)
             _check_targets_are_real(padded if valid is None else padded & valid)
             position = torch.where(padded, 0, position)
-        return cls(scores, position, real, target, cross_entropy, padded, valid, weights, None, None, reducing)
+        return cls(scores, position, real, target, cross_entropy, padded, valid, weights, None, added, reducing)
 
     @classmethod
     def of_shares(
@@ -311,6 +310,7 @@ class Rows(NamedTuple):
         valid: Bool[Tensor, " rows"] | None,
         weights: Float[Tensor, " rows"] | None,
         reducing: Reducing,
+        added: Float[Tensor, " rows"] | None = None,
     ) -> Rows:
         """Rows in which every candidate is a target with a share."""
         kept = scores.shape[-1]
@@ -325,7 +325,7 @@ class Rows(NamedTuple):
             cross_entropy = None if cross_entropy is None else cross_entropy.gather(-1, place)
             everyone = real[:, None, :].expand(-1, kept, -1)
         each = scores[:, None, :].expand(-1, kept, -1)
-        return cls(each, place, everyone, classes, cross_entropy, padded, valid, weights, shares, None, reducing)
+        return cls(each, place, everyone, classes, cross_entropy, padded, valid, weights, shares, added, reducing)
 
     def candidate_cross_entropy(self) -> Float[Tensor, "*rows"]:
         """Softmax cross-entropy over the candidates alone."""
@@ -383,15 +383,14 @@ def smoothed_rows(
     valid, target, weights = counted
     if measure.smoothing:
         own = candidates.at(cross_entropy, position) if measure.uses_softmax else None
-        rows = Rows.of(scores, position, target, own, k, valid, weights, reducing)
-        return rows._replace(added=measure.smoothing * mean)
+        return Rows.of(scores, position, target, own, k, valid, weights, reducing, measure.smoothing * mean)
     own = torch.zeros_like(uniform).scatter(-1, position[:, None], 1 - amount)
     if class_weight is not None:
         own = own * class_weight[classes]
     inside = (uniform * torch.where(uniform != 0, cross_entropy, 0)).sum(-1)
     each = cross_entropy if measure.uses_softmax else None
-    rows = Rows.of_shares(scores, classes, own + amount * uniform, each, k, valid, weights, reducing)
-    return rows._replace(added=amount * (mean - inside))
+    shares, outside = own + amount * uniform, amount * (mean - inside)
+    return Rows.of_shares(scores, classes, shares, each, k, valid, weights, reducing, outside)
 
 
 def reduce(losses: Tensor, weights: Tensor | None, reducing: Reducing) -> Tensor:

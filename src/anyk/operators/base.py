@@ -51,8 +51,10 @@ class Operator(nn.Module, ABC):
         if name != "temperature":
             return super().__setattr__(name, value)
         value = checks.temperature(value)
-        for registry in (self._parameters, self._buffers, self.__dict__):
+        for registry in (self._parameters, self._buffers):
             registry.pop("temperature", None)
+        if "temperature" in self.__dict__:
+            object.__delattr__(self, "temperature")
         if isinstance(value, nn.Parameter):
             self.register_parameter("temperature", value)
         elif isinstance(value, Tensor):

@@ -291,7 +291,7 @@ def _schedule(plan: _Plan, n: int, device: torch.device) -> Schedule:
         numbers = [*range(2 * pairs), *range(4 * pairs, len(gather) + 2 * pairs)]
     last_outputs = [numbers[place] for place in plan.outputs]
 
-    backs, after, zeros = [], dict(zip(plan.outputs, range(n), strict=False)), len(plan.outputs)
+    backs, after, zeros = [], {place: number for number, place in enumerate(plan.outputs)}, len(plan.outputs)
     for _, gather, pairs, _ in reversed(plan.steps):
         width = len(gather)
         backs.append(with_partners([after.get(place, zeros) for place in [*range(width), -1]], pairs))

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 import lab_data
-from anyk.lab import info
+from anyk import info
 from anyk.lab.data import Dataset, Split, embeddings
 from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.streaming import Stream, block_order

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 import lab_data
-from anyk.lab import info
+from anyk import info
 from anyk.lab.data import split
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, losses, training

@@ -9,7 +9,7 @@ def command(*, json: Flag = False) -> int:
     Args:
         json: print JSON instead of words.
     """
-    from anyk.lab import info
+    from anyk import info
 
     facts = info.gather()
     if json:

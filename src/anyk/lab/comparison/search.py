@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from anyk.lab import files, info
+from anyk import info
+from anyk.lab import files
 from anyk.lab.comparison import page, results
 from anyk.lab.comparison.moves import find_moves
 from anyk.lab.comparison.outcome import BASELINE, Comparison, Method, SeedRun, Try, best

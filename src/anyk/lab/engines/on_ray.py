@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from anyk.lab import info
+from anyk import info
 from anyk.lab.engines.attempt import Outcome, attempt, ended, throttled
 from anyk.lab.errors import LabError
 from anyk.lab.run.folder import Run
@@ -318,7 +318,7 @@ def _look() -> Callable[[str, str], dict[str, Any]]:
         if not os.path.exists(marker):
             return {"problem": f"does not see the folder {folder}: choose one on a file system that all nodes share."}
         try:
-            from anyk.lab import info
+            from anyk import info
             from anyk.lab.run.folder import FolderTaken, Run
         except ImportError as error:
             return {"problem": f'cannot import {error.name}: pip install "anyk[cluster]" there.'}

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from anyk.lab import info
+from anyk import info
 from anyk.lab.data import Dataset, Parts, Split
 from anyk.lab.data.streaming import Stream
 from anyk.lab.errors import LabError

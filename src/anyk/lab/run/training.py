@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from anyk.lab import info
+from anyk import info
 from anyk.lab.data import Dataset, Parts, Split, load, split
 from anyk.lab.data.streaming import block_order
 from anyk.lab.errors import LabError, Stopped, explain

@@ -1,19 +1,21 @@
-"""What this machine has: versions, devices, data sets, extras. For `anyk info` and the `environment.json` of a run."""
+"""What this machine has: versions, devices, data sets, extras. For `anyk info` and the `environment.json` of a run.
+
+It needs the core's packages and no more: it is what tells that others are missing.
+"""
 
 import importlib.metadata
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from packaging.requirements import Requirement
 
 import anyk
-from anyk.lab.data.cache import cache_folder
 
 KEY_PACKAGES = ("torch", "numpy", "matplotlib", "safetensors", "scipy")
 """their versions can change what a run computes or shows"""
@@ -25,20 +27,22 @@ def gather(*, cache: Path | None = None, folder: Path | None = None) -> dict[str
     """Everything that `anyk info` shows, as JSON values.
 
     Args:
-        cache: the cache folder; None: ``$ANYK_CACHE``, or anyk's folder among the user's caches.
+        cache: the cache folder; None: the lab's.
         folder: where to look for embedding sets; None: the current folder.
+
+    Returns:
+        The facts; ``cache`` and ``embeddings`` are None where the lab, whose they are, cannot be imported.
     """
-    cache = cache_folder() if cache is None else cache
+    cache = _cache_folder() if cache is None else cache
+    places = [] if cache is None else dict.fromkeys([cache.resolve(), (folder or Path()).resolve()])
     return {
         "versions": versions(),
         "machine": machine(),
         "memory": memory(),
         "devices": devices(),
         "extras": extras(),
-        "cache": {"folder": str(cache), "contents": _contents(cache)},
-        "embeddings": [
-            about for place in dict.fromkeys([cache.resolve(), (folder or Path()).resolve()]) for about in embedding_sets(place)
-        ],
+        "cache": None if cache is None else {"folder": str(cache), "contents": _contents(cache)},
+        "embeddings": None if cache is None else [about for place in places for about in embedding_sets(place)],
     }
 
 
@@ -110,16 +114,16 @@ def devices() -> list[dict[str, Any]]:
 
 def extras() -> dict[str, dict[str, Any]]:
     """For each extra: whether it is installed (None: unknown), what is missing, and the command that adds it."""
-    wanted: dict[str, list[Requirement]] = {name: [] for name in USER_EXTRAS}
+    wanted: dict[str, list[str]] = {name: [] for name in USER_EXTRAS}
     for text in _requirements():
-        requirement = Requirement(text)
-        for name, needed in wanted.items():
-            # An extra of an extra ("anyk[lab]") says nothing by itself.
-            if requirement.name != "anyk" and requirement.marker and requirement.marker.evaluate({"extra": name}):
-                needed.append(requirement)
+        requirement, _, marker = text.partition(";")
+        extra = re.search(r"""extra\s*==\s*["']([\w.-]+)""", marker)
+        # An extra of an extra ("anyk[lab]") says nothing by itself.
+        if extra and extra[1] in wanted and _name(requirement) != "anyk":
+            wanted[extra[1]].append(requirement.strip())
     result = {}
     for name, requirements in wanted.items():
-        missing = [str(requirement).split(";")[0].strip() for requirement in requirements if not _fulfilled(requirement)]
+        missing = [requirement for requirement in requirements if not _fulfilled(requirement)]
         # A checkout that was never installed does not know its requirements.
         installed = not missing if requirements else None
         result[name] = {"installed": installed, "missing": missing, "command": f'pip install "anyk[{name}]"'}
@@ -141,6 +145,14 @@ def embedding_sets(folder: Path) -> Iterator[dict[str, Any]]:
             continue
         count = len(classes) if isinstance(classes, list) else None
         yield {"folder": str(place), "name": str(about.get("name", place.name)), "classes": count, "bytes": size}
+
+
+def _cache_folder() -> Path | None:
+    try:
+        from anyk.lab.data.cache import cache_folder
+    except ImportError:  # the extra is not installed
+        return None
+    return cache_folder()
 
 
 def _contents(folder: Path) -> list[dict[str, Any]]:
@@ -176,9 +188,20 @@ def _requirements() -> list[str]:
         return []
 
 
-def _fulfilled(requirement: Requirement) -> bool:
-    version = _version(requirement.name)
-    return version is not None and requirement.specifier.contains(version, prereleases=True)
+def _name(requirement: str) -> str:
+    found = re.match(r"\s*([\w.-]+)", requirement)
+    return found[1] if found else ""
+
+
+def _fulfilled(requirement: str) -> bool:
+    version = _version(_name(requirement))
+    if version is None:
+        return False
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:  # it comes with the lab; without it versions are not compared
+        return True
+    return Requirement(requirement).specifier.contains(version, prereleases=True)
 
 
 def _processor() -> str:
@@ -222,7 +245,10 @@ def describe(facts: dict[str, Any]) -> str:
     lines += ["extras"]
     for name, extra in facts["extras"].items():
         missing = f"missing {', '.join(extra['missing'])}: {extra['command']}"
-        lines.append(f"  {name:12} {'installed' if extra['installed'] else missing}")
+        state = {True: "installed", False: missing, None: "unknown: anyk is not installed here"}[extra["installed"]]
+        lines.append(f"  {name:12} {state}")
+    if facts["cache"] is None:
+        return "\n".join(lines)
     lines += [f"cache {facts['cache']['folder']}"]
     lines += [f"  {entry['name']}, {size(entry['bytes'])}" for entry in facts["cache"]["contents"]] or ["  empty"]
     lines += ["embedding sets here and in the cache"]

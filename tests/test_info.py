@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import anyk
-from anyk.lab import info
+from anyk import info
+from anyk.lab.data.cache import cache_folder
 
 
 @pytest.fixture
@@ -57,9 +58,9 @@ def test_folders_that_do_not_exist_hold_nothing(tmp_path):
 
 def test_the_cache_folder_can_be_chosen(monkeypatch, tmp_path):
     monkeypatch.setenv("ANYK_CACHE", str(tmp_path))
-    assert info.cache_folder() == tmp_path
+    assert cache_folder() == Path(info.gather()["cache"]["folder"]) == tmp_path
     monkeypatch.delenv("ANYK_CACHE")
-    assert info.cache_folder().name == "anyk"
+    assert cache_folder().name == "anyk"
 
 
 def test_extras_say_what_is_missing_and_what_to_do(monkeypatch):
