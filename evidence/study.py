@@ -26,7 +26,7 @@ from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
 from anyk.lab.files import write_atomically
 from anyk.lab.run.folder import Run
-from anyk.lab.run.names import LOSSES
+from anyk.lab.run.names import find
 from anyk.lab.run.recipe import Recipe
 
 SUMMARIES = Path(__file__).parent / "summaries"
@@ -52,11 +52,22 @@ PKS: dict[str, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True)
+class Recorded(Recipe):
+    """A recipe as it was when these runs were made.
+
+    There was a temperature "auto" then, which followed the spread of the scores. What speaks against it stays on record; such
+    runs cannot be made again.
+    """
+
+    temperature: float | str = 1.0  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
 class Setting:
     """A data set and how all methods train on it."""
 
     name: str
-    recipe: Recipe
+    recipe: Recorded
     budget: int
     """points of the grid that are tried to tune a method"""
     tuning_seeds: int
@@ -76,7 +87,7 @@ class Setting:
 SETTINGS: dict[str, Setting] = {
     "embeddings": Setting(
         "embeddings",
-        Recipe(
+        Recorded(
             data="embeddings",
             model="linear",
             m=16,
@@ -95,9 +106,10 @@ SETTINGS: dict[str, Setting] = {
     # All classes are ranked: from scratch, truncation to the best few makes the scores collapse (see "Truncation").
     "glyphs": Setting(
         "glyphs",
-        Recipe(
+        Recorded(
             data="glyphs:200",
             model="cnn",
+            m=None,
             epochs=16,
             batch_size=100,
             learning_rate=4e-3,
@@ -343,7 +355,7 @@ def confirmation(data: str, known: Mapping[str, Summaries]) -> list[Cell]:
 def key(recipe: Recipe, shared: Recipe) -> str:
     """What a recipe has of its own, as text: the name of a run."""
     own = {name: new for name, (_, new) in shared.differences(recipe).items() if name != "data"}
-    if not LOSSES[recipe.loss].has_temperature:
+    if not find(recipe.loss).has_temperature:
         own.pop("temperature", None)
     return json.dumps(own, sort_keys=True)
 
@@ -374,7 +386,7 @@ class Summaries:
             return
         first, *lines = path.read_text().splitlines()
         self.head = json.loads(first)
-        if Recipe.from_json(self.head["shared"], str(path)) != setting.recipe:  # fields that came later have their defaults
+        if Recorded.from_json(self.head["shared"], str(path)) != setting.recipe:  # fields that came later have their defaults
             raise LabError(f"{path} belongs to another shared recipe: move it away, or mend SETTINGS in study.py.")
         for line in lines:
             run = Summary(**json.loads(line))
@@ -441,7 +453,7 @@ def tuning(data: str, method: str, known: Summaries) -> Tuning:
         return Tuning(softmax.missing, softmax.best and softmax.best.but(**own))
     fields = {**METHODS[method], **setting.fields.get(method, {}), "p_k": TUNED_WITH.get(method, PKS["half"])}
     start = setting.recipe.but(**fields, temperature=setting.temperatures.get(method, 1.0))
-    warm = LOSSES[start.loss].has_temperature
+    warm = find(start.loss).has_temperature
     first: list[search.Point] = [(0, 0), (0, 2), (0, -2)] if warm else [(0,), (1,), (-1,)]
     if warm and not setting.tunes_rate:
         softmax = tuning(data, "softmax", known)

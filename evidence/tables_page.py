@@ -10,7 +10,7 @@ import claims
 import study
 from anyk import networks
 from anyk.lab import statistics, tables
-from anyk.lab.run.names import LOSSES
+from anyk.lab.run.names import find
 from anyk.lab.run.recipe import Recipe
 from claims import TITLES, Evidence, p_k_title
 from layout import escaped, grid_table, lines_of, paragraph, section_table, shown, size_of, temperature_of, title_of, without
@@ -364,6 +364,6 @@ def _tuned(evidence: Evidence) -> list[str]:
                 rows.append((data, TITLES[method], "not tuned", "", len(tuned.tries)))
                 continue
             best: Recipe = tuned.best
-            warm = f"{best.temperature:g}" if LOSSES[best.loss].has_temperature else "–"
+            warm = f"{best.temperature:g}" if find(best.loss).has_temperature else "–"
             rows.append((data, TITLES[method], f"{best.learning_rate:g}", warm, len(tuned.tries)))
     return [*lines, *lines_of(["data", "method", "learning rate", "temperature", "tries"], rows, left=2), ""]

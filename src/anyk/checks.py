@@ -14,7 +14,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from anyk._compat import eager
+from anyk._compat import eager as eager  # what the rest of the core asks for here
 
 
 def readable(tensor: Tensor) -> bool:

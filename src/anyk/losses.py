@@ -81,6 +81,15 @@ class Spec(ABC):
     def smoothing(self) -> float:
         return 0.0
 
+    @property
+    @abstractmethod
+    def uses_softmax(self) -> bool:
+        """Whether it uses the softmax cross-entropy over all classes."""
+
+    @abstractmethod
+    def outside(self, cross_entropy: Tensor) -> Tensor:
+        """What a target outside the candidates costs."""
+
     def log_inclusion(self, rows: Rows, k: int) -> Float[Tensor, "*rows k"] | None:
         """log T of the targets; None if the loss does not ask for it."""
         return self.operator.candidate_log_inclusion(rows.scores, rows.position, rows.real, k)
@@ -316,8 +325,9 @@ def error_spec(
 
 def _read(given: Distribution | None, m: M) -> PK | None:
     p_k = None if given is None else p_ks.read(given)
-    if m is not None and m != "auto" and checks.at_least_one("m", m) < (1 if p_k is None else p_k.k):
-        raise ValueError(f"p_k: expected at most as many entries as m = {m}, got {p_k.k}")
+    least = 1 if p_k is None else p_k.k
+    if m is not None and m != "auto" and checks.at_least_one("m", m) < least:
+        raise ValueError(f"p_k: expected at most as many entries as m = {m}, got {least}")
     return p_k
 
 
@@ -354,9 +364,10 @@ class TopKLossModule(nn.Module, ABC):
     @property
     def p_k(self) -> Tensor | None:
         """P_K as a tensor, (k,) or (n, k); to change it, assign whatever the class accepts."""
-        if self._p_k is None or isinstance(self._p_k.values, Tensor):
-            return None if self._p_k is None else self._p_k.values
-        return torch.tensor(self._p_k.values, dtype=torch.float64)
+        if self._p_k is None:
+            return None
+        values = self._p_k.values
+        return values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
 
     @p_k.setter
     def p_k(self, given: Distribution | None) -> None:

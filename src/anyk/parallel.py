@@ -254,6 +254,7 @@ def _rows(spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, 
             cross_entropy = seen.cross_entropy(chosen.gather(-1, position[:, None])).squeeze(-1)
         return Rows.of(chosen, position, target, cross_entropy, k, valid, weights, reducing)
     assert seen.classes is not None
+    assert seen.number is not None
     assert seen.mean is not None
     classes = seen.classes.gather(-1, kept)
     uniform = (chosen != -torch.inf).to(chosen.dtype) / seen.number[:, None]

@@ -16,15 +16,14 @@ from anyk import networks as comparator_networks
 from anyk.lab import figures
 from anyk.lab.figures import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
 from anyk.networks import Comparator, Network
-from anyk.operators import KINDS
+from anyk.registry import NETWORKS
 
 MOST_WIRES = 128
 """more would not be legible on any page"""
 GROUP_COLOURS = ("#7B4EA3", BLUE, ORANGE, GREEN, "#A6611A", SKY, PURPLE, "#4D4D4D")
 FAINT, BAND = "#B8B8B8", "#F4F4F2"
 
-NETWORKS: dict[str, tuple[str, Callable[[int, int], Network]]] = {
-    **{name: (kind.title, kind.build) for name, kind in KINDS.items()},
+SELECTIONS: dict[str, tuple[str, Callable[[int, int], Network]]] = {
     "selection_bitonic": ("Bitonic selection network", lambda n, k: comparator_networks.selection(n, k, "bitonic")),
     "selection_odd_even_merge": (
         "Odd-even merge selection network",
@@ -32,7 +31,7 @@ NETWORKS: dict[str, tuple[str, Callable[[int, int], Network]]] = {
     ),
     "selection_pairwise": ("Pairwise selection network", lambda n, k: comparator_networks.selection(n, k, "pairwise")),
 }
-"""The networks that can be drawn, by name."""
+"""The classical selection networks, which are no operators, by name."""
 
 
 def network(kind: str, n: int, k: int, path: str | Path, *, packed: bool = False, ranks: bool | None = None) -> Path:
@@ -43,7 +42,7 @@ def network(kind: str, n: int, k: int, path: str | Path, *, packed: bool = False
     merge steps of the other networks. A cross marks where a wire drops out, a check mark where a rank is settled.
 
     Args:
-        kind: one of ``NETWORKS``.
+        kind: the name of a network, or of one of ``SELECTIONS``.
         n: number of wires.
         k: number of outputs.
         path: the file; its suffix is the format.
@@ -54,7 +53,8 @@ def network(kind: str, n: int, k: int, path: str | Path, *, packed: bool = False
         The path.
     """
     path = figures.checked_path(path)
-    title, build = figures.choose("kind", kind, NETWORKS)
+    drawable = {name: (known.title, known.build) for name, known in ((name, NETWORKS[name]) for name in NETWORKS.names())}
+    title, build = figures.choose("kind", kind, {**drawable, **SELECTIONS})
     figures.check_number("n", n, 1, MOST_WIRES)
     figures.check_number("k", k, 1, n)
     drawn = build(n, k)

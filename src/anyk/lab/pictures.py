@@ -13,15 +13,15 @@ from torch import Tensor
 from anyk.lab import figures
 from anyk.lab.errors import LabError
 from anyk.lab.figures import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
-from anyk.lab.run.names import LOSSES
-from anyk.lab.run.names import operator as make_operator
-from anyk.losses import topk_cross_entropy
+from anyk.lab.run import names
+from anyk.losses import Top1, topk_cross_entropy
 from anyk.operators import Operator
+from anyk.registry import operator as make_operator
 
 
 def operator_titles() -> dict[str, str]:
     """The operators that can be drawn, by name, with their titles."""
-    return {name: loss.title for name, loss in LOSSES.items() if loss.is_operator}
+    return {name: names.find(name).title for name in names.operators()}
 
 
 def matrix(
@@ -63,7 +63,7 @@ def matrix(
         for (name, title), line in zip(chosen.items(), grid, strict=True):
             for temperature, axes in zip(temperatures, line, strict=True):
                 with torch.no_grad():
-                    probabilities = make_operator(name, temperature)(row, k)
+                    probabilities = make_operator(name, temperature=temperature)(row, k)
                 image = axes.imshow(probabilities.numpy(), vmin=0, vmax=1, cmap="Blues", aspect="auto")
                 _write_values(axes, probabilities, cell)
                 axes.set_yticks(range(k), [figures.ordinal(rank) for rank in range(1, k + 1)] if k <= 12 else [""] * k)
@@ -112,7 +112,7 @@ def loss_curves(
     others: Sequence[float] | Tensor = (3.0, 2.5, 2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5),
     p_k: Sequence[float] = (0.0, 0.0, 0.0, 0.0, 1.0),
     temperature: float = 0.5,
-    top1: str = "separate",
+    top1: Top1 = "separate",
     points: int = 241,
 ) -> Path:
     """Draw the loss, and its slope, over the target's score, for several operators and for softmax cross-entropy.
@@ -149,7 +149,7 @@ def loss_curves(
         )
     }
     for name, title in chosen.items():
-        operator = make_operator(name, temperature)
+        operator = make_operator(name, temperature=temperature)
 
         def loss(scores: Tensor, target: Tensor, operator: Operator = operator) -> Tensor:
             return topk_cross_entropy(scores, target, list(p_k), operator, top1=top1, reduction="none")

@@ -64,9 +64,9 @@ class Operator(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         value = self.temperature
-        if isinstance(value, Tensor):
-            value = "learned" if value.requires_grad else "tensor"
-        return f"temperature={value}"
+        if not isinstance(value, Tensor):
+            return f"temperature={value}"
+        return f"temperature={'learned' if value.requires_grad else 'tensor'}"
 
     def forward(self, scores: Float[Tensor, "*batch n"], k: int, hard: bool = False) -> Float[Tensor, "*batch k n"]:
         """The first k rows of P.

@@ -4,13 +4,12 @@ import os
 from pathlib import Path
 
 from anyk.lab.cli.words import CommonSetting, Flag, command_line, say, say_json, slug
-from anyk.lab.run.names import LossName
 
 
 def command(
     setting: CommonSetting,
     *,
-    losses: tuple[LossName, ...] = ("softmax", "splitter"),
+    losses: tuple[str, ...] = ("softmax", "splitter"),
     seeds: int = 5,
     budget: int = 6,
     jobs: int = 0,

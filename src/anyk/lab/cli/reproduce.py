@@ -8,7 +8,6 @@ import tyro
 
 from anyk.lab.cli.words import Flag, say, tell_failures
 from anyk.lab.errors import LabError
-from anyk.lab.run.names import NetworkName
 from anyk.lab.run.recipe import Recipe
 from anyk.lab.tables import Format
 
@@ -20,7 +19,7 @@ def command(
     smoke: Flag = False,
     seeds: int | None = None,
     source: Literal["paper", "official"] = "paper",
-    network: NetworkName = "splitter",
+    network: str = "splitter",
     grid: tuple[float, ...] = (1.0,),
     out: Path | None = None,
     jobs: int = 0,

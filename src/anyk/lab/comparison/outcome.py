@@ -10,13 +10,12 @@ from typing import Any, Literal
 
 from anyk.lab import statistics
 from anyk.lab.errors import Failure
-from anyk.lab.run.names import LossName
 from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.summaries import metrics_of
 from anyk.lab.statistics import Paired, holm, paired
 from anyk.lab.tables import Difference, Measured
 
-BASELINE: LossName = "softmax"
+BASELINE = "softmax"
 """what the other losses are measured against"""
 
 
@@ -25,7 +24,7 @@ class Try:
     """One point of the tuning grid. ``score`` is the validation metric tuned for; None where training diverged."""
 
     learning_rate: float
-    temperature: float | str
+    temperature: float
     score: float | None
     validation: Mapping[str, float] = field(default_factory=dict)
 

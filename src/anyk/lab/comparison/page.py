@@ -122,7 +122,7 @@ def _tuning(method: Method) -> _Grid:
     scores = [point.score for point in method.tries if point.score is not None and math.isfinite(point.score)]
     low, high = min(scores, default=0.0), max(scores, default=0.0)
     rates = sorted({point.learning_rate for point in method.tries})
-    temperatures = sorted({point.temperature for point in method.tries}, key=lambda t: (isinstance(t, str), t))
+    temperatures = sorted({point.temperature for point in method.tries})
     by_place = {(point.temperature, point.learning_rate): point for point in method.tries}
 
     def cell(point: Try | None) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from anyk.lab.data import load, split
 from anyk.lab.engines.attempt import Outcome, failures
 from anyk.lab.engines.local import Pool, wait_in_turns
 from anyk.lab.errors import Failure, LabError, Stopped
+from anyk.lab.run import names
 from anyk.lab.run.folder import Run
 from anyk.lab.run.losses import criterion, trained_ks
-from anyk.lab.run.names import LOSSES, LossName
 from anyk.lab.run.reading import check_select, describe, resolved, shuffle_of
 from anyk.lab.run.recipe import Recipe, Setting
 from anyk.lab.run.summaries import METRICS
@@ -35,7 +35,7 @@ Point = tuple[int, ...]
 
 def compare(
     setting: Setting,
-    losses: Sequence[LossName],
+    losses: Sequence[str],
     out: Path,
     *,
     seeds: int,
@@ -102,7 +102,7 @@ class _Study:
             failed.extend(failures({folder.name: outcome for folder, outcome in outcomes.items()}))
             return [outcomes[self.folder(recipe)] for recipe in recipes]
 
-        tunes_temperature = LOSSES[start.loss].has_temperature and start.temperature != "auto"
+        tunes_temperature = names.find(start.loss).has_temperature
         tries: dict[Point, Try] = {}
         while len(tries) < self.budget:
             points = next_points({point: made.score for point, made in tries.items()}, 2 if tunes_temperature else 1)
@@ -135,7 +135,7 @@ class _Study:
 def at(start: Recipe, point: Point) -> Recipe:
     """The recipe at a point of the grid: so many factors of 2 in the learning rate and in the temperature."""
     changes: dict[str, float] = {"learning_rate": start.learning_rate * 2.0 ** point[0]}
-    if len(point) > 1 and not isinstance(start.temperature, str):
+    if len(point) > 1:
         changes["temperature"] = start.temperature * 2.0 ** point[1]
     return start.but(**changes)
 
@@ -169,7 +169,7 @@ def next_points(scores: Mapping[Point, float | None], dimensions: int) -> list[P
     return [point for point in points if point not in scores]
 
 
-def _measured(setting: Setting, losses: Sequence[LossName], classes: int) -> tuple[int, ...]:
+def _measured(setting: Setting, losses: Sequence[str], classes: int) -> tuple[int, ...]:
     """The k that all methods must measure, beside the usual ones: what one of them trains for is judged in all."""
     trained = {
         k

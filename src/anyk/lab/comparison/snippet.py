@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import anyk
-from anyk.lab.run.names import LOSSES
+from anyk.lab.run import names
 from anyk.lab.run.recipe import Recipe
 
 
@@ -21,16 +21,19 @@ def code(recipe: Recipe, classes: int | None = None) -> str:
     'criterion = anyk.TopKCrossEntropyLoss([0.5, 0.5], anyk.LapSum(temperature=0.1))'
     """
     imports, comments = ["import anyk"], [f"# tuned with {recipe.optimizer}, learning rate {recipe.learning_rate:g}"]
-    loss = LOSSES[recipe.loss]
-    made, own = _qualified(loss.make), _arguments(loss.make, loss.arguments(recipe))
-    if not loss.is_operator and not loss.has_k:
-        imports, call = ["import torch"], f"torch.nn.{loss.make.__name__}({', '.join(own)})"
-    elif loss.has_k:
+    loss = names.find(recipe.loss)
+    settings = _arguments(loss.make, loss.settings(recipe))
+    made = [loss.make]
+    if loss.family == "softmax":
+        imports, call = ["import torch"], f"torch.nn.{loss.make.__name__}({', '.join(settings)})"
+    elif loss.family == "gce":
+        call = f"anyk.TopKErrorLoss({', '.join(['{1: 1.0}', 'm=None', *settings])})"
+    elif loss.family == "one k":
         k = str(max(place for place, weight in enumerate(recipe.p_k, start=1) if weight > 0))
         if recipe.p_k_file is not None:
             imports, rows = _read_p_k(recipe.p_k_file)
             k = f"max(place for row in {rows} for place, weight in enumerate(row, start=1) if weight > 0)"
-        call = f"{made}({', '.join([f'k={k}', *own])})"
+        call = f"{_qualified(loss.make)}({', '.join([f'k={k}', *settings])})"
     else:
         weights = str(list(recipe.p_k))
         if recipe.p_k_file is not None:
@@ -39,20 +42,23 @@ def code(recipe: Recipe, classes: int | None = None) -> str:
             comments.append(f"# P_K moved from these weights to {list(recipe.p_k_end)}, linearly over the run")
         if recipe.temperature_end is not None:
             comments.append(f"# the temperature moved to {recipe.temperature_end!r}, geometrically over the run")
-        limit = [f"m={recipe.m}"] if recipe.m is not None and (classes is None or recipe.m < classes) else []
-        settings = {name: getattr(recipe, name) for name in ("top1", "softmax_over", "label_smoothing")}
-        others = _arguments(anyk.TopKCrossEntropyLoss, settings)
-        operator = f"{made}({', '.join(own)})"
-        call = f"anyk.TopKCrossEntropyLoss({', '.join([weights, operator, *limit, *others])})"
-    if not made.startswith(("anyk.", "torch.")):
-        imports = [*imports, f"import {loss.make.__module__}"]
+        limit = [f"m={recipe.m}"] if recipe.m != "auto" else []
+        if isinstance(recipe.m, int) and classes is not None and recipe.m >= classes:
+            limit = ["m=None"]
+        made.append(type(loss.make_operator(**loss.operator_settings(recipe))))
+        operator = f"{_qualified(made[1])}({', '.join(_arguments(made[1], loss.operator_settings(recipe)))})"
+        call = f"{_qualified(loss.make)}({', '.join([weights, operator, *limit, *settings])})"
+    if recipe.guide_end is not None and loss.family in ("error", "gce"):
+        comments.append(f"# the guide moved to {recipe.guide_end!r}, linearly over the run")
+    imports += [f"import {kind.__module__}" for kind in made if not _qualified(kind).startswith(("anyk.", "torch."))]
     return "\n".join([*imports, "", *comments, f"criterion = {call}", ""])
 
 
 def _arguments(make: type, values: Mapping[str, Any]) -> list[str]:
     """Keyword arguments: the temperature always, the others where they are not what the class takes by itself."""
     parameters = inspect.signature(make).parameters
-    said = {name: value for name, value in values.items() if name == "temperature" or value != parameters[name].default}
+    usual = {name: parameter.default for name, parameter in parameters.items()} | {"label_smoothing": 0.0}
+    said = {name: value for name, value in values.items() if name == "temperature" or value != usual[name]}
     return [f"{name}={_quoted(value)}" for name, value in said.items()]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from anyk.lab.comparison.outcome import BASELINE, Comparison, Method, best, differences, measured, metrics, validation_score
 from anyk.lab.errors import failure_sentences
-from anyk.lab.run.names import LOSSES
+from anyk.lab.run import names
 from anyk.lab.statistics import SIGNIFICANT
 from anyk.lab.tables import Column, Difference, Measured, Table, Value, p_text, percent, points, title
 
@@ -203,7 +203,7 @@ def _borders(method: Method) -> dict[str, str]:
     """The knobs whose tuned value is the smallest or the largest of those tried, with a few words on each."""
     borders = {}
     for name, words in KNOBS.items():
-        if name == "temperature" and not LOSSES[method.recipe.loss].has_temperature:
+        if name == "temperature" and not names.find(method.recipe.loss).has_temperature:
             continue
         chosen = getattr(method.recipe, name)
         tried = sorted({getattr(point, name) for point in method.tries if not isinstance(getattr(point, name), str)})

@@ -17,7 +17,7 @@ from anyk import networks
 from anyk.lab.errors import LabError
 from anyk.lab.paper import numbers
 from anyk.lab.paper.numbers import Cell, Regime
-from anyk.lab.run.names import NetworkName
+from anyk.lab.run.names import check_network
 from anyk.lab.run.recipe import Recipe
 from anyk.lab.statistics import mean, std
 from anyk.lab.tables import Column, Table, Value
@@ -89,7 +89,7 @@ class Experiment:
         smoke: bool = False,
         seeds: int | Sequence[int] | None = None,
         source: Source = "paper",
-        network: NetworkName = "splitter",
+        network: str = "splitter",
         grid: Sequence[float] = (1.0,),
     ) -> dict[str, Recipe]:
         """The runs of the experiment.
@@ -108,6 +108,7 @@ class Experiment:
         """
         if source not in ("paper", "official"):
             raise LabError(f"source should be paper or official, but is {source!r}.")
+        check_network(network)
         if not grid or not all(factor > 0 for factor in grid):
             raise LabError(f"grid should be positive factors of the temperature, but is {list(grid)}.")
         if isinstance(seeds, int) and seeds < 1:
@@ -185,7 +186,7 @@ def _regime(data: str) -> Regime:
     return numbers.REGIMES.get(data, numbers.REGIMES["imagenet1k"])
 
 
-def _recipe(cell: Cell, place: str, source: Source, network: NetworkName, factor: float, smoke: bool) -> Recipe:
+def _recipe(cell: Cell, place: str, source: Source, network: str, factor: float, smoke: bool) -> Recipe:
     regime = _regime(cell.data)
     recipe = regime.recipe.but(data=place)
     if source == "official":

@@ -68,6 +68,7 @@ REGIMES: dict[str, Regime] = {
             epochs=200,
             select="each",
             augment=("crop", "flip"),
+            m=None,
             top1="separate",
             wires="given",
         ),

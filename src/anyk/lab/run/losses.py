@@ -8,67 +8,62 @@ import torch
 from torch import nn
 
 import anyk
+from anyk import p_k as p_ks
 from anyk.lab.errors import LabError
-from anyk.lab.run.names import LOSSES
+from anyk.lab.run import names
 from anyk.lab.run.recipe import Recipe
+from anyk.losses import TopKLossModule
 
 
 def criterion(recipe: Recipe, classes: int) -> nn.Module:
     """The loss of a recipe for so many classes."""
     if classes < 2:
         raise LabError("the data have one class only, which leaves nothing to classify: give data with at least two.")
-    loss = LOSSES[recipe.loss]
-    if not loss.is_operator and not loss.has_k:
-        return loss.make(**loss.arguments(recipe))
+    loss = names.find(recipe.loss)
+    if loss.family == "softmax":
+        return loss.make(**loss.settings(recipe))
+    if loss.family == "gce":
+        return anyk.TopKErrorLoss([1.0], anyk.KSubset(1.0), m=None, **loss.settings(recipe))
     p_k = read_p_k(Path(recipe.p_k_file), classes) if recipe.p_k_file else torch.tensor(recipe.p_k)
     if recipe.p_k_end is None:
-        k = int((p_k.reshape(-1, p_k.shape[-1]) > 0).any(0).nonzero().max()) + 1
-        p_k = p_k[..., :k]
+        p_k = p_k[..., : p_ks.read(p_k).positive()[-1]]
     k = p_k.shape[-1]
-    m = None if recipe.m is None else min(recipe.m, classes)
-    if k > (m or classes):
-        if m is None or m == classes:
+    m = min(recipe.m, classes) if isinstance(recipe.m, int) else recipe.m
+    if k > classes or (isinstance(m, int) and k > m):
+        if not isinstance(m, int) or m == classes:
             shorter = ".5 .5" if classes > 2 else "1"
             raise LabError(
                 f"P_K reaches to k = {k}, but there are only {classes} classes: give a shorter --p-k, such as {shorter}."
             )
         raise LabError(f"P_K reaches to k = {k}, but only m = {recipe.m} are ranked: give a larger --m or a shorter --p-k.")
-    if loss.has_k:
-        if loss.has_temperature and isinstance(recipe.temperature, str):
-            raise LabError(f'loss {recipe.loss} needs a number as temperature, not "auto".')
-        return loss.make(k=k, **loss.arguments(recipe))
-    made = loss.make(**loss.arguments(recipe))
-    assert isinstance(made, anyk.Operator)
-    return anyk.TopKCrossEntropyLoss(
-        p_k,
-        made,
-        m=m,
-        top1=recipe.top1,
-        softmax_over=recipe.softmax_over,
-        label_smoothing=recipe.label_smoothing,
-    )
+    if loss.family == "one k":
+        return loss.make(k=k, **loss.settings(recipe))
+    return loss.make(p_k, loss.make_operator(**loss.operator_settings(recipe)), m=m, **loss.settings(recipe))
 
 
 def trained_ks(loss: nn.Module, recipe: Recipe) -> list[int]:
     """The k that a recipe's loss trains for, at any time of the run."""
-    if not isinstance(loss, anyk.TopKCrossEntropyLoss):
+    if not isinstance(loss, TopKLossModule):
         return [int(getattr(loss, "k", 1))]
-    weighted = (loss.p_k.reshape(-1, loss.p_k.shape[-1]) > 0).any(0).cpu()
-    if recipe.p_k_end is not None:
-        weighted |= torch.tensor(recipe.p_k_end) > 0
-    return [k + 1 for k in weighted.nonzero().flatten().tolist()]
+    assert loss.spec.p_k is not None
+    trained = set(loss.spec.p_k.positive())
+    if recipe.p_k_end is not None and names.find(recipe.loss).operator is not None:
+        trained |= set(p_ks.read(list(recipe.p_k_end)).positive())
+    return sorted(trained)
 
 
 def reschedule(loss: nn.Module, recipe: Recipe, progress: float) -> None:
-    """Move the temperature and P_K to where they stand after this fraction of the run."""
-    if not isinstance(loss, anyk.TopKCrossEntropyLoss):
+    """Move the temperature, P_K and the guide to where they stand after this fraction of the run."""
+    if not isinstance(loss, TopKLossModule):
         return
-    if recipe.temperature_end is not None and not isinstance(recipe.temperature, str):
+    moves = names.find(recipe.loss).operator is not None  # the control has one k and no temperature
+    if recipe.temperature_end is not None and moves:
         start = recipe.temperature
         loss.operator.temperature = start * (recipe.temperature_end / start) ** progress
-    if recipe.p_k_end is not None:
-        start_p_k, end_p_k = torch.tensor(recipe.p_k), torch.tensor(recipe.p_k_end)
-        loss.p_k = torch.lerp(start_p_k, end_p_k, progress).to(loss.p_k)
+    if recipe.p_k_end is not None and moves:
+        loss.p_k = torch.lerp(torch.tensor(recipe.p_k), torch.tensor(recipe.p_k_end), progress)
+    if recipe.guide_end is not None and isinstance(loss, anyk.TopKErrorLoss):
+        loss.guide = recipe.guide + (recipe.guide_end - recipe.guide) * progress
 
 
 def read_p_k(path: Path, classes: int) -> torch.Tensor:

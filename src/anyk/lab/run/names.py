@@ -1,102 +1,138 @@
-"""The losses of the lab by name.
+"""The losses of the lab by name. They are looked up when a name is used, in the registry of the core:
 
-The names come from where operators, networks and losses are defined: whatever is entered there can be trained, tuned,
-compared and drawn. Packages can bring more: a module named in the entry points of the group "anyk" is imported here.
+softmax            plain cross-entropy, what all others are measured against
+splitter, lapsum   the name of an operator or of a network: TopKCrossEntropyLoss with it
+error              TopKErrorLoss with its own operator
+error:lapsum       TopKErrorLoss with another one
+gce                generalised cross-entropy, the error for k = 1 by softmax: bounded too, but it knows no k
+smooth, hinge      the name of a loss for one k
 """
 
-import importlib.metadata
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
 import anyk
-from anyk import baselines, operators
+from anyk import registry
 from anyk.lab.errors import LabError
-from anyk.swaps import SWAPS
+
+Family = Literal["softmax", "cross_entropy", "error", "gce", "one k"]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of the lab.
+    """What a name stands for.
 
     Args:
-        title: what to call it.
-        make: an operator, or a loss. Of a recipe it gets the fields that it has arguments for.
-        given: further arguments.
+        name: as it was given.
+        family: which loss of the core it is.
+        operator: the name of its operator, if it has one to choose.
     """
 
-    title: str
-    make: type[nn.Module]
-    given: Mapping[str, Any] = field(default_factory=dict)
+    name: str
+    family: Family
+    operator: str | None = None
 
     @property
-    def is_operator(self) -> bool:
-        """Whether it is a part of TopKCrossEntropyLoss and not a loss by itself."""
-        return issubclass(self.make, anyk.Operator)
+    def title(self) -> str:
+        """What to call it."""
+        if self.operator is None:
+            return {"softmax": "Softmax", "gce": "Generalised cross-entropy"}.get(self.family) or self.make.__name__
+        kind = registry.NETWORKS.get(self.operator)
+        title = kind.title if kind is not None else registry.OPERATORS[self.operator].__name__
+        return title if self.family == "cross_entropy" else f"Top-k error, {title}"
 
     @property
-    def has_k(self) -> bool:
-        """Whether it is a loss for one k."""
-        return "k" in self._parameters()
+    def make(self) -> type[nn.Module]:
+        """The class of the loss."""
+        if self.family == "one k":
+            return registry.LOSSES[self.name]
+        if self.family == "softmax":
+            return nn.CrossEntropyLoss
+        return anyk.TopKCrossEntropyLoss if self.family == "cross_entropy" else anyk.TopKErrorLoss
+
+    @property
+    def operator_class(self) -> Callable[..., anyk.Operator]:
+        """What makes the operator: gets the settings, and before them the kind if it is a network."""
+        assert self.operator is not None
+        return anyk.SortingNetwork if self.operator in registry.NETWORKS else registry.OPERATORS[self.operator]
 
     @property
     def has_temperature(self) -> bool:
         """Whether there is a temperature to tune."""
-        return "temperature" in self._parameters()
+        makes = self.operator_class if self.operator is not None else self.make
+        return self.family != "gce" and "temperature" in inspect.signature(makes).parameters
 
-    def arguments(self, recipe: object) -> dict[str, Any]:
-        """The arguments that a recipe gives."""
-        named = {name: getattr(recipe, name) for name in self._parameters() if hasattr(recipe, name) and name not in self.given}
-        return {**self.given, **named}
+    def operator_settings(self, recipe: object) -> dict[str, Any]:
+        """The arguments of the operator that a recipe gives."""
+        kind = {"kind": self.operator} if self.operator in registry.NETWORKS else {}
+        return kind | _given(self.operator_class, recipe)
 
-    def _parameters(self) -> Mapping[str, inspect.Parameter]:
-        return inspect.signature(self.make).parameters
+    def settings(self, recipe: object) -> dict[str, Any]:
+        """The arguments of the loss that a recipe gives, other than P_K, m and the operator."""
+        given = _given(self.make, recipe)
+        shared = {"label_smoothing": recipe.label_smoothing}  # type: ignore[attr-defined]
+        return {name: value for name, value in (given | shared).items() if name not in ("p_k", "operator", "m")}
 
-
-def _load_plugins() -> None:
-    for plugin in importlib.metadata.entry_points(group="anyk"):
-        try:
-            plugin.load()
-        except Exception as error:  # whatever the package does wrong, it should be named
-            raise LabError(
-                f"{plugin.value}, an extension of anyk, cannot be loaded: {type(error).__name__}: {error}."
-            ) from error
+    def make_operator(self, **settings: Any) -> anyk.Operator:
+        """The operator with these settings."""
+        return self.operator_class(**settings)
 
 
-def _merged(*tables: dict[str, Loss]) -> dict[str, Loss]:
-    merged: dict[str, Loss] = {}
-    for table in tables:
-        for name in table.keys() & merged.keys():
-            raise LabError(f"two losses have the name {name}: give one of them another.")
-        merged.update(table)
-    return merged
+def _given(make: Callable[..., Any], recipe: object) -> dict[str, Any]:
+    parameters: Mapping[str, inspect.Parameter] = inspect.signature(make).parameters
+    return {name: getattr(recipe, name) for name in parameters if hasattr(recipe, name)}
 
 
-_load_plugins()
-LOSSES = _merged(
-    {"softmax": Loss("Softmax", nn.CrossEntropyLoss)},
-    {kind: Loss(entry.title, anyk.SortingNetwork, {"kind": kind}) for kind, entry in operators.KINDS.items()},
-    {name: Loss(make.__name__, make) for name, make in operators.OPERATORS.items()},
-    {name: Loss(make.__name__, make) for name, make in baselines.LOSSES.items()},
-)
-"""All losses by their names."""
+def find(name: str) -> Loss:
+    """The loss of a name.
 
-if TYPE_CHECKING:
-    LossName = str
-    NetworkName = str
-    SwapName = str
-else:  # as many as there are
-    LossName = Literal[tuple(LOSSES)]
-    NetworkName = Literal[tuple(operators.KINDS)]
-    SwapName = Literal[tuple(SWAPS)]
+    >>> find("error:lapsum")
+    Loss(name='error:lapsum', family='error', operator='lapsum')
+    """
+    family, colon, operator = name.partition(":")
+    if name in ("softmax", "gce"):
+        return Loss(name, name)  # type: ignore[arg-type]
+    if family == "error" and (not colon or operator in operators()):
+        return Loss(name, "error", operator or "ksubset")
+    if name in operators():
+        return Loss(name, "cross_entropy", name)
+    if name in registry.LOSSES:
+        return Loss(name, "one k")
+    raise LabError(f"loss should be {', '.join(names()[:-1])} or {names()[-1]}, but is {name!r}.")
 
 
-def operator(name: str, temperature: float) -> anyk.Operator:
-    """An operator by its name in the lab."""
-    loss = LOSSES[name]
-    made = loss.make(**loss.given, temperature=temperature)
-    assert isinstance(made, anyk.Operator)
-    return made
+def operators() -> tuple[str, ...]:
+    """The names of all operators and networks."""
+    return _looked_up(registry.operator_names)
+
+
+def names() -> tuple[str, ...]:
+    """All names, the errors with other operators in one word."""
+    return ("softmax", "gce", "error", "error:OPERATOR", *operators(), *_looked_up(registry.LOSSES.names))
+
+
+def check_network(name: str) -> None:
+    """Raise if there is no such network."""
+    _check("network", name, _looked_up(registry.NETWORKS.names))
+
+
+def check_swap(name: str) -> None:
+    """Raise if there is no such swap."""
+    _check("swap", name, _looked_up(registry.SWAPS.names))
+
+
+def _check(field: str, name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        raise LabError(f"{field} should be {', '.join(known)}, but is {name!r}.")
+
+
+def _looked_up(known: Callable[[], Value]) -> Value:
+    try:
+        return known()
+    except registry.ExtensionError as error:  # a package that extends anyk is broken
+        raise LabError(str(error)) from error

@@ -5,6 +5,7 @@ columns of `anyk report`. Two runs with equal recipes on the same machine end wi
 """
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from anyk.lab.errors import LabError
-from anyk.lab.run.names import LossName, SwapName
+from anyk.lab.run import names
 
 ModelName = Literal["auto", "linear", "mlp", "cnn", "resnet18"]
 Metric = Literal["top1", "top5", "top10", "mean"]
@@ -51,24 +52,30 @@ class Setting:
     """P_K moves from p_k to this, linearly over the run"""
     p_k_file: str | None = None
     """a JSON or CSV file with one P_K for each class, instead of p_k"""
-    temperature: float | Literal["auto"] = 1.0
-    """smaller is harder; auto follows the spread of the scores"""
+    temperature: float = 1.0
+    """smaller is harder"""
     temperature_end: float | None = None
     """the temperature moves from temperature to this, geometrically over the run"""
-    m: int | None = None
-    """rank only the m best scores of a row"""
+    m: int | Literal["auto"] | None = "auto"
+    """rank only the m best scores of a row; auto: 64, or four times the k of P_K if that is more; none: all"""
     top1: Literal["separate", "mixed", "operator"] = "separate"
     """how the top-1 part is measured"""
     softmax_over: Literal["all", "candidates"] = "all"
     """which classes the softmax of the top-1 part covers"""
-    swap: SwapName = "logistic"
-    """the soft comparator of the networks"""
+    guide: float = 0.2
+    """error losses: the share of softmax cross-entropy"""
+    guide_end: float | None = None
+    """the guide moves from guide to this, linearly over the run"""
+    power: float = 1.0
+    """error losses: 1 is the expected top-k error, 0 its limit -log"""
+    swap: str = "logistic"
+    """the soft comparator of the networks: logistic, logistic_art, cauchy, gaussian, reciprocal, optimal"""
     wires: Literal["target", "given", "sorted"] = "target"
     """where the classes enter a network"""
     anchors: Literal["all", "topk"] = "all"
     """the rank anchors of sinkhorn"""
     label_smoothing: float = 0.0
-    """as in torch.nn.CrossEntropyLoss"""
+    """as in torch.nn.CrossEntropyLoss; of error losses, in the guide alone"""
 
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """sgd has momentum 0.9"""
@@ -117,11 +124,13 @@ class Setting:
     """CPU threads; other numbers may round differently"""
 
     def __post_init__(self) -> None:
+        types_of = _types(type(self))  # type: ignore[arg-type]  # which takes the class for its instances
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            accepted, value = _accept(value, TYPES[field.name])
+            kind = types_of[field.name]
+            accepted, value = _accept(value, kind)
             if not accepted:
-                raise LabError(f"{field.name} should be {_describe(TYPES[field.name])}, but is {value!r}.")
+                raise LabError(f"{field.name} should be {_describe(kind)}, but is {value!r}.")
             object.__setattr__(self, field.name, value)
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name, None)
@@ -138,8 +147,7 @@ class Setting:
             raise LabError("p_k_end moves the one p_k of all classes; it cannot be combined with p_k_file.")
         if any(k < 1 for k in self.measure):
             raise LabError(f"measure should be k of at least 1, but is {list(self.measure)}.")
-        if self.temperature_end is not None and self.temperature == "auto":
-            raise LabError('temperature_end needs a number as temperature to start from, not "auto".')
+        names.check_swap(self.swap)
 
     def resolved(
         self: Self, kind: str, examples: int, classes: int = 1, example_bytes: int = 1, memory: float = math.inf
@@ -195,10 +203,17 @@ class Setting:
 class Recipe(Setting):
     """One training run."""
 
-    loss: LossName = "splitter"
-    """softmax is plain cross-entropy; smooth, hinge and truncated are losses for the one k = length of P_K"""
+    loss: str = "splitter"
+    """softmax; gce; error or error:OPERATOR; an operator (splitter, bitonic, odd_even, neuralsort, softsort, sinkhorn, lapsum,
+    ksubset) for the cross-entropy with it; or smooth, hinge, truncated, for the one k = length of P_K"""
     seed: int = 0
     """initial weights, order of the examples, augmentation"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        loss = names.find(self.loss)
+        if loss.family in ("error", "gce") and self.label_smoothing > 0 and self.guide == 0:
+            raise LabError("label_smoothing is that of the guide, but guide is 0: give a larger one, or no smoothing.")
 
 
 #: what the zeros and "auto" of a setting stand for
@@ -227,7 +242,13 @@ BLOCK_BYTES = 1 << 17
 #: what is mixed at a time
 WINDOW_BYTES = 1 << 28
 
-TYPES: dict[str, Any] = typing.get_type_hints(Recipe)
+
+@functools.lru_cache
+def _types(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+TYPES = _types(Recipe)
 _POSITIVE = (1e-30, 1e30)
 _RANGES: dict[str, tuple[float, float]] = {
     "validation": (0.0, 0.9),
@@ -237,6 +258,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "temperature": _POSITIVE,
     "temperature_end": _POSITIVE,
     "m": (1, 1e12),
+    "guide": (0.0, 1.0),
+    "guide_end": (0.0, 1.0),
+    "power": (0.0, 1.0),
     "label_smoothing": (0.0, 1.0),
     "learning_rate": (0.0, 1e30),
     "weight_decay": (0.0, 1e30),

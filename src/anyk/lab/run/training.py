@@ -429,9 +429,9 @@ def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     return kind(weights, rate, weight_decay=decay, fused=find_device(recipe.device).type in ("cpu", "cuda"))
 
 
-def _current_temperature(criterion: nn.Module) -> float | str | None:
+def _current_temperature(criterion: nn.Module) -> float | None:
     temperature = getattr(getattr(criterion, "operator", criterion), "temperature", None)
-    return temperature if isinstance(temperature, (float, int, str)) else None
+    return temperature if isinstance(temperature, (float, int)) else None
 
 
 def _seed(*parts: int | str) -> int:
