@@ -152,7 +152,7 @@ def test_a_comparison_leaves_a_folder_of_other_files_alone(data: str, tmp_path: 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_the_command_goes_on_after_it_was_killed(how: signal.Signals, data: str, tmp_path: Path) -> None:
     """Kill the parent alone; its workers must leave the run folders so that the same command can go on."""
-    words = ["--losses", "lapsum", "--seeds", "1", "--budget", "1", "--jobs", "2", "--epochs", "200", "--quiet"]
+    words = ["--losses", "lapsum", "--seeds", "1", "--budget", "1", "--jobs", "2", "--epochs", "120", "--quiet"]
     command = [sys.executable, "-m", "anyk", "compare", data, *words, "--out", str(tmp_path / "out")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120

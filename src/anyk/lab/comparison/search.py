@@ -112,10 +112,10 @@ class _Study:
                 validation = outcome.result["validation"] if outcome.result else {}
                 score = validation.get(_metric(start))
                 tries[point] = Try(recipe.learning_rate, recipe.temperature, score, validation)
-        best = best_point({point: made.score for point, made in tries.items()})
-        tuned = at(start, best)
+        highest = best_point({point: made.score for point, made in tries.items()})
+        tuned = at(start, highest)
         runs = []
-        if tries[best].score is not None:
+        if tries[highest].score is not None:
             seeded = [tuned.but(seed=TUNING_SEED + 1 + number) for number in range(self.seeds)]
             for recipe, outcome in zip(seeded, run(seeded), strict=True):
                 if outcome.result is not None:
