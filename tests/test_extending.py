@@ -11,10 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import anyk
-from anyk import baselines
-from anyk.lab.errors import LabError
-from anyk.lab.run import names
 from lab_data import write_embedding_set
 
 ROOT = Path(__file__).parent.parent
@@ -40,7 +36,7 @@ USE = """
     from anyk.lab import pictures
     from anyk.lab.comparison.snippet import code
     from anyk.lab.run import losses, training
-    from anyk.lab.run.names import LOSSES
+    from anyk.lab.run.names import find
     from anyk.lab.run.recipe import Recipe
 
     data, out, *asked = sys.argv[1:]
@@ -48,7 +44,7 @@ USE = """
         recipe = Recipe(data=data, epochs=3, learning_rate=0.01, **fields)
         result = training.train(recipe, f"{out}/run{place}")
         assert result["test"]["top5"] > 0.6, result["test"]
-        if LOSSES[recipe.loss].is_operator:
+        if find(recipe.loss).family == "cross_entropy":
             torch.manual_seed(0)
             operator = losses.criterion(recipe, 12).operator
             scores = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
@@ -112,11 +108,3 @@ def test_a_broken_extension_is_named(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "nowhere, an extension of anyk, cannot be loaded" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_names_are_given_once() -> None:
-    for base, taken in ((anyk.Operator, "lapsum"), (baselines.TopKLoss, "hinge")):
-        with pytest.raises(ValueError, match=f"name: expected one that is free, got '{taken}', which anyk"):
-            type("Mine", (base,), {}, name=taken)
-    with pytest.raises(LabError, match="two losses have the name lapsum"):
-        names._merged({"lapsum": names.LOSSES["lapsum"]}, {"lapsum": names.LOSSES["splitter"]})

@@ -13,7 +13,7 @@ import browser
 from anyk import candidates
 from anyk.lab import explore
 from anyk.lab.errors import LabError
-from anyk.operators.sorting_network import KINDS
+from anyk.registry import NETWORKS as KINDS
 from anyk.registry import SWAPS as LIBRARY_SWAPS
 
 NEEDS_BROWSER = pytest.mark.skipif(browser.find() is None, reason="no Chromium here: apt-get install chromium")
