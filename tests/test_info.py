@@ -58,7 +58,7 @@ def test_folders_that_do_not_exist_hold_nothing(tmp_path):
 
 def test_the_cache_folder_can_be_chosen(monkeypatch, tmp_path):
     monkeypatch.setenv("ANYK_CACHE", str(tmp_path))
-    assert cache_folder() == Path(info.gather()["cache"]["folder"]) == tmp_path
+    assert cache_folder() == tmp_path
     monkeypatch.delenv("ANYK_CACHE")
     assert cache_folder().name == "anyk"
 

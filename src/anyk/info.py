@@ -27,13 +27,9 @@ def gather(*, cache: Path | None = None, folder: Path | None = None) -> dict[str
     """Everything that `anyk info` shows, as JSON values.
 
     Args:
-        cache: the cache folder; None: the lab's.
+        cache: the lab's cache folder; None: there is no lab, and neither ``cache`` nor ``embeddings`` among the facts.
         folder: where to look for embedding sets; None: the current folder.
-
-    Returns:
-        The facts; ``cache`` and ``embeddings`` are None where the lab, whose they are, cannot be imported.
     """
-    cache = _cache_folder() if cache is None else cache
     places = [] if cache is None else dict.fromkeys([cache.resolve(), (folder or Path()).resolve()])
     return {
         "versions": versions(),
@@ -145,14 +141,6 @@ def embedding_sets(folder: Path) -> Iterator[dict[str, Any]]:
             continue
         count = len(classes) if isinstance(classes, list) else None
         yield {"folder": str(place), "name": str(about.get("name", place.name)), "classes": count, "bytes": size}
-
-
-def _cache_folder() -> Path | None:
-    try:
-        from anyk.lab.data.cache import cache_folder
-    except ImportError:  # the extra is not installed
-        return None
-    return cache_folder()
 
 
 def _contents(folder: Path) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ def test_lists_with_commas_and_none_in_small_letters(anyk, monkeypatch, form, no
 
     monkeypatch.setitem(cli.COMMANDS, "train", train)
     assert anyk("train", "none", *form, *none, "--p-k-end", "none") == (0, "", "")
-    assert seen == [Recipe(data="none", p_k=(0.5, 0.0, 0.5))]
+    assert seen == [Recipe(data="none", p_k=(0.5, 0.0, 0.5), m=None)]
 
 
 def test_report_sorts_downwards_with_a_space_too(anyk, tmp_path):

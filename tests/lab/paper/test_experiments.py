@@ -148,6 +148,7 @@ def test_hyperparameters_of_the_paper_and_the_official_code():
         epochs=200,
         select="each",
         augment=("crop", "flip"),
+        m=None,
     )
     official = EXPERIMENTS["table1"].recipes(seeds=1, source="official")["cifar100-diffsortnets-top1to5-seed0"]
     assert cifar.differences(official) == {"batch_size": (100, 128)}

@@ -10,8 +10,9 @@ def command(*, json: Flag = False) -> int:
         json: print JSON instead of words.
     """
     from anyk import info
+    from anyk.lab.data.cache import cache_folder
 
-    facts = info.gather()
+    facts = info.gather(cache=cache_folder())
     if json:
         say_json(facts)
     else:
