@@ -3,6 +3,8 @@
 import errno
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,17 +76,20 @@ def test_file_and_folder_are_flushed(tmp_path, monkeypatch):
     assert flushed == [(tmp_path / "a").stat().st_ino, tmp_path.stat().st_ino]
 
 
-def test_writers_do_not_meet(tmp_path):
+def test_writers_do_not_meet(tmp_path, monkeypatch):
+    """All have written before the first one puts its file in place; each finds its own."""
     contents = [bytes([letter]) * 100_000 for letter in b"abcd"]
-    path = tmp_path / "a"
-    threads = [
-        threading.Thread(target=lambda content=content: [files.write_atomically(path, content) for _ in range(10)])
-        for content in contents
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    path, seen, everybody, replace = tmp_path / "a", [], threading.Barrier(len(contents)), os.replace
+
+    def wait_and_replace(temporary, target):
+        everybody.wait(timeout=30)
+        seen.append(Path(temporary).read_bytes())
+        replace(temporary, target)
+
+    monkeypatch.setattr(os, "replace", wait_and_replace)
+    with ThreadPoolExecutor(len(contents)) as threads:
+        list(threads.map(lambda content: files.write_atomically(path, content), contents))
+    assert sorted(seen) == contents
     assert path.read_bytes() in contents
     assert os.listdir(tmp_path) == ["a"]
 

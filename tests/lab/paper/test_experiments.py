@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import anyk
 from anyk.lab.errors import LabError
@@ -313,7 +314,6 @@ def test_sinkhorn_temperature():
 
 
 def test_smoke_data_fit_the_smoke_recipes(tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch")
     for name in ("table3", "table6", "set-size"):
         experiment = EXPERIMENTS[name]
         data = experiment.write_smoke_data(tmp_path / name)
@@ -322,7 +322,7 @@ def test_smoke_data_fit_the_smoke_recipes(tmp_path):
         for recipe in runs.values():
             folder = Path(recipe.data)
             classes = json.loads((folder / "dataset.json").read_text())["classes"]
-            train, test = (safetensors.load_file(folder / f"{part}.safetensors") for part in ("train", "test"))
+            train, test = (load_file(folder / f"{part}.safetensors") for part in ("train", "test"))
             for part in (train, test):
                 assert part["embeddings"].dtype == torch.float32
                 assert part["labels"].dtype == torch.int64

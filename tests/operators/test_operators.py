@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -465,7 +466,6 @@ def test_module_manners(operator):
 
 
 def test_numpy_numbers_are_numbers():
-    numpy = pytest.importorskip("numpy")
     assert anyk.LapSum(numpy.float32(0.5)).temperature == 0.5
     assert anyk.LapSum()(torch.zeros(4), numpy.int64(2)).shape == (2, 4)
     assert anyk.networks.splitter(numpy.int64(8), 2) == anyk.networks.splitter(8, 2)
