@@ -103,7 +103,7 @@ def install(folder: Path, module: str) -> None:
 def test_a_broken_extension_is_named(tmp_path: Path) -> None:
     install(tmp_path, "nowhere")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT / "src")))}
-    command = [sys.executable, "-m", "anyk", "train", "glyphs"]
+    command = [sys.executable, "-m", "anyk", "train", "glyphs", "--loss", "mine"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
     assert "nowhere, an extension of anyk, cannot be loaded" in done.stderr

@@ -149,6 +149,15 @@ def test_no_recompilation_storm():
     assert len(compilations) <= 2  # one static, one dynamic
 
 
+def test_schedules_do_not_compile_again():
+    torch._dynamo.reset()
+    criterion = anyk.TopKErrorLoss([0.5, 0.5], m=8)
+    compiled = torch.compile(criterion, fullgraph=True, backend="eager")
+    for step in range(12):
+        criterion.p_k = [0.5 + 0.01 * step, 0.5 - 0.01 * step]
+        torch.testing.assert_close(compiled(*batch(6)), criterion(*batch(6)))
+
+
 # ---- functional transforms ----------------------------------------------------------------------------------------------
 
 
@@ -188,6 +197,15 @@ def test_forward_mode_through_p_k_with_a_zero(top1):
     slope = torch.func.jvp(loss, (p_k,), (direction,))[1]
     apart = loss(p_k + 1e-6 * direction) - loss(p_k - 1e-6 * direction)
     torch.testing.assert_close(slope, apart / 2e-6, rtol=1e-6, atol=1e-9)
+
+
+def test_transforms_of_other_arguments():
+    """The scores are plain there, and must not be taken for it."""
+    scores, target = batch()
+    p_ks = torch.tensor([[0.5, 0.5], [0.2, 0.8]])
+    for operator in (anyk.LapSum(), anyk.SortingNetwork(), anyk.SinkhornSort()):
+        each = torch.func.vmap(lambda p, op=operator: topk_cross_entropy(scores, target, p, op, m=8))(p_ks)
+        torch.testing.assert_close(each, torch.stack([topk_cross_entropy(scores, target, p, operator, m=8) for p in p_ks]))
 
 
 def test_forward_mode_and_batched_gradients():

@@ -29,7 +29,7 @@ TARGET = torch.tensor([0, 8, 3, 3, 1, 7])
     ids=str,
 )
 def test_the_same_in_all_forms(given):
-    assert p_k.read(given).values == (0.5, 0, 0, 0, 0.5)
+    assert p_k.read(given).values.tolist() == [0.5, 0, 0, 0, 0.5]
     expected = topk_cross_entropy(SCORES, TARGET, [0.5, 0, 0, 0, 0.5])
     assert torch.equal(topk_cross_entropy(SCORES, TARGET, given), expected)
     assert torch.equal(TopKCrossEntropyLoss(given)(SCORES, TARGET), expected)
@@ -125,7 +125,37 @@ def test_bad_input(given, error, message):
         TopKCrossEntropyLoss(given)
 
 
-@pytest.mark.parametrize("given", [[0.5, 0.5], "nonsense", 3])
-def test_one_for_each_example_is_a_tensor(given):
-    with pytest.raises(TypeError, match=r"example_p_k: expected a torch\.Tensor"):
+@pytest.mark.parametrize("given", ["nonsense", {1: 1.0}, [[0.5, 0.5], [1.0]]])
+def test_one_for_each_example(given):
+    with pytest.raises(TypeError, match="example_p_k: expected a tensor, or nested lists of numbers, got"):
         topk_cross_entropy(SCORES, TARGET, None, example_p_k=given)
+    listed = topk_cross_entropy(SCORES, TARGET, None, example_p_k=[[0.3, 0.7]] * 6)
+    assert torch.equal(listed, topk_cross_entropy(SCORES, TARGET, [0.3, 0.7]))
+
+
+def test_nobody_else_changes_it():
+    table = torch.full((9, 2), 0.5)
+    criterion = TopKErrorLoss(table)
+    expected = criterion(SCORES, TARGET)
+    table.fill_(7.0)
+    criterion.p_k.fill_(7.0)
+    assert torch.equal(criterion(SCORES, TARGET), expected)
+
+
+def test_a_parameter_is_learned_through_the_module():
+    weights = torch.nn.Parameter(torch.tensor([0.4, 0.6]))
+    given = TopKErrorLoss(weights)
+    assigned = TopKErrorLoss([1.0])
+    assigned.p_k = weights
+    for criterion in (given, assigned):
+        weights.grad = None
+        criterion(SCORES, TARGET).backward()
+        assert (weights.grad != 0).all()
+
+
+def test_without_numbers():
+    with pytest.raises(ValueError, match="p_k: expected numbers, got a tensor without any, on the device meta: give a list"):
+        TopKErrorLoss(torch.tensor([0.5, 0.5], device="meta"))
+    with torch.device("meta"):
+        criterion = TopKErrorLoss({2: 1.0})
+    assert torch.equal(criterion.to_empty(device="cpu")(SCORES, TARGET), TopKErrorLoss({2: 1.0})(SCORES, TARGET))

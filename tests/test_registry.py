@@ -52,6 +52,9 @@ def test_names_are_given_once():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"name: expected one that is free, got '{taken}', which anyk"):
             type("Mine", (base,), {}, name=taken)
+    for reserved in ("softmax", "gce", "error", "error:mine"):
+        with pytest.raises(ValueError, match=f"name: expected one without a colon, .*, got '{reserved}'"):
+            type("Mine", (anyk.Operator,), {}, name=reserved)
     with pytest.raises(ValueError, match="name: expected one that is free, got 'ksubset'"):
         registry.NETWORKS["ksubset"] = registry.NETWORKS["splitter"]
     again = type("LapSum", (anyk.LapSum,), {"__module__": anyk.LapSum.__module__, "__qualname__": "LapSum"})
@@ -104,4 +107,29 @@ def test_a_package_can_bring_more(tmp_path):
 
 def test_a_broken_package_is_named(tmp_path):
     done = run(tmp_path, "nowhere", "import anyk; anyk.registry.operator('mine')")
-    assert "ExtensionError: nowhere, an extension of anyk, cannot be loaded" in done.stderr
+    assert "ExtensionError: operator: expected one of" in done.stderr
+    assert "got 'mine'; nowhere, an extension of anyk, cannot be loaded: ModuleNotFoundError" in done.stderr
+    done = run(tmp_path, "nowhere", "import anyk; anyk.registry.operator('lapsum'); anyk.SortingNetwork('splitter')")
+    assert done.returncode == 0, "what anyk knows by itself does not need it"
+
+
+def test_an_extension_that_asks_for_names_while_another_thread_does(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import time\nfrom anyk import registry\ntime.sleep(0.5)\nregistry.operator_names()\n"
+        "import anyk\nclass Mine(anyk.KSubset, name='mine'):\n    pass\n"
+    )
+    done = run(
+        tmp_path,
+        "slow",
+        """
+        import threading, time
+        import anyk
+        first = threading.Thread(target=lambda: __import__("slow"))
+        second = threading.Thread(target=anyk.registry.operator_names)
+        first.start(); time.sleep(0.1); second.start()
+        first.join(20); second.join(20)
+        assert not first.is_alive() and not second.is_alive()
+        anyk.registry.operator("mine")
+        """,
+    )
+    assert done.returncode == 0, done.stderr

@@ -103,6 +103,22 @@ def test_guide_1_is_cross_entropy_and_runs_no_operator(settings):
     torch.testing.assert_close(head(x, target), cross_entropy(head.as_linear()(x), target, **settings))
 
 
+def test_padding_without_an_operator():
+    """guide = 1, and top-1 alone: no share of a smoothed label or of a distribution is on padding."""
+    scores, target = batch(n=8, dtype=torch.float64)
+    padded = torch.cat([scores, torch.full((6, 2), -torch.inf, dtype=torch.float64)], -1)
+    q = torch.rand(6, 8, dtype=torch.float64)
+    padded_q = torch.nn.functional.pad(q, (0, 2))
+    for settings in ({}, {"label_smoothing": 0.1}):
+        for padded_goal, goal in ((target, target), (padded_q, q)):
+            expected = cross_entropy(scores, goal, **settings)
+            torch.testing.assert_close(topk_error(padded, padded_goal, P_K, guide=1, **settings), expected)
+            torch.testing.assert_close(topk_cross_entropy(padded, padded_goal, [1.0], **settings), expected)
+    for m in (None, 5):
+        with pytest.raises(ValueError, match="target: expected classes that are not padding"):
+            topk_error(padded, torch.full((6, 10), 0.1, dtype=torch.float64), [0.5, 0.5], m=m, guide=0)
+
+
 def test_guide_0_has_no_softmax():
     """Classes outside the candidates have no gradient at all."""
     scores, target = batch(n=20)
@@ -181,6 +197,25 @@ def test_gradients_keep_their_digits_in_float32(operator, k, power):
         # Where T is a sum of several ranks near 1, what these take from each other is lost in their rounding.
         counts &= inclusion < 0.99
     assert wrong[counts].max() < (1e-3 if getattr(operator, "swap", "") in STEEP else 1e-5)
+
+
+@pytest.mark.parametrize(
+    "operator", [anyk.SortingNetwork(), anyk.SortingNetwork("bitonic"), anyk.KSubset(), anyk.LapSum()], ids=name
+)
+def test_gradients_keep_their_digits_in_every_form(operator):
+    """Written by hand, by torch.func, and where a second derivative may follow."""
+    scores, target = spread_out(torch.float32, 5)
+
+    def loss(s):
+        return topk_error(s, target, {5: 1.0}, operator, guide=0, reduction="sum")
+
+    exact = torch.autograd.grad(loss(leaf := scores.double().requires_grad_()), leaf)[0]
+    inclusion = operator.inclusion(scores.double(), target, 5)[:, -1]
+    counts = (inclusion > 1e-30) & (inclusion < 1 - 1e-6)
+    leaf = scores.clone().requires_grad_()
+    for gradient in (torch.func.grad(loss)(scores), torch.autograd.grad(loss(leaf), leaf, create_graph=True)[0].detach()):
+        wrong = (gradient.double() - exact).abs().amax(-1) / exact.abs().amax(-1)
+        assert wrong[counts].max() < 1e-5
 
 
 @pytest.mark.parametrize("power", [1.0, 0.3])

@@ -14,13 +14,13 @@ Function = TypeVar("Function", bound=Callable[..., object])
 def eager(tensor: Tensor) -> bool:
     """A plain tensor in eager mode: not traced, not inside a functional transform, not in forward-mode differentiation.
 
-    There is no public way to ask for the last two. torch.func wraps its tensors; so does, in another way,
-    ``torch.autograd.grad(is_grads_batched=True)``; ``torch.autograd.forward_ad`` counts its levels.
+    There is no public way to ask for the last two. torch.func has levels while a transform is on, whichever tensors it is of;
+    ``torch.autograd.grad(is_grads_batched=True)`` wraps its tensors; ``torch.autograd.forward_ad`` counts its own levels.
     """
     return (
         type(tensor) in (Tensor, torch.nn.Parameter)
         and not torch.compiler.is_compiling()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and torch._C._functorch.maybe_current_level() is None
         and not torch._C._functorch.is_legacy_batchedtensor(tensor)
         and torch.autograd.forward_ad._current_level < 0
     )

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from anyk import candidates, checks
-from anyk.conventions import Batch, Conventions, Keywords, Rows, shared_repr, working_dtype
+from anyk.checks import working_dtype
+from anyk.conventions import Batch, Conventions, Keywords, Rows, shared_repr
 from anyk.operators.ksubset import log_polynomial_ratios
 from anyk.registry import LOSSES
 

@@ -33,6 +33,8 @@ def number(m: int | Literal["auto"] | None, n: int, k: int) -> int | None:
     if m == "auto":
         m = max(64, 4 * k)
         return m if m < n else None
+    if isinstance(m, str):
+        raise ValueError(f'm: expected an integer, "auto", or None for all, got {m!r}')
     return None if m is None else checks.count("m", m, 1, n, "the number of classes")
 
 

@@ -22,6 +22,11 @@ def readable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and eager(tensor)
 
 
+def working_dtype(scores: Tensor) -> torch.dtype:
+    """Half precision is computed in float32."""
+    return torch.promote_types(scores.dtype, torch.float32)
+
+
 def one_of(name: str, value: object, known: Collection[object]) -> None:
     if value not in known:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, known))}, got {value!r}")

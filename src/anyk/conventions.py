@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from anyk import candidates, checks, derivatives
+from anyk.checks import working_dtype
 from anyk.operators.base import real_mask
 
 Scores = Float[Tensor, "batch n *positions"] | Float[Tensor, " n"]
@@ -114,11 +115,6 @@ class Counted(NamedTuple):
     """what each counts; None: 1"""
 
 
-def working_dtype(scores: Tensor) -> torch.dtype:
-    """Half precision is computed in float32."""
-    return torch.promote_types(scores.dtype, torch.float32)
-
-
 class Shape(NamedTuple):
     """(B, n, d1, …) or (n,) as rows of classes, and back."""
 
@@ -163,6 +159,11 @@ class Batch:
         else:
             target = checks.class_indices(target, shape.batch, shape.classes, conventions.ignore_index)
         return cls(scores, target, conventions, shape, class_weight)
+
+    def shares_with_padding(self) -> bool:
+        """Whether every class has a share in the target and some may be padding, for which torch's own has 0 times infinity."""
+        shared = self.target.dtype.is_floating_point or self.conventions.label_smoothing > 0
+        return shared and real_mask(self.scores) is not None
 
     def cross_entropy(self) -> Tensor:
         """The loss that is nothing but softmax cross-entropy: torch's own."""
@@ -229,6 +230,7 @@ class Batch:
         added = None
         if kept.shape[-1] < scores.shape[-1]:
             outside = probabilities.scatter(-1, classes, 0)
+            _check_targets_are_real((outside != 0) & (scores.detach() == -torch.inf))
             added = (outside * measure.outside(torch.where(outside != 0, -log_softmax, 0))).sum(-1)
         if measure.smoothing:
             smoothing = self._smoothing(scores, measure.smoothing)

@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from anyk import candidates, checks
-from anyk.conventions import Reducing, Rows, smoothed_rows, working_dtype
+from anyk.checks import working_dtype
+from anyk.conventions import Reducing, Rows, smoothed_rows
 from anyk.losses import TopKCrossEntropyLoss, TopKLossModule
 from anyk.operators import Operator
 from anyk.p_k import Distribution
@@ -85,20 +86,21 @@ class LinearHead(nn.Module):
             raise ValueError(f"weight: expected shape ({n},), one for each class, got {tuple(loss.weight.shape)}")
         self.linear = nn.Linear(in_features, n, bias, device=device, dtype=dtype)
         self.criterion = loss
-        if sparse and self._sees_all():
-            raise ValueError(
-                'sparse: expected a loss of the candidates alone (softmax_over="candidates", top1="operator" or guide=0, with '
-                "label_smoothing=0 and m below num_classes): otherwise every class has a gradient"
-            )
         self.sparse = sparse
+        self._check_sparse(candidates.number(loss.m, n, 1 if loss.spec.p_k is None else loss.spec.p_k.k))
         if device is not None:
             self.criterion.to(device)
 
     def _sees_all(self) -> bool:
         """Whether the loss depends on more than the candidates."""
-        spec, n = self.criterion.spec, self.linear.out_features
-        m = candidates.number(spec.m, n, 1 if spec.p_k is None else spec.p_k.k)
-        return spec.uses_softmax or self.criterion.label_smoothing > 0 or m in (None, n)
+        return self.criterion.spec.uses_softmax or self.criterion.label_smoothing > 0
+
+    def _check_sparse(self, m: int | None) -> None:
+        if self.sparse and (self._sees_all() or m in (None, self.linear.out_features)):
+            raise ValueError(
+                'sparse: expected a loss of the candidates alone (softmax_over="candidates", top1="operator" or guide=0, with '
+                "label_smoothing=0 and m below num_classes): otherwise every class has a gradient"
+            )
 
     def forward(
         self, x: Float[Tensor, "*batch d"], target: Int[Tensor, "*batch"], *, example_p_k: Tensor | None = None
@@ -119,6 +121,7 @@ class LinearHead(nn.Module):
         spec, conventions = loss.spec, loss.conventions
         target = checks.class_indices(target, x.shape[:-1], n, conventions.ignore_index)
         p_k, k, m = spec.fit(self._like(x), n, target.shape, example_p_k)
+        self._check_sparse(m)
         if spec.is_cross_entropy(k):
             m = k = 1  # nothing is ranked
         if m is None or m == n:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -38,7 +38,7 @@ def topk_loss(
     """The data path of both families."""
     batch = Batch.of(scores, target, conventions)
     p_k, k, m = spec.fit(scores, batch.shape.classes, batch.shape.batch, example_p_k)
-    if spec.is_cross_entropy(k):
+    if spec.is_cross_entropy(k) and not batch.shares_with_padding():
         return batch.cross_entropy()
     rows = batch.rows(spec, m, k)  # 1. candidates
     log_inclusion = spec.log_inclusion(rows, k)  # 2. operator
@@ -69,9 +69,8 @@ class Spec(ABC):
             limit = f"the number of classes = {n}" if m is None else f"m = {m}"
             raise ValueError(f"{name}: expected at most as many entries as {limit}, got {k}")
         if p_k.of == "class" and len(p_k.values) != n:
-            shape = tuple(p_k.values.shape) if isinstance(p_k.values, Tensor) else ()
-            raise ValueError(f"p_k: expected shape (k,) or (n, k) with n = {n} classes, got {shape}")
-        return p_k.to(like), k, m
+            raise ValueError(f"p_k: expected shape (k,) or (n, k) with n = {n} classes, got {tuple(p_k.values.shape)}")
+        return PK(p_k.values.to(device=like.device, dtype=checks.working_dtype(like)), p_k.of), k, m
 
     @property
     def sorts(self) -> bool:
@@ -182,7 +181,9 @@ class ErrorSpec(Spec):
         return self.guide == 1
 
     def outside(self, cross_entropy: Tensor) -> Tensor:
-        bounded = cross_entropy if self.power == 0 else 1 / self.power
+        bounded = cross_entropy if self.power == 0 else torch.full_like(cross_entropy, 1 / self.power)
+        if self.guide == 0:
+            return bounded
         return self.guide * (1 - self.label_smoothing) * cross_entropy + (1 - self.guide) * bounded
 
     def log_inclusion(self, rows: Rows, k: int) -> Tensor | None:
@@ -326,9 +327,22 @@ def error_spec(
 def _read(given: Distribution | None, m: M) -> PK | None:
     p_k = None if given is None else p_ks.read(given)
     least = 1 if p_k is None else p_k.k
-    if m is not None and m != "auto" and checks.at_least_one("m", m) < least:
+    if isinstance(m, str) and m != "auto":
+        raise ValueError(f'm: expected an integer, "auto", or None for all, got {m!r}')
+    if isinstance(m, str) or m is None:
+        return p_k
+    if checks.at_least_one("m", m) < least:
         raise ValueError(f"p_k: expected at most as many entries as m = {m}, got {least}")
     return p_k
+
+
+def _own(p_k: PK | None) -> PK | None:
+    """A copy that nobody else changes, unless it is learned."""
+    if p_k is None or p_k.values.requires_grad:
+        return p_k
+    if p_k.values.is_meta:
+        raise ValueError("p_k: expected numbers, got a tensor without any, on the device meta: give a list")
+    return PK(p_k.values.clone(), p_k.of)
 
 
 def _operator(given: Operator | str | None, default: Operator) -> Operator:
@@ -353,7 +367,7 @@ class TopKLossModule(nn.Module, ABC):
 
     def __init__(self, spec: Spec, conventions: Conventions) -> None:
         super().__init__()
-        self._p_k = spec.p_k
+        self._p_k = _own(spec.p_k)
         self.operator = spec.operator
         self.m = spec.m
         self.reduction = conventions.reduction
@@ -363,15 +377,20 @@ class TopKLossModule(nn.Module, ABC):
 
     @property
     def p_k(self) -> Tensor | None:
-        """P_K as a tensor, (k,) or (n, k); to change it, assign whatever the class accepts."""
-        if self._p_k is None:
-            return None
-        values = self._p_k.values
-        return values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+        """A copy of P_K, (k,) or (n, k); to change it, assign whatever the class accepts."""
+        return None if self._p_k is None else self._p_k.values.detach().clone()
 
     @p_k.setter
     def p_k(self, given: Distribution | None) -> None:
-        self._p_k = _read(given, self.m)
+        self._p_k = _own(_read(given, self.m))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "operator" and isinstance(value, str):
+            value = registry.operator(value)
+        if name == "p_k":  # not nn.Module's: it would take a parameter for one of its own
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     @property
     @abstractmethod
@@ -387,13 +406,12 @@ class TopKLossModule(nn.Module, ABC):
         return topk_loss(self.spec, scores, target, self.conventions, example_p_k)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or convert; of P_K, a table of all classes moves along, and keeps its precision."""
+        """Move or convert; P_K moves along, and keeps its values and its precision."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self._p_k is not None and isinstance(self._p_k.values, Tensor):
-            device = fn(torch.empty(0)).device
-            if device.type != "meta":
-                dtype = torch.float32 if device.type == "mps" else self._p_k.values.dtype  # which has no float64
-                self._p_k = PK(self._p_k.values.to(device, dtype), self._p_k.of)
+        device = fn(torch.empty(0, device="cpu")).device
+        if self._p_k is not None and device.type != "meta":
+            dtype = torch.float32 if device.type == "mps" else self._p_k.values.dtype  # which has no float64
+            self._p_k = PK(self._p_k.values.to(device, dtype), self._p_k.of)
         return self
 
     def extra_repr(self) -> str:

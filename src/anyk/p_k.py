@@ -1,15 +1,13 @@
 """P_K, the distribution of k: what is accepted, how it is checked, how it is kept.
 
-It is a setting and no state. A plain list is kept as the numbers that were given, whatever becomes of the module around it;
-only at the call it becomes a tensor of the scores' precision.
+It is a setting and no state. It is kept in the precision that it was given in, numbers in float64, whatever becomes of the
+module around it; only at the call it takes the scores' precision.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -28,52 +26,33 @@ class PK:
     """P_K, checked.
 
     Args:
-        values: the weights of top-1, …, top-k: numbers, or a tensor (k,), (n, k) or (rows, k).
+        values: the weights of top-1, …, top-k: (k,), (n, k) or (rows, k).
         of: whether there is one distribution for all examples, one for each class, or one for each row.
     """
 
-    values: tuple[float, ...] | Tensor
+    values: Float[Tensor, "*number k"]
     of: Literal["all", "class", "row"] = "all"
 
     @property
     def k(self) -> int:
-        return len(self.values) if isinstance(self.values, tuple) else self.values.shape[-1]
-
-    def to(self, like: Tensor) -> PK:
-        """On the device of the scores, in the precision that they are computed in."""
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        if isinstance(self.values, Tensor):
-            return PK(self.values.to(device=like.device, dtype=dtype), self.of)
-        return PK((_cached_tensor if checks.eager(like) else _tensor)(self.values, like.device, dtype))
+        k = self.values.shape[-1]
+        return len(list(range(k))) if torch.compiler.is_compiling() else k  # a definite number, also in a trace with symbolic sizes
 
     def at(self, target: Int[Tensor, "*rows"]) -> Float[Tensor, "*#rows k"]:
         """The weights for each row, of the shape of the targets, or (k,) where they are the same for all."""
-        assert isinstance(self.values, Tensor)
         if self.of == "class":
             return self.values[target]
         return self.values[:, None] if self.of == "row" and target.ndim > 1 else self.values
 
     def positive(self) -> list[int]:
         """The k with a weight above zero for some class or row."""
-        if isinstance(self.values, tuple):
-            return [k for k, weight in enumerate(self.values, start=1) if weight > 0]
         weighted = (self.values.detach().reshape(-1, self.k) > 0).any(0)
         return [int(place) + 1 for place in weighted.nonzero()]
 
     def __repr__(self) -> str:
-        if isinstance(self.values, tuple):
-            return str([float(f"{weight:.6g}") for weight in self.values])
-        return str(tuple(self.values.shape))
-
-
-def _tensor(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.tensor(values, dtype=dtype, device=device)
-
-
-@lru_cache(maxsize=128)
-def _cached_tensor(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):  # a first call without gradients must not spoil the later ones
-        return _tensor(values, device, dtype)
+        if self.values.ndim > 1 or self.values.is_meta:
+            return str(tuple(self.values.shape))
+        return str([float(f"{weight:.6g}") for weight in self.values.tolist()])
 
 
 def read(given: Distribution, name: str = "p_k") -> PK:
@@ -85,22 +64,26 @@ def read(given: Distribution, name: str = "p_k") -> PK:
     if isinstance(given, Tensor):
         if given.ndim > 2:
             raise ValueError(f"{name}: expected shape (k,) or (n, k), got {tuple(given.shape)}")
-        p_k = _checked(given, name)
-        if p_k.ndim == 2:
-            return PK(p_k, "class")
-        # Numbers of its own are a setting; one that is learned, or cannot be looked at, is used as it is.
-        return PK(tuple(p_k.tolist()) if checks.readable(p_k) and not p_k.requires_grad else p_k)
+        return PK(_checked(given, name), "class" if given.ndim == 2 else "all")
     rows, nested = _rows(given, name)
     if nested:
-        with torch.device("cpu"):  # not the default device, which may be "meta"
-            return PK(_checked(torch.tensor(rows, dtype=torch.float64), name), "class")
-    _check_values(min(rows[0], default=math.nan), sum(rows[0]), name)
-    return PK(tuple(rows[0]))
+        return PK(_checked(_tensor(rows), name), "class")
+    _check_values(min(rows[0]), sum(rows[0]), name)
+    return PK(_tensor(rows[0]))
+
+
+def _tensor(numbers: list[Any]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64, device="cpu")  # not the default device, which may be "meta"
 
 
 def read_rows(given: object, batch: torch.Size, name: str = "example_p_k") -> PK:
-    """One P_K for each row, from a tensor with one for each example (B, k) or for each position (B, d1, …, k)."""
-    p_k = _checked(checks.tensor(name, given), name)
+    """One P_K for each row, from one for each example (B, k) or for each position (B, d1, …, k)."""
+    if not isinstance(given, Tensor):
+        try:
+            given = _tensor(given)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise TypeError(f"{name}: expected a tensor, or nested lists of numbers, got {given!r}") from None
+    p_k = _checked(given, name)
     k = p_k.shape[-1]
     if p_k.shape[:-1] == batch:
         return PK(p_k.reshape(-1, k), "row")

@@ -29,7 +29,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from anyk import candidates, checks, losses, metrics
-from anyk.conventions import Conventions, Reducing, Reduction, Rows, reduce, smoothed_rows, working_dtype
+from anyk.checks import working_dtype
+from anyk.conventions import Conventions, Reducing, Reduction, Rows, reduce, smoothed_rows
 from anyk.losses import M, SoftmaxOver, Spec, Top1
 from anyk.operators import Operator
 from anyk.p_k import Distribution
@@ -216,7 +217,7 @@ def _sharded_loss(
     """As :func:`anyk.losses.topk_loss`, with candidates that come from all processes."""
     shard = _Shard.of(local_scores, target, group)
     example_p_k = None if example_p_k is None else shard.local("example_p_k", example_p_k)
-    if conventions.label_smoothing == 1:
+    if conventions.label_smoothing == 1 and not spec.smoothing:
         raise ValueError("label_smoothing: expected a number below 1, got 1")
     slices = _Slices.asked(shard, _settings(spec, conventions, example_p_k)) if sizes is None else _Slices.told(shard, sizes)
     scores, n = shard.scores, slices.number
@@ -230,10 +231,18 @@ def _sharded_loss(
 
 
 def _settings(spec: Spec, conventions: Conventions, example_p_k: Tensor | None) -> str:
-    """What all processes must have in common, as far as it can be told in words."""
-    told = {name: value for name, value in vars(spec).items() if name != "operator"}
-    shared = (conventions.reduction, conventions.ignore_index, conventions.label_smoothing, conventions.weight is None)
-    return f"{told} {shared} {example_p_k is None}"
+    """What all processes must have in common: in words, and sums of the numbers."""
+    own = {name: value for name, value in vars(spec).items() if name != "p_k"}
+    shared = (conventions.reduction, conventions.ignore_index, conventions.label_smoothing)
+    p_k = None if spec.p_k is None else spec.p_k.values
+    return f"{own} {shared} {[_checksum(numbers) for numbers in (p_k, conventions.weight, example_p_k)]}"
+
+
+def _checksum(numbers: Tensor | None) -> float | None:
+    if numbers is None:
+        return None
+    place = torch.arange(1, numbers.numel() + 1, device=numbers.device)
+    return float((numbers.detach().flatten().double() * place).sum())
 
 
 def _rows(spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, slices: _Slices, m: int | None, k: int) -> Rows:
@@ -451,6 +460,8 @@ class _Slices(NamedTuple):
     def told(cls, shard: _Shard, sizes: Sequence[int]) -> _Slices:
         """As the caller says."""
         world, own = dist.get_world_size(shard.group), shard.scores.shape[1]
+        if not isinstance(sizes, Sequence):
+            raise TypeError(f"slices: expected a sequence of {world} sizes, got {sizes!r}")
         if len(sizes) != world or sizes[shard.place] != own:
             raise ValueError(f"slices: expected {world} sizes, with {own} for rank {shard.place}, got {list(sizes)}")
         return cls(shard.group, shard.place, tuple(sizes))

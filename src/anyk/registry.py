@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -21,14 +22,24 @@ __all__ = ["LOSSES", "NETWORKS", "OPERATORS", "SWAPS", "ExtensionError", "Regist
 Entry = TypeVar("Entry")
 
 
-class ExtensionError(ImportError):
-    """A package that extends anyk cannot be imported."""
+class ExtensionError(ValueError):
+    """A name is not known, and a package that extends anyk, and might have brought it, cannot be imported."""
+
+
+#: what the lab and the estimator call their losses
+RESERVED = ("softmax", "gce", "error")
 
 
 class Registry(dict[str, Entry], Generic[Entry]):
-    """Entries by name. A name can be given once; the same class again, as from a notebook cell run twice, takes its place."""
+    """Entries by name.
+
+    A class keeps its name to itself, but for the same class again, as from a notebook cell run twice. A value, such as a swap,
+    that is entered again takes the former's place.
+    """
 
     def __setitem__(self, name: str, entry: Entry) -> None:
+        if name in RESERVED or ":" in name:
+            raise ValueError(f"name: expected one without a colon, and none of {', '.join(RESERVED)}, got {name!r}")
         # Operators, networks and losses are all asked for as losses.
         neighbours = (OPERATORS, NETWORKS, LOSSES) if any(self is one for one in (OPERATORS, NETWORKS, LOSSES)) else (self,)
         for registry in neighbours:
@@ -55,7 +66,7 @@ class Registry(dict[str, Entry], Generic[Entry]):
                 return self[name]
             except KeyError:
                 pass
-        raise ValueError(f"{argument}: expected one of {', '.join(map(repr, self.names()))}, got {name!r}")
+        raise unknown(argument, self.names(), name)
 
 
 def _place(entry: object) -> tuple[str, str]:
@@ -74,7 +85,7 @@ LOSSES: Registry[type[Any]] = Registry()
 
 
 def operator(given: Operator | str, **settings: Any) -> Operator:
-    """An operator as it comes, or made by its name or the name of its network with those settings that it has.
+    """An operator as it comes, or made with these settings by its name or the name of its network.
 
     Example:
         >>> anyk.registry.operator("lapsum", temperature=0.5)
@@ -89,13 +100,16 @@ def operator(given: Operator | str, **settings: Any) -> Operator:
     if not isinstance(given, str):
         shown = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
         raise TypeError(f'operator: expected an anyk.Operator such as anyk.LapSum(), or a name such as "lapsum", got {shown}')
-    if given not in NETWORKS and given not in OPERATORS:
+    if not is_operator(given):
+        raise unknown("operator", operator_names(), given)
+    return SortingNetwork(given, **settings) if given in NETWORKS else OPERATORS[given](**settings)
+
+
+def is_operator(name: str) -> bool:
+    """Whether :func:`operator` knows the name. Extensions are imported only if it is not one of anyk's own."""
+    if name not in NETWORKS and name not in OPERATORS:
         import_extensions()
-    if given in NETWORKS:
-        return SortingNetwork(given, **settings)
-    if given in OPERATORS:
-        return OPERATORS[given](**settings)
-    raise ValueError(f"operator: expected one of {', '.join(map(repr, operator_names()))}, got {given!r}")
+    return name in NETWORKS or name in OPERATORS
 
 
 def operator_names() -> tuple[str, ...]:
@@ -103,20 +117,30 @@ def operator_names() -> tuple[str, ...]:
     return (*NETWORKS.names(), *OPERATORS.names())
 
 
-_importing = threading.RLock()
-_imported: set[str] = set()
+def unknown(argument: str, known: Iterable[str], name: object) -> ValueError:
+    """The error for a name that is not known: what could have been meant, and which extensions could not be imported."""
+    message = f"{argument}: expected one of {', '.join(map(repr, known))}, got {name!r}"
+    return ExtensionError("; ".join([message, *_failures])) if _failures else ValueError(message)
+
+
+_guard = threading.Lock()
+_to_import: list[importlib.metadata.EntryPoint] | None = None
+_failures: list[str] = []
 
 
 def import_extensions() -> None:
-    """Import what other packages name in their entry points of the group "anyk", once."""
-    with _importing:
-        for extension in importlib.metadata.entry_points(group="anyk"):
-            if extension.value in _imported:
-                continue
-            _imported.add(extension.value)  # first: what it imports may look up a name
-            try:
-                extension.load()
-            except Exception as error:  # whatever the package does wrong, it should be named
-                _imported.discard(extension.value)
-                problem = f"{type(error).__name__}: {error}"
-                raise ExtensionError(f"{extension.value}, an extension of anyk, cannot be loaded: {problem}.") from error
+    """Import what other packages name in their entry points of the group "anyk", once. One that fails stops no other."""
+    global _to_import
+    while True:
+        # Not while it imports: another thread may have begun to import the same, and ask for a name there.
+        with _guard:
+            if _to_import is None:
+                _to_import = list(importlib.metadata.entry_points(group="anyk"))
+            if not _to_import:
+                return
+            extension = _to_import.pop(0)
+        try:
+            extension.load()
+        except Exception as error:  # whatever the package does wrong, it should be named
+            problem = f"{type(error).__name__}: {error}"
+            _failures.append(f"{extension.value}, an extension of anyk, cannot be loaded: {problem}")

@@ -84,7 +84,7 @@ class Operator(nn.Module, ABC):
         real = real_mask(scores)
         checks.real_classes(real, k)
         scaled = self._scaled(scores, None, real)
-        probabilities = self._matrix(scaled, real, k).to(_result_dtype(scores))
+        probabilities = self._matrix(scaled, real, k).to(checks.working_dtype(scores))
         if real is not None:
             probabilities = probabilities.masked_fill(~real[..., None, :], 0)
         if hard:
@@ -134,7 +134,7 @@ class Operator(nn.Module, ABC):
             real: which are not padding; None means all.
             k: number of ranks.
         """
-        return self._log_inclusion(self._scaled(scores, position, real), position, real, k).to(_result_dtype(scores))
+        return self._log_inclusion(self._scaled(scores, position, real), position, real, k).to(checks.working_dtype(scores))
 
     def _scaled(self, scores: Tensor, position: Tensor | None, real: Tensor | None) -> Tensor:
         """Scores over temperature, shifted so that what matters is near zero, where floats are dense."""
@@ -177,10 +177,6 @@ def real_mask(scores: Tensor) -> Tensor | None:
         return None
     real = scores != -torch.inf
     return None if checks.readable(real) and bool(real.all()) else real  # NaN has no minimum
-
-
-def _result_dtype(scores: Tensor) -> torch.dtype:
-    return torch.promote_types(scores.dtype, torch.float32)
 
 
 def log_running_sum(log_probabilities: Float[Tensor, "*batch k m"], position: Int[Tensor, "*batch"]) -> Tensor:

@@ -140,7 +140,7 @@ class SortingNetwork(Operator):
         else:
             build = _cached_order if checks.eager(scores) and real is None else _order
             number = m if real is None else real.sum(-1)
-            starts, other = build(self.kind, m, number, scores.device)
+            starts, other = build(NETWORKS[self.kind], m, number, scores.device)
             classes = torch.where(starts, position[..., None], other + (other >= position[..., None]))
         column = starts.to(scores.dtype).expand_as(scores)
         # One gather for all that is needed of the scores: each would have a gradient of all of them.
@@ -186,7 +186,7 @@ class SortingNetwork(Operator):
     def _schedule(self, scores: Tensor, k: int) -> Schedule:
         n = scores.shape[-1]
         if checks.eager(scores):
-            return _cached_schedule(self.kind, n, k, scores.device)
+            return _cached_schedule(self.kind, NETWORKS[self.kind], n, k, scores.device)
         n = len(list(range(n)))  # a network needs a definite number of wires, also in a trace with symbolic sizes
         return _schedule(_plan(self.kind, n, k), n, scores.device)  # what a trace makes must not outlive it
 
@@ -205,17 +205,17 @@ class SortingNetwork(Operator):
         return frozen
 
 
-def _order(kind: str, m: int, number: int | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+def _order(kind: Kind, m: int, number: int | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """``wires="target"`` for rows of ``number`` classes: where the target starts, and which of the others, counted without
     the target, starts on each of the other wires."""
     wire = torch.arange(m, device=device)
     number = number if isinstance(number, Tensor) else wire.new_full((), number)
-    start = NETWORKS[kind].target_wire(number)[..., None]
+    start = kind.target_wire(number)[..., None]
     return wire == start, wire - (wire > start).long()
 
 
 @lru_cache(maxsize=128)
-def _cached_order(kind: str, m: int, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _cached_order(kind: Kind, m: int, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False):
         return _order(kind, m, number, device)
 
@@ -231,6 +231,8 @@ class Step(NamedTuple):
     comparators: int
     lower_wires: Tensor
     gather: Tensor
+    dropped: Tensor
+    """what the gather leaves behind"""
     gather_with_partners: Tensor
     """the same from a state with partners to a state with partners, see :class:`_SoftColumn`"""
     back_with_partners: Tensor
@@ -242,6 +244,8 @@ class Schedule(NamedTuple):
     steps: tuple[Step, ...]
     outputs: Tensor
     """where the network's outputs stand after the last step, best first"""
+    dropped: Tensor
+    """where the wires stand there that are no outputs"""
     outputs_with_partners: Tensor
     back: Tensor
     """where the gradients of all wires stand in the end"""
@@ -281,6 +285,10 @@ def _schedule(plan: _Plan, n: int, device: torch.device) -> Schedule:
     def tensor(numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.long, device=device)
 
+    def without(places: Sequence[int], width: int) -> list[int]:
+        kept = set(places)
+        return [place for place in range(width) if place not in kept]
+
     def with_partners(places: Sequence[int], pairs: int) -> list[int]:
         return [*places[: 2 * pairs], *places[pairs : 2 * pairs], *places[:pairs], *places[2 * pairs :]]
 
@@ -297,20 +305,25 @@ def _schedule(plan: _Plan, n: int, device: torch.device) -> Schedule:
         backs.append(with_partners([after.get(place, zeros) for place in [*range(width), -1]], pairs))
         after = dict(zip(gather, [*range(2 * pairs), *range(4 * pairs, width + 2 * pairs)], strict=True))
         zeros = width + 2 * pairs
+    widths = [n, *(len(gather) for _, gather, _, _ in plan.steps)]
     steps = [
-        Step(layer, pairs, tensor(lower_wires), tensor(gather), tensor(forth), tensor(back))
-        for (layer, gather, pairs, lower_wires), forth, back in zip(plan.steps, gathers, reversed(backs), strict=True)
+        Step(layer, pairs, tensor(lower_wires), tensor(gather), tensor(without(gather, width)), tensor(forth), tensor(back))
+        for (layer, gather, pairs, lower_wires), width, forth, back in zip(
+            plan.steps, widths[:-1], gathers, list(reversed(backs)), strict=True
+        )
     ]
     return Schedule(
         steps=tuple(steps),
         outputs=tensor(plan.outputs),
+        dropped=tensor(without(plan.outputs, widths[-1])),
         outputs_with_partners=tensor(last_outputs),
         back=tensor([after.get(wire, zeros) for wire in range(n)]),
     )
 
 
 @lru_cache(maxsize=128)
-def _cached_schedule(kind: str, n: int, k: int, device: torch.device) -> Schedule:
+def _cached_schedule(kind: str, which: Kind, n: int, k: int, device: torch.device) -> Schedule:
+    # by the kind itself too: another may have taken its name
     with torch.inference_mode(False):  # a first call without gradients must not spoil the later ones
         return _schedule(_plan(kind, n, k), n, device)
 
@@ -352,14 +365,28 @@ def _parts(state: Tensor, step: Step, dim: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _soft_column(arranged: Tensor, column: Tensor, schedule: Schedule, swap: Swap, frozen: Frozen) -> Tensor:
-    """Pushes scores and the target's share, both (rows, wires), forward through the network: T (rows, k)."""
+    """Pushes scores and the target's share, both (rows, wires), forward through the network: T (rows, k).
+
+    Where T is near 1 it is 1 less the shares that ended elsewhere: its slope is theirs, in all digits.
+    """
     scores, share = arranged.t(), column.t()
-    for step in schedule.steps:
+    elsewhere = _left_behind(share, schedule.steps[0].dropped if schedule.steps else schedule.dropped)
+    for number, step in enumerate(schedule.steps):
         scores, keep, cross = _mix_scores(scores, step, swap, frozen)
         upper, lower, idle = _parts(share.index_select(0, step.gather), step, dim=0)
         # A sum of non-negative terms: upper - cross (upper - lower) would lose the digits of small shares.
         share = torch.cat([keep * upper + cross * lower, cross * upper + keep * lower, idle])
-    return share.index_select(0, schedule.outputs).cumsum(0).t()
+        last = number + 1 == len(schedule.steps)
+        elsewhere = elsewhere + _left_behind(share, schedule.dropped if last else schedule.steps[number + 1].dropped)
+    ends = share.index_select(0, schedule.outputs)
+    behind = torch.nn.functional.pad(ends[1:].flip(0).cumsum(0).flip(0), (0, 0, 0, 1))
+    inclusion = ends.cumsum(0)
+    return torch.where(inclusion > 0.5, 1 - (elsewhere + behind), inclusion).t()
+
+
+def _left_behind(share: Tensor, dropped: Tensor) -> Tensor:
+    """The share on the wires that are not needed any more."""
+    return share.index_select(0, dropped).sum(0)
 
 
 class _SoftColumn(torch.autograd.Function):
@@ -458,7 +485,7 @@ def _soft_rows(schedule: Schedule, swap: Swap, scores: Tensor, frozen: Frozen) -
 
 def _log_sum(inclusion: Tensor, tail: Tensor) -> Tensor:
     """log(T + e^tail), with T down to 0."""
-    tiny = inclusion <= 1e-30
+    tiny = inclusion <= 1e-36  # 1 / T is still finite in float32
     logarithm = torch.where(tiny, -torch.inf, torch.where(tiny, 1.0, inclusion).log())
     return torch.stack([logarithm, tail]).logsumexp(0)
 

@@ -46,7 +46,7 @@ def test_grid_axes_and_files(base: Recipe, tmp_path: Path) -> None:
     for word in ("loss", "nonsense=1", "loss=", "=3"):
         with pytest.raises(LabError, match="a grid axis should be"):
             sweep.parse_axes([word])
-    with pytest.raises(LabError, match="the grid: loss should be"):
+    with pytest.raises(LabError, match="the grid: loss: expected one of"):
         sweep.grid(Recipe(), {"loss": ["nonsense"]})
 
     path = tmp_path / "sweep.json"

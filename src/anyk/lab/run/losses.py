@@ -54,7 +54,7 @@ def trained_ks(loss: nn.Module, recipe: Recipe) -> list[int]:
 
 def reschedule(loss: nn.Module, recipe: Recipe, progress: float) -> None:
     """Move the temperature, P_K and the guide to where they stand after this fraction of the run."""
-    if not isinstance(loss, TopKLossModule):
+    if (recipe.temperature_end, recipe.p_k_end, recipe.guide_end) == (None, None, None) or not isinstance(loss, TopKLossModule):
         return
     moves = names.find(recipe.loss).operator is not None  # the control has one k and no temperature
     if recipe.temperature_end is not None and moves:

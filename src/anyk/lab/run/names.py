@@ -11,7 +11,7 @@ smooth, hinge      the name of a loss for one k
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from torch import nn
 
@@ -20,7 +20,6 @@ from anyk import registry
 from anyk.lab.errors import LabError
 
 Family = Literal["softmax", "cross_entropy", "error", "gce", "one k"]
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -97,42 +96,39 @@ def find(name: str) -> Loss:
     family, colon, operator = name.partition(":")
     if name in ("softmax", "gce"):
         return Loss(name, name)  # type: ignore[arg-type]
-    if family == "error" and (not colon or operator in operators()):
+    if family == "error" and (not colon or registry.is_operator(operator)):
         return Loss(name, "error", operator or "ksubset")
-    if name in operators():
-        return Loss(name, "cross_entropy", name)
     if name in registry.LOSSES:
         return Loss(name, "one k")
-    raise LabError(f"loss should be {', '.join(names()[:-1])} or {names()[-1]}, but is {name!r}.")
+    if registry.is_operator(name):
+        return Loss(name, "cross_entropy", name)
+    if name in registry.LOSSES:  # of an extension that was imported just now
+        return Loss(name, "one k")
+    raise LabError(f"{registry.unknown('loss', names(), name)}.")
 
 
 def operators() -> tuple[str, ...]:
     """The names of all operators and networks."""
-    return _looked_up(registry.operator_names)
+    return registry.operator_names()
 
 
 def names() -> tuple[str, ...]:
     """All names, the errors with other operators in one word."""
-    return ("softmax", "gce", "error", "error:OPERATOR", *operators(), *_looked_up(registry.LOSSES.names))
+    return ("softmax", "gce", "error", "error:OPERATOR", *operators(), *registry.LOSSES.names())
 
 
 def check_network(name: str) -> None:
     """Raise if there is no such network."""
-    _check("network", name, _looked_up(registry.NETWORKS.names))
+    _check(registry.NETWORKS, "network", name)
 
 
 def check_swap(name: str) -> None:
     """Raise if there is no such swap."""
-    _check("swap", name, _looked_up(registry.SWAPS.names))
+    _check(registry.SWAPS, "swap", name)
 
 
-def _check(field: str, name: str, known: tuple[str, ...]) -> None:
-    if name not in known:
-        raise LabError(f"{field} should be {', '.join(known)}, but is {name!r}.")
-
-
-def _looked_up(known: Callable[[], Value]) -> Value:
+def _check(known: registry.Registry[Any], field: str, name: str) -> None:
     try:
-        return known()
-    except registry.ExtensionError as error:  # a package that extends anyk is broken
-        raise LabError(str(error)) from error
+        known.look_up(field, name)
+    except ValueError as error:
+        raise LabError(f"{error}.") from None
