@@ -128,7 +128,7 @@ def call_head(make: Callable[..., Any]) -> None:
 
 
 LOSSES = {name: (lambda name=name: call_loss(getattr(anyk, name)(K), probabilities=True)) for name in (
-    "SmoothTopKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss", "SoftmaxAtKLoss",
+    "SmoothTopKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss",
 )}  # fmt: skip
 #: the modules call the functions, so these need one call
 FAMILIES = {
@@ -145,15 +145,13 @@ METRICS = {
     "target_ranks": lambda: call_metric(anyk.target_ranks),
     "topk_hits": lambda: call_metric(anyk.topk_hits, ks=(1, 5)),
     "topk_accuracy": lambda: call_metric(anyk.topk_accuracy, ks=(1, 5)),
-    "mean_reciprocal_rank": lambda: call_metric(anyk.mean_reciprocal_rank),
-    "ndcg": lambda: call_metric(anyk.ndcg, ks=(1, 5)),
 }
 HEADS = {
     "LinearTopKCrossEntropy": lambda: call_head(lambda m, **more: anyk.LinearTopKCrossEntropy(D, N, P_K, m=m or N, **more)),
     "LinearHead": lambda: call_head(linear_head),
 }
 CALLS = {**LOSSES, **FAMILIES, **OPERATORS, **METRICS, **HEADS}
-NOTHING_TO_CALL = {"Operator", "networks", "parallel", "backend"}
+NOTHING_TO_CALL = {"Operator", "networks", "parallel", "registry"}
 
 PARALLEL = {
     "TopKCrossEntropyLoss": lambda: call_parallel(lambda **more: anyk.parallel.TopKCrossEntropyLoss(P_K, **more)),

@@ -13,7 +13,6 @@ CORE = [
 ]
 
 
-@pytest.mark.xfail(reason="annotations of losses, candidates and parallel that are being rewritten")
 @pytest.mark.parametrize("what", [[TESTS / "shapes.py"], CORE], ids=["calls", "docstrings"])
 def test_annotated_shapes_hold(what):
     words = [sys.executable, TESTS / "checked.py", "-q", "--tb=short", "-p", "no:cacheprovider", *what]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from anyk import _compat, checks
@@ -151,12 +151,12 @@ def select_for_probabilities(
     return scores.gather(-1, classes), classes
 
 
-def others(scores: Float[Tensor, "*batch m"], position: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch m-1"]:
+def others(scores: Shaped[Tensor, "*batch m"], position: Int[Tensor, "*batch"]) -> Shaped[Tensor, "*batch m-1"]:
     """The scores without the one at ``position``, in the same order."""
     place = torch.arange(scores.shape[-1] - 1, device=scores.device)
     return scores.gather(-1, place + (place >= position[..., None]))
 
 
-def at(scores: Float[Tensor, "*batch m"], position: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+def at(scores: Shaped[Tensor, "*batch m"], position: Int[Tensor, "*batch"]) -> Shaped[Tensor, "*batch"]:
     """The score at ``position``."""
     return scores.gather(-1, position[..., None]).squeeze(-1)

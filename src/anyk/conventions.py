@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypedDict, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,10 +24,15 @@ from torch.nn import functional
 from anyk import candidates, checks, derivatives
 from anyk.operators.base import real_mask
 
+Scores = Float[Tensor, "batch n *positions"] | Float[Tensor, " n"]
+"""(B, n), (n,) or (B, n, d1, …)"""
+ClassIndices = Int[Tensor, "batch *positions"] | Int[Tensor, ""]
+"""(B,), () or (B, d1, …)"""
 Reduction = Literal["mean", "sum", "none"]
 _REDUCTIONS = get_args(Reduction)
 
 
+@runtime_checkable
 class Measure(Protocol):
     """What is measured of a row, as far as the conventions need to know."""
 
@@ -142,8 +147,8 @@ class Shape(NamedTuple):
 class Batch:
     """Scores and targets, checked."""
 
-    scores: Float[Tensor, "batch n ..."]
-    target: Tensor
+    scores: Scores
+    target: ClassIndices | Scores
     conventions: Conventions
     shape: Shape
     class_weight: Float[Tensor, " n"] | None

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from anyk import candidates, checks, registry
 from anyk import p_k as p_ks
-from anyk.conventions import Batch, Conventions, Reduction, Rows, shared_repr
+from anyk.conventions import Batch, ClassIndices, Conventions, Reduction, Rows, Scores, shared_repr
 from anyk.operators import KSubset, Operator, SortingNetwork
 from anyk.p_k import PK, Distribution
 
@@ -208,8 +208,8 @@ def _errors(log_inclusion: Tensor, power: float) -> Tensor:
 
 
 def topk_cross_entropy(
-    scores: Float[Tensor, "batch n ..."],
-    target: Int[Tensor, "batch ..."] | Float[Tensor, "batch n ..."],
+    scores: Scores,
+    target: ClassIndices | Scores,
     p_k: Distribution | None,
     operator: Operator | str | None = None,
     *,
@@ -220,7 +220,7 @@ def topk_cross_entropy(
     ignore_index: int = -100,
     weight: Float[Tensor, " n"] | None = None,
     label_smoothing: float = 0.0,
-    example_p_k: Float[Tensor, "batch ... k"] | None = None,
+    example_p_k: Float[Tensor, "*examples k"] | None = None,
 ) -> Tensor:
     """Cross-entropy of "the target is among the first k classes", for k drawn from P_K.
 
@@ -264,8 +264,8 @@ def topk_cross_entropy(
 
 
 def topk_error(
-    scores: Float[Tensor, "batch n ..."],
-    target: Int[Tensor, "batch ..."] | Float[Tensor, "batch n ..."],
+    scores: Scores,
+    target: ClassIndices | Scores,
     p_k: Distribution | None,
     operator: Operator | str | None = None,
     *,
@@ -276,7 +276,7 @@ def topk_error(
     ignore_index: int = -100,
     weight: Float[Tensor, " n"] | None = None,
     label_smoothing: float = 0.0,
-    example_p_k: Float[Tensor, "batch ... k"] | None = None,
+    example_p_k: Float[Tensor, "*examples k"] | None = None,
 ) -> Tensor:
     """The expected top-k error for k drawn from P_K, guided by softmax cross-entropy: a bounded loss.
 
@@ -303,7 +303,7 @@ def topk_error(
     Example:
         >>> scores = torch.tensor([[2.0, 1.0, 0.5, 0.0], [0.0, 0.5, 1.0, 2.0]])
         >>> anyk.topk_error(scores, torch.tensor([1, 3]), {1: 0.5, 2: 0.5})
-        tensor(0.5253)
+        tensor(0.5747)
     """
     spec = error_spec(p_k, operator, m, guide, power, label_smoothing)
     return topk_loss(spec, scores, target, Conventions(reduction, ignore_index, weight, label_smoothing), example_p_k)

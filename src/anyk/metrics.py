@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from anyk import candidates, checks
-from anyk.conventions import Shape
+from anyk.conventions import ClassIndices, Scores, Shape
 
 #: as a k it counts every target that is not ignored
 EVERY = sys.maxsize
@@ -17,7 +16,7 @@ EVERY = sys.maxsize
 __all__ = ["target_ranks", "topk_accuracy", "topk_hits"]
 
 
-def target_ranks(scores: Float[Tensor, "batch n ..."], target: Int[Tensor, "batch ..."]) -> Int[Tensor, "batch ..."]:
+def target_ranks(scores: Scores, target: ClassIndices) -> ClassIndices:
     """The rank of the target, 1 for the best: one more than the number of other classes with a score as high or higher.
 
     A NaN score counts as higher than any; a target whose own score is NaN is ranked last.
@@ -39,8 +38,8 @@ def target_ranks(scores: Float[Tensor, "batch n ..."], target: Int[Tensor, "batc
 
 
 def topk_hits(
-    scores: Float[Tensor, "batch n ..."],
-    target: Int[Tensor, "batch ..."],
+    scores: Scores,
+    target: ClassIndices,
     ks: Iterable[int] = (1, 5),
     *,
     ignore_index: int = -100,
@@ -74,8 +73,8 @@ def checked_ks(ks: Iterable[int]) -> list[int]:
 
 
 def topk_accuracy(
-    scores: Float[Tensor, "batch n ..."],
-    target: Int[Tensor, "batch ..."],
+    scores: Scores,
+    target: ClassIndices,
     ks: Iterable[int] = (1, 5),
     *,
     ignore_index: int = -100,

@@ -22,11 +22,11 @@ def texts(path):
     return [element.text for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
 
 
-@pytest.mark.parametrize("kind", network_pictures.NETWORKS)
+@pytest.mark.parametrize("kind", network_pictures.drawable())
 @pytest.mark.parametrize(("n", "k"), [(16, 5), (7, 3)])
 def test_every_comparator_is_drawn_once_where_it_is(tmp_path, kind, n, k):
     path = network(kind, n, k, tmp_path / "network.svg")
-    built = network_pictures.NETWORKS[kind][1](n, k)
+    built = network_pictures.drawable()[kind][1](n, k)
     drawn = sorted(name for name in ids(path) if name.startswith("comparator-"))
     assert drawn == sorted(f"comparator-{layer}-{i}-{j}" for layer, pairs in enumerate(built.layers) for i, j in pairs)
     assert sum(name.startswith("wire-") for name in ids(path)) == n
@@ -63,7 +63,7 @@ def test_least_ranks_of_the_construction_are_true(n, k):
 
 @pytest.mark.parametrize("kind", ["odd_even", "bitonic"])
 def test_known_order_is_true(kind):
-    built = network_pictures.NETWORKS[kind][1](12, 12)
+    built = network_pictures.drawable()[kind][1](12, 12)
     values = torch.stack([torch.randperm(12) for _ in range(50)])
     for layer, order in zip(built.layers, network_pictures._known_order(built), strict=True):
         for i, j in layer:

@@ -34,6 +34,6 @@ def test_a_line_over_one_number(tmp_path, monkeypatch):
     for number, temperature in enumerate((0.1, 1.0, 10.0)):
         made.run_folder(tmp_path / str(number), BASE.but(temperature=temperature), {"top1": 0.5})
     plots.plot(table(collect([tmp_path])), tmp_path / "plot.svg")
-    made.run_folder(tmp_path / "auto", BASE.but(temperature="auto"), {"top1": 0.5})
+    made.run_folder(tmp_path / "other", BASE.but(loss="lapsum"), {"top1": 0.5})
     plots.plot(table(collect([tmp_path])), tmp_path / "plot.svg")
     assert drawn == ["_lines", "_bars"]

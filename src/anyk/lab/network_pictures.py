@@ -34,6 +34,12 @@ SELECTIONS: dict[str, tuple[str, Callable[[int, int], Network]]] = {
 """The classical selection networks, which are no operators, by name."""
 
 
+def drawable() -> dict[str, tuple[str, Callable[[int, int], Network]]]:
+    """All networks that can be drawn, by name: their titles, and what builds them."""
+    known = {name: NETWORKS[name] for name in NETWORKS.names()}
+    return {name: (kind.title, kind.build) for name, kind in known.items()} | SELECTIONS
+
+
 def network(kind: str, n: int, k: int, path: str | Path, *, packed: bool = False, ranks: bool | None = None) -> Path:
     """Draw a comparator network as the paper draws it.
 
@@ -53,8 +59,7 @@ def network(kind: str, n: int, k: int, path: str | Path, *, packed: bool = False
         The path.
     """
     path = figures.checked_path(path)
-    drawable = {name: (known.title, known.build) for name, known in ((name, NETWORKS[name]) for name in NETWORKS.names())}
-    title, build = figures.choose("kind", kind, {**drawable, **SELECTIONS})
+    title, build = figures.choose("kind", kind, drawable())
     figures.check_number("n", n, 1, MOST_WIRES)
     figures.check_number("k", k, 1, n)
     drawn = build(n, k)

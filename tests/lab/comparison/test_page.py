@@ -132,7 +132,7 @@ def test_names_are_escaped():
         made.comparison(made.method("softmax", made.accuracies(0.6, 0.8)), data={}, settings={}, moves=made.moves(0)),
         made.comparison(made.method("softmax", made.accuracies(0.6, 0.8)), moves=made.moves(3, image=False)),
         made.comparison(
-            made.method("splitter", made.accuracies(0.6, 0.8), tries=(Try(1.0, "auto", None), Try(1.0, 2.0, float("nan"))))
+            made.method("splitter", made.accuracies(0.6, 0.8), tries=(Try(1.0, 1.0, None), Try(1.0, 2.0, float("nan"))))
         ),
     ],
 )

@@ -10,7 +10,8 @@ from anyk.lab.comparison.snippet import code
 from anyk.lab.run.recipe import Recipe
 
 RECIPES = [Recipe(loss=loss) for loss in made.LOSSES]
-RECIPES += [Recipe(loss=loss, temperature="auto", label_smoothing=0.1) for loss in ("splitter", "softmax", "hinge")]
+RECIPES += [Recipe(loss=loss, label_smoothing=0.1) for loss in ("splitter", "softmax", "hinge", "error", "gce")]
+RECIPES += [Recipe(loss="error:softsort", guide=0.5, guide_end=0.1, power=0.7, m=None), Recipe(loss="gce", power=0.4)]
 RECIPES += [
     Recipe(loss="bitonic", swap="cauchy", wires="sorted", top1="mixed", softmax_over="candidates", m=8),
     Recipe(loss="sinkhorn", anchors="topk", m=10**6),
@@ -38,6 +39,10 @@ def test_the_code_has_the_recipe_in_it():
         'anyk.SortingNetwork(kind="odd_even", temperature=0.125, swap="gaussian"), m=16, label_smoothing=0.1)'
     )
     assert lines == f"import anyk\n\n# tuned with adam, learning rate 0.001\n{criterion}\n"
+    assert code(Recipe(loss="error:lapsum", guide=0.5, m=None)).splitlines()[-1] == (
+        "criterion = anyk.TopKErrorLoss([0.5, 0.0, 0.0, 0.0, 0.5], anyk.LapSum(temperature=1.0), m=None, guide=0.5)"
+    )
+    assert code(Recipe(loss="gce", power=0.4)).splitlines()[-1] == "criterion = anyk.TopKErrorLoss({1: 1.0}, m=None, power=0.4)"
     assert "k=3, temperature=0.5" in code(Recipe(loss="smooth", p_k=(0.5, 0.0, 0.5, 0.0), temperature=0.5))
 
 

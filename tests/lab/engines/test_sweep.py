@@ -40,7 +40,7 @@ def test_a_failing_run_does_not_stop_the_others(base: Recipe, tmp_path: Path) ->
 
 
 def test_grid_axes_and_files(base: Recipe, tmp_path: Path) -> None:
-    axes = sweep.parse_axes(["loss=softmax,lapsum", "p_k=1,.5/.5", "amp=true", "temperature=auto,0.5"])
+    axes = sweep.parse_axes(["loss=softmax,lapsum", "p_k=1,.5/.5", "amp=true", "m=auto,16"])
     assert axes["p_k"] == [[1], [0.5, 0.5]]
     assert len(sweep.grid(Recipe(), axes)) == 8
     for word in ("loss", "nonsense=1", "loss=", "=3"):

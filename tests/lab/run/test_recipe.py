@@ -11,7 +11,7 @@ from anyk.lab.run.training import learning_rate
 
 
 def test_json_round_trip() -> None:
-    recipe = Recipe(p_k=(0.25, 0.75), temperature="auto", m=7, augment=("crop",), clip=1, amp=True, loss="lapsum", seed=3)
+    recipe = Recipe(p_k=(0.25, 0.75), guide=0, guide_end=1, m=7, augment=("crop",), clip=1, amp=True, loss="lapsum", seed=3)
     assert recipe.clip == 1.0
     assert isinstance(recipe.clip, float)
     assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
@@ -24,10 +24,10 @@ def test_json_round_trip() -> None:
         ({"epochs": 2.5}, "epochs should be an integer"),
         ({"epochs": True}, "epochs should be an integer"),
         ({"amp": 1}, "amp should be true or false"),
-        ({"loss": "nonsense"}, "loss should be softmax, splitter"),
-        ({"temperature": "warm"}, "temperature should be a number or auto"),
+        ({"loss": "nonsense"}, "loss should be softmax, gce, error"),
+        ({"temperature": "warm"}, "temperature should be a number, but"),
         ({"temperature": 0.0}, "temperature should be between"),
-        ({"temperature": float("nan")}, "temperature should be a number or auto"),
+        ({"temperature": float("nan")}, "temperature should be a number, but"),
         ({"learning_rate": -1.0}, "learning_rate should be between"),
         ({"p_k": []}, "p_k should be weights"),
         ({"p_k": [0.5, 0.6]}, "p_k should be weights"),
@@ -35,7 +35,15 @@ def test_json_round_trip() -> None:
         ({"p_k": 1.0}, "p_k should be a list of a number"),
         ({"p_k": [1.0], "p_k_end": [0.5, 0.5]}, "p_k_end should be as long as p_k"),
         ({"p_k_end": [0, 0, 0, 0, 1.0], "p_k_file": "x.json"}, "cannot be combined"),
-        ({"temperature": "auto", "temperature_end": 1.0}, "temperature_end needs a number"),
+        ({"temperature": "auto"}, "temperature should be a number, but is 'auto'"),
+        ({"m": "all"}, "m should be an integer or auto or nothing, but is 'all'"),
+        ({"guide": 1.5}, "guide should be between 0 and 1"),
+        ({"guide_end": -1}, "guide_end should be between 0 and 1"),
+        ({"power": 2}, "power should be between 0 and 1"),
+        ({"swap": "hard"}, "swap should be logistic, .*, but is 'hard'"),
+        ({"loss": "bubble"}, "loss should be softmax, gce, error, error:OPERATOR, splitter, .*, but is 'bubble'"),
+        ({"loss": "error:bubble"}, "loss should be .* but is 'error:bubble'"),
+        ({"loss": "error", "guide": 0, "label_smoothing": 0.1}, "label_smoothing is that of the guide, but guide is 0"),
         ({"m": 0}, "m should be between"),
         ({"measure": [3, 0]}, "measure should be k of at least 1"),
         ({"label_noise": 1.5}, "label_noise should be between"),

@@ -314,7 +314,6 @@ def test_a_run_leaves_the_callers_generator_and_threads_alone(data: str, tmp_pat
         ({"m": 3}, "only m = 3 are ranked"),
         ({"device": "nonsense"}, "cannot be used here"),
         ({"select": "top20"}, "select"),
-        ({"loss": "smooth", "temperature": "auto"}, "needs a number"),
         ({"validation": 0.0}, "left for validation"),
         ({"augment": ("crop",)}, "augment changes images"),
     ],

@@ -9,7 +9,7 @@ smooth, hinge      the name of a loss for one k
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -70,22 +70,22 @@ class Loss:
     def operator_settings(self, recipe: object) -> dict[str, Any]:
         """The arguments of the operator that a recipe gives."""
         kind = {"kind": self.operator} if self.operator in registry.NETWORKS else {}
-        return kind | _given(self.operator_class, recipe)
+        return kind | _given(self.operator_class, recipe, ("temperature", "swap", "wires", "anchors"))
 
     def settings(self, recipe: object) -> dict[str, Any]:
         """The arguments of the loss that a recipe gives, other than P_K, m and the operator."""
-        given = _given(self.make, recipe)
-        shared = {"label_smoothing": recipe.label_smoothing}  # type: ignore[attr-defined]
-        return {name: value for name, value in (given | shared).items() if name not in ("p_k", "operator", "m")}
+        own = ("temperature",) if self.family == "one k" else ("top1", "softmax_over", "guide", "power")
+        return _given(self.make, recipe, own) | _given(nn.CrossEntropyLoss, recipe, ("label_smoothing",))
 
     def make_operator(self, **settings: Any) -> anyk.Operator:
         """The operator with these settings."""
         return self.operator_class(**settings)
 
 
-def _given(make: Callable[..., Any], recipe: object) -> dict[str, Any]:
-    parameters: Mapping[str, inspect.Parameter] = inspect.signature(make).parameters
-    return {name: getattr(recipe, name) for name in parameters if hasattr(recipe, name)}
+def _given(make: Callable[..., Any], recipe: object, fields: Sequence[str]) -> dict[str, Any]:
+    """Those of the fields that it has arguments for."""
+    parameters = inspect.signature(make).parameters
+    return {name: getattr(recipe, name) for name in fields if name in parameters}
 
 
 def find(name: str) -> Loss:
