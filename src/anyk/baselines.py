@@ -63,6 +63,7 @@ class TopKLoss(nn.Module, ABC):
         return rows.reduce(self._example_losses(rows))
 
     def outside(self, cross_entropy: Tensor) -> Tensor:
+        """What a target outside the candidates costs; here every class is one."""
         return cross_entropy
 
     def _example_losses(self, rows: Rows) -> Tensor:

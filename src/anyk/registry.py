@@ -3,6 +3,12 @@
 Each is entered where it is defined, and looked up when its name is used: what is defined later is known as well. A package can
 bring more: the modules in its entry points of the group "anyk" are imported as soon as a name is asked for that is not here, or
 all names are.
+
+Example:
+    >>> sorted(anyk.registry.NETWORKS)
+    ['bitonic', 'odd_even', 'splitter']
+    >>> anyk.TopKCrossEntropyLoss([0.5, 0.5], "lapsum").operator
+    LapSum(temperature=1.0)
 """
 
 from __future__ import annotations
@@ -81,7 +87,7 @@ SWAPS: Registry[Swap] = Registry()
 NETWORKS: Registry[Kind] = Registry()
 """``NETWORKS["mine"] = Kind(…)``"""
 LOSSES: Registry[type[Any]] = Registry()
-"""Losses that are no operator with a P_K: ``class Mine(TopKLoss, name="mine")`` enters itself."""
+"""Losses that are no operator with a P_K. ``class Mine(TopKLoss, name="mine")`` enters itself."""
 
 
 def operator(given: Operator | str, **settings: Any) -> Operator:
