@@ -119,7 +119,8 @@ def test_every_cell_is_a_valid_recipe_with_at_least_five_seeds_and_ten_in_the_ma
                 recipes = each.recipes(tuned)
                 assert len({recipe.seed for recipe in recipes}) == each.seeds
                 assert not set(study.TUNING_SEEDS) & {recipe.seed for recipe in recipes}
-                criterion(recipes[0], classes)
+                if recipes[0].temperature != "auto":  # on record; there is no such temperature any more
+                    criterion(recipes[0], classes)
 
 
 def test_the_same_run_is_found_under_every_name(tmp_path):

@@ -36,9 +36,8 @@ class PK:
     @property
     def k(self) -> int:
         k = self.values.shape[-1]
-        return (
-            len(list(range(k))) if torch.compiler.is_compiling() else k
-        )  # a definite number, also in a trace with symbolic sizes
+        # A definite number, also in a trace with symbolic sizes.
+        return len(list(range(k))) if torch.compiler.is_compiling() else k
 
     def at(self, target: Int[Tensor, "*rows"]) -> Float[Tensor, "*#rows k"]:
         """The weights for each row, of the shape of the targets, or (k,) where they are the same for all."""
