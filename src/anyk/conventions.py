@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict, get_args, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
@@ -94,25 +94,44 @@ class Conventions:
             raise ValueError(f"weight: expected shape ({n},), one for each class, got {tuple(self.weight.shape)}")
         return self.weight.to(dtype=working_dtype(like))
 
-    def count(self, target: Int[Tensor, " rows"], weight: Tensor | None, like: Tensor) -> Counted:
-        """Which rows count, and how much."""
+    def count(self, target: ClassIndices, weight: Float[Tensor, " n"] | None, like: Tensor) -> tuple[Tensor, Counted]:
+        """The targets as rows, with class 0 for those that do not count; and which count, and how much."""
+        shape, target = target.shape, target.reshape(-1)
         counts = target != self.ignore_index
         if checks.readable(counts) and bool(counts.all()):
-            return Counted(None, target, None if weight is None else weight[target])
-        safe = torch.where(counts, target, 0)
-        weights = counts.to(working_dtype(like)) if weight is None else torch.where(counts, weight[safe], 0)
-        return Counted(counts, safe, weights)
+            return target, Counted(None, None if weight is None else weight[target], self.reduction, shape)
+        target = torch.where(counts, target, 0)
+        weights = counts.to(working_dtype(like)) if weight is None else torch.where(counts, weight[target], 0)
+        return target, Counted(counts, weights, self.reduction, shape)
 
 
 class Counted(NamedTuple):
-    """Class indices as targets."""
+    """Which rows count, how much, and how their losses become the loss."""
 
     valid: Bool[Tensor, " rows"] | None
-    """which rows count; None: all"""
-    target: Int[Tensor, " rows"]
-    """with class 0 for those that do not"""
+    """which count; None: all"""
     weights: Float[Tensor, " rows"] | None
     """what each counts; None: 1"""
+    reduction: Reduction
+    shape: torch.Size
+    """of the targets"""
+
+    def only(self, rows: Shaped[Tensor, "rows some"]) -> Shaped[Tensor, "rows some"]:
+        """Zeros where a row does not count: whatever it holds, NaN included, must not reach a gradient."""
+        return rows if self.valid is None else torch.where(self.valid[:, None], rows, 0)
+
+    def reduce(self, losses: Float[Tensor, " rows"]) -> Tensor:
+        """The loss from those of the rows, which have their weights already."""
+        if self.reduction == "none":
+            return losses.reshape(self.shape)
+        if self.reduction == "sum":
+            return losses.sum()
+        if self.weights is None:
+            return losses.mean()
+        # Nothing counted: NaN, as torch has it, but with a gradient of zero.
+        counted = self.weights.sum()
+        something = counted != 0
+        return torch.where(something, losses.sum() / torch.where(something, counted, 1), torch.nan)
 
 
 class Shape(NamedTuple):
@@ -192,15 +211,14 @@ class Batch:
             probabilities = self.shape.rows(self.target).to(dtype)
             if amount:
                 probabilities = probabilities * (1 - amount) + amount * _uniform(scores)
-            return self._expected(scores, probabilities, None, None, measure, m, k)
-        valid, target, weights = self.conventions.count(self.target.reshape(-1), self.class_weight, self.scores)
-        if valid is not None:
-            # Whatever an ignored row holds, NaN included, must not reach a gradient.
-            scores = torch.where(valid[:, None], scores, 0)
+            counted = Counted(None, None, self.conventions.reduction, self.shape.batch)
+            return self._expected(scores, probabilities, counted, measure, m, k)
+        target, counted = self.conventions.count(self.target, self.class_weight, self.scores)
+        scores = counted.only(scores)
         if amount:
             one_hot = (target[:, None] == torch.arange(self.shape.classes, device=target.device)).to(dtype)
             probabilities = one_hot * (1 - amount) + amount * _uniform(scores)
-            return self._expected(scores, probabilities, valid, weights, measure, m, k)
+            return self._expected(scores, probabilities, counted, measure, m, k)
         classes, position = candidates.choose(scores, target, m, sort=measure.sorts)
         if measure.uses_softmax:
             gather = _ScoresAndCrossEntropy.apply if checks.eager(scores) else _scores_and_cross_entropy
@@ -209,14 +227,13 @@ class Batch:
             whole = m is None and not measure.sorts  # all classes as they come
             kept, cross_entropy = scores if whole else scores.gather(-1, classes), None
         added = self._smoothing(scores, smoothing) if smoothing else None
-        return Rows.of(kept, position, target, cross_entropy, k, valid, weights, self._reducing(), added)
+        return Rows.of(kept, position, target, cross_entropy, counted, k, added)
 
     def _expected(
         self,
         scores: Float[Tensor, "rows n"],
         probabilities: Float[Tensor, "rows n"],
-        valid: Bool[Tensor, " rows"] | None,
-        weights: Float[Tensor, " rows"] | None,
+        counted: Counted,
         measure: Measure,
         m: int | None,
         k: int,
@@ -235,25 +252,13 @@ class Batch:
         if measure.smoothing:
             smoothing = self._smoothing(scores, measure.smoothing)
             added = smoothing if added is None else added + smoothing
-        shares = probabilities.gather(-1, classes)
-        return Rows.of_shares(kept, classes, shares, cross_entropy, k, valid, weights, self._reducing(), added)
+        return Rows.of_shares(kept, classes, probabilities.gather(-1, classes), cross_entropy, counted, k, added)
 
     def _smoothing(self, scores: Float[Tensor, "rows n"], amount: float) -> Float[Tensor, " rows"]:
         """The mean cross-entropy over the classes that are not padding, each with its weight, as much of it as is wanted."""
         share = _uniform(scores) if self.class_weight is None else _uniform(scores) * self.class_weight
         log_softmax = scores.to(working_dtype(scores)).log_softmax(-1)
         return -amount * (share * torch.where(share != 0, log_softmax, 0)).sum(-1)
-
-    def _reducing(self) -> Reducing:
-        return Reducing(self.conventions.reduction, self.shape.batch)
-
-
-class Reducing(NamedTuple):
-    """How the losses of the rows become the loss."""
-
-    reduction: Reduction
-    shape: torch.Size
-    """of the targets"""
 
 
 class Rows(NamedTuple):
@@ -274,15 +279,11 @@ class Rows(NamedTuple):
     """softmax cross-entropy over all classes, if asked for"""
     padded: Bool[Tensor, "*rows"] | None
     """where the target itself is padding; None means nowhere"""
-    valid: Bool[Tensor, " rows"] | None
-    """which rows count; None means all"""
-    weights: Float[Tensor, " rows"] | None
-    """what each counts; None means 1"""
+    counted: Counted
     shares: Float[Tensor, "rows m"] | None
     """of the candidates as targets, with their weights"""
     added: Float[Tensor, " rows"] | None
     """what comes on top: the targets outside the candidates, smoothing"""
-    reducing: Reducing
 
     @classmethod
     def of(
@@ -291,20 +292,18 @@ class Rows(NamedTuple):
         position: Int[Tensor, " rows"],
         target: Int[Tensor, " rows"],
         cross_entropy: Float[Tensor, " rows"] | None,
+        counted: Counted,
         k: int,
-        valid: Bool[Tensor, " rows"] | None,
-        weights: Float[Tensor, " rows"] | None,
-        reducing: Reducing,
         added: Float[Tensor, " rows"] | None = None,
     ) -> Rows:
         """Rows with one target each."""
         real, padded = real_mask(scores), None
-        checks.real_classes(real, k, valid)
+        checks.real_classes(real, k, counted.valid)
         if real is not None:
             padded = ~candidates.at(real, position)
-            _check_targets_are_real(padded if valid is None else padded & valid)
+            _check_targets_are_real(padded if counted.valid is None else padded & counted.valid)
             position = torch.where(padded, 0, position)
-        return cls(scores, position, real, target, cross_entropy, padded, valid, weights, None, added, reducing)
+        return cls(scores, position, real, target, cross_entropy, padded, counted, None, added)
 
     @classmethod
     def of_shares(
@@ -313,17 +312,15 @@ class Rows(NamedTuple):
         classes: Int[Tensor, "rows m"],
         shares: Float[Tensor, "rows m"],
         cross_entropy: Float[Tensor, "rows m"] | None,
+        counted: Counted,
         k: int,
-        valid: Bool[Tensor, " rows"] | None,
-        weights: Float[Tensor, " rows"] | None,
-        reducing: Reducing,
         added: Float[Tensor, " rows"] | None = None,
     ) -> Rows:
         """Rows in which every candidate is a target with a share."""
         kept = scores.shape[-1]
         place = torch.arange(kept, device=scores.device).expand_as(classes)
         real, padded = real_mask(scores), None
-        checks.real_classes(real, k, valid)
+        checks.real_classes(real, k, counted.valid)
         everyone = None
         if real is not None:
             padded = ~real
@@ -332,7 +329,7 @@ class Rows(NamedTuple):
             cross_entropy = None if cross_entropy is None else cross_entropy.gather(-1, place)
             everyone = real[:, None, :].expand(-1, kept, -1)
         each = scores[:, None, :].expand(-1, kept, -1)
-        return cls(each, place, everyone, classes, cross_entropy, padded, valid, weights, shares, added, reducing)
+        return cls(each, place, everyone, classes, cross_entropy, padded, counted, shares, added)
 
     def candidate_cross_entropy(self) -> Float[Tensor, "*rows"]:
         """Softmax cross-entropy over the candidates alone."""
@@ -341,27 +338,29 @@ class Rows(NamedTuple):
 
     def total(self, losses: Float[Tensor, "*rows"]) -> Float[Tensor, " rows"]:
         """The loss of each row, with its weight: infinite for padding as cross-entropy has it, zero where it does not count."""
+        valid, weights, *_ = self.counted
         if self.padded is not None:
             losses = torch.where(self.padded, torch.inf, losses)
         if self.shares is not None:
             losses = torch.where(self.shares != 0, self.shares * torch.where(self.shares != 0, losses, 0), 0).sum(-1)
-        elif self.valid is not None:
-            losses = torch.where(self.valid, losses, 0)
-        if self.shares is None and self.weights is not None:
-            losses = self.weights * losses
+        elif valid is not None:
+            losses = torch.where(valid, losses, 0)
+        if self.shares is None and weights is not None:
+            losses = weights * losses
         if self.added is not None:
             losses = losses + self.added
-        if self.valid is not None and (self.shares is not None or self.added is not None):
-            losses = torch.where(self.valid, losses, 0)
+        if valid is not None and (self.shares is not None or self.added is not None):
+            losses = torch.where(valid, losses, 0)
         return losses
 
     def reduce(self, losses: Float[Tensor, "*rows"]) -> Tensor:
         """The loss, from the losses of all targets."""
-        return reduce(self.total(losses), self.weights, self.reducing)
+        return self.counted.reduce(self.total(losses))
 
 
 def smoothed_rows(
     kept: candidates.Candidates,
+    target: Int[Tensor, " rows"],
     counted: Counted,
     cross_entropy: Float[Tensor, "rows m"],
     uniform: Float[Tensor, "rows m"],
@@ -370,13 +369,13 @@ def smoothed_rows(
     measure: Measure,
     k: int,
     class_weight: Float[Tensor, " n"] | None,
-    reducing: Reducing,
 ) -> Rows:
     """Label smoothing for whoever has the candidates and sums over all classes, but not the scores of all of them.
 
     Args:
         kept: the candidates.
-        counted: the targets.
+        target: class indices.
+        counted: which rows count.
         cross_entropy: that of each candidate, over all classes.
         uniform: share of each candidate in the uniform distribution, times its weight.
         mean: the sum over all classes of such shares times their cross-entropies.
@@ -384,35 +383,18 @@ def smoothed_rows(
         measure: what is measured.
         k: number of classes that every row must have beside padding.
         class_weight: of all classes.
-        reducing: how the losses become one.
     """
     scores, classes, position = kept
-    valid, target, weights = counted
     if measure.smoothing:
         own = candidates.at(cross_entropy, position) if measure.uses_softmax else None
-        return Rows.of(scores, position, target, own, k, valid, weights, reducing, measure.smoothing * mean)
+        return Rows.of(scores, position, target, own, counted, k, measure.smoothing * mean)
     own = torch.zeros_like(uniform).scatter(-1, position[:, None], 1 - amount)
     if class_weight is not None:
         own = own * class_weight[classes]
     inside = (uniform * torch.where(uniform != 0, cross_entropy, 0)).sum(-1)
     each = cross_entropy if measure.uses_softmax else None
     shares, outside = own + amount * uniform, amount * (mean - inside)
-    return Rows.of_shares(scores, classes, shares, each, k, valid, weights, reducing, outside)
-
-
-def reduce(losses: Tensor, weights: Tensor | None, reducing: Reducing) -> Tensor:
-    """The loss from those of the rows. The weights are in the losses already; None means 1 for all."""
-    reduction, shape = reducing
-    if reduction == "none":
-        return losses.reshape(shape)
-    if reduction == "sum":
-        return losses.sum()
-    if weights is None:
-        return losses.mean()
-    # Nothing counted: NaN, as torch has it, but with a gradient of zero.
-    counted = weights.sum()
-    something = counted != 0
-    return torch.where(something, losses.sum() / torch.where(something, counted, 1), torch.nan)
+    return Rows.of_shares(scores, classes, shares, each, counted, k, outside)
 
 
 def _scores_and_cross_entropy(rows: Tensor, classes: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from anyk import candidates, checks
 from anyk.checks import working_dtype
-from anyk.conventions import Reducing, Rows, smoothed_rows
+from anyk.conventions import Rows, smoothed_rows
 from anyk.losses import TopKCrossEntropyLoss, TopKLossModule
 from anyk.operators import Operator
 from anyk.p_k import Distribution
@@ -136,23 +136,21 @@ class LinearHead(nn.Module):
         spec, conventions, n = self.criterion.spec, self.criterion.conventions, self.linear.out_features
         amount, inputs = conventions.label_smoothing, x.reshape(-1, x.shape[-1])
         weight = conventions.class_weights(n, self._like(x))
-        counted = conventions.count(target.reshape(-1), weight, self._like(x))
-        if counted.valid is not None:
-            # Whatever an ignored row holds, NaN included, must not reach a gradient.
-            inputs = torch.where(counted.valid[:, None], inputs, 0)
+        flat, counted = conventions.count(target, weight, self._like(x))
+        inputs = counted.only(inputs)
         smoothing = self._smoothing() if amount else None
         layer = _Layer(self._precision(x), self.chunk_size, self._sees_all(), self.sparse)
         scores, log_sum_exp, mean, classes, position = _Candidates.apply(  # type: ignore[no-untyped-call]
             # Where labels are smoothed by 1, the target is no more than any other class.
-            inputs, self.linear.weight, self.linear.bias, counted.target if amount < 1 or spec.smoothing else None,
+            inputs, self.linear.weight, self.linear.bias, flat if amount < 1 or spec.smoothing else None,
             smoothing, m, layer,
         )  # fmt: skip
-        reducing = Reducing(conventions.reduction, target.shape)
         if smoothing is None:
             cross_entropy = log_sum_exp - candidates.at(scores, position) if spec.uses_softmax else None
-            return Rows.of(scores, position, counted.target, cross_entropy, k, counted.valid, counted.weights, reducing)
+            return Rows.of(scores, position, flat, cross_entropy, counted, k)
         return smoothed_rows(
             candidates.Candidates(scores, classes, position),
+            flat,
             counted,
             log_sum_exp[:, None] - scores,
             smoothing[classes],
@@ -161,7 +159,6 @@ class LinearHead(nn.Module):
             spec,
             k,
             weight,
-            reducing,
         )
 
     def _smoothing(self) -> Float[Tensor, " n"]:

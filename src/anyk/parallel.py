@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from anyk import candidates, checks, losses, metrics
 from anyk.checks import working_dtype
-from anyk.conventions import Conventions, Reducing, Reduction, Rows, reduce, smoothed_rows
+from anyk.conventions import Conventions, Counted, Reduction, Rows, smoothed_rows
 from anyk.losses import M, SoftmaxOver, Spec, Top1
 from anyk.operators import Operator
 from anyk.p_k import Distribution
@@ -227,7 +227,7 @@ def _sharded_loss(
         m = k = 1  # nothing is ranked
     rows = _rows(spec, scores, target, conventions, slices, None if m == n else m, k)
     log_inclusion = spec.log_inclusion(rows, k)
-    return shard.reduce(rows.total(spec.losses(rows, log_inclusion, p_k.at(rows.target))), rows.weights, conventions.reduction)
+    return shard.reduce(rows.total(spec.losses(rows, log_inclusion, p_k.at(rows.target))), rows.counted)
 
 
 def _settings(spec: Spec, conventions: Conventions, example_p_k: Tensor | None) -> str:
@@ -248,20 +248,17 @@ def _checksum(numbers: Tensor | None) -> float | None:
 def _rows(spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, slices: _Slices, m: int | None, k: int) -> Rows:
     """What the loss may depend on, from what all processes tell."""
     weight, amount = conventions.class_weights(slices.number, scores), conventions.label_smoothing
-    counted = conventions.count(target, weight, scores)
-    valid, target, weights = counted
-    if valid is not None:
-        # Whatever an ignored row holds, NaN included, must not reach a gradient.
-        scores = torch.where(valid[:, None], scores, 0)
+    target, counted = conventions.count(target, weight, scores)
+    scores = counted.only(scores)
     seen = _exchange(scores, target, slices, m, softmax=spec.uses_softmax or amount > 0, smoothing=amount > 0, weight=weight)
     # Only where everything was sent it is here in the order of the classes.
     kept, position = candidates.choose(seen.scores, seen.target_place, m, sort=spec.sorts or m is not None)
-    chosen, reducing = seen.scores.gather(-1, kept), Reducing(conventions.reduction, target.shape)
+    chosen = seen.scores.gather(-1, kept)
     if not amount:
         cross_entropy = None
         if spec.uses_softmax:
             cross_entropy = seen.cross_entropy(chosen.gather(-1, position[:, None])).squeeze(-1)
-        return Rows.of(chosen, position, target, cross_entropy, k, valid, weights, reducing)
+        return Rows.of(chosen, position, target, cross_entropy, counted, k)
     assert seen.classes is not None
     assert seen.number is not None
     assert seen.mean is not None
@@ -270,7 +267,8 @@ def _rows(spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, 
     if weight is not None:
         uniform = uniform * weight[classes]
     selected = candidates.Candidates(chosen, classes, position)
-    return smoothed_rows(selected, counted, seen.cross_entropy(chosen), uniform, seen.mean, amount, spec, k, weight, reducing)
+    every = seen.cross_entropy(chosen)
+    return smoothed_rows(selected, target, counted, every, uniform, seen.mean, amount, spec, k, weight)
 
 
 def topk_hits(
@@ -431,13 +429,14 @@ class _Shard(NamedTuple):
             raise TypeError(f"{name}: expected a torch.Tensor to go with local_scores, got a DTensor")
         return tensor.redistribute(self.whole.device_mesh, self.batch_placements).to_local()  # type: ignore[attr-defined]
 
-    def reduce(self, each: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
+    def reduce(self, each: Tensor, counted: Counted) -> Tensor:
         """The losses of the rows as one loss; in a DTensor, over everybody's rows."""
+        reduction = counted.reduction
         if self.batch_group is not None and reduction != "none":
-            counts = each.new_tensor(len(each)) if weights is None else weights.sum()
+            counts = each.new_tensor(len(each)) if counted.weights is None else counted.weights.sum()
             sums = _gather(torch.stack([each.sum(), counts]), self.batch_group).sum(0)
-            each, weights = sums[:1], sums[1:]
-        loss = reduce(each, weights, Reducing(reduction, each.shape))
+            each, counted = sums[:1], Counted(None, sums[1:], reduction, counted.shape)
+        loss = counted.reduce(each)
         if self.whole is None:
             return loss
         from torch.distributed.tensor import DTensor, Replicate
