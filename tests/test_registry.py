@@ -42,7 +42,7 @@ def test_what_is_defined_later_is_known():
         for table, name in (
             (registry.OPERATORS, "later"), (registry.NETWORKS, "later_network"), (registry.SWAPS, "later_swap"),
         ):  # fmt: skip
-            table.pop(name, None)
+            del table[name]
 
 
 def test_names_are_given_once():

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -36,12 +36,16 @@ class ExtensionError(ValueError):
 RESERVED = ("softmax", "gce", "error")
 
 
-class Registry(dict[str, Entry], Generic[Entry]):
+class Registry(Generic[Entry]):
     """Entries by name.
 
     A class keeps its name to itself, but for the same class again, as from a notebook cell run twice. A value, such as a swap,
     that is entered again takes the former's place.
     """
+
+    # Not a dict by inheritance: torch 2.6 cannot compile what looks something up in such a one.
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
 
     def __setitem__(self, name: str, entry: Entry) -> None:
         if name in RESERVED or ":" in name:
@@ -49,21 +53,32 @@ class Registry(dict[str, Entry], Generic[Entry]):
         # Operators, networks and losses are all asked for as losses.
         neighbours = (OPERATORS, NETWORKS, LOSSES) if any(self is one for one in (OPERATORS, NETWORKS, LOSSES)) else (self,)
         for registry in neighbours:
-            holder = registry.get(name)
+            holder = registry._entries.get(name)
             if holder is not None and (registry is not self or (isinstance(holder, type) and _place(holder) != _place(entry))):
                 raise ValueError(f"name: expected one that is free, got {name!r}, which {'.'.join(_place(holder))} has")
-        super().__setitem__(name, entry)
+        self._entries[name] = entry
 
-    def __missing__(self, name: str) -> Entry:
-        import_extensions()
-        if name in self:
-            return self[name]
-        raise KeyError(name)
+    def __getitem__(self, name: str) -> Entry:
+        if name not in self._entries:
+            import_extensions()
+        return self._entries[name]
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def names(self) -> tuple[str, ...]:
         """All names, those of extensions included."""
         import_extensions()
-        return tuple(self)
+        return tuple(self._entries)
 
     def look_up(self, argument: str, name: object) -> Entry:
         """The entry that an argument names, or an error that lists what it could have named."""

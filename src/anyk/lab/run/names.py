@@ -41,8 +41,8 @@ class Loss:
         """What to call it."""
         if self.operator is None:
             return {"softmax": "Softmax", "gce": "Generalised cross-entropy"}.get(self.family) or self.make.__name__
-        kind = registry.NETWORKS.get(self.operator)
-        title = kind.title if kind is not None else registry.OPERATORS[self.operator].__name__
+        network = self.operator in registry.NETWORKS
+        title = registry.NETWORKS[self.operator].title if network else registry.OPERATORS[self.operator].__name__
         return title if self.family == "cross_entropy" else f"Top-k error, {title}"
 
     @property
