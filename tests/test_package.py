@@ -53,3 +53,15 @@ def test_import_brings_torch_and_nothing_heavy():
 
 def test_version_is_in_the_changelog():
     assert f"## {anyk.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_what_is_private_in_torch_is_reached_in_one_place():
+    source = pathlib.Path(anyk.__file__).parent
+    reaching = re.compile(r"\btorch(\.\w+)*\._[a-z]\w*|forward_ad\._")
+    found = {
+        file.relative_to(source).as_posix()
+        for file in source.rglob("*.py")
+        for line in file.read_text().splitlines()
+        if reaching.search(line) and not line.strip().startswith(('"torch._utils', '"torch.storage'))  # names in pickles
+    }
+    assert found == {"_compat.py"}

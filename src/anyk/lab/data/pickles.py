@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from anyk import _compat
+
 
 def load(file: BinaryIO) -> Any:
     """The containers, arrays and tensors in a pickle; bytes of Python 2 become text. Raises NotDataError for anything else."""
@@ -117,7 +119,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "numpy._core.multiarray._reconstruct": _Array,
     "numpy._core.multiarray.scalar": _scalar,
     "numpy._core.numeric._frombuffer": _array_of_bytes,
-    "torch._utils._rebuild_tensor_v2": torch._utils._rebuild_tensor_v2,
+    "torch._utils._rebuild_tensor_v2": _compat.rebuild_tensor,
     "torch.storage._load_from_bytes": _storage,
 }
 _MAKERS = {name: _Maker(make) for name, make in _FUNCTIONS.items()}

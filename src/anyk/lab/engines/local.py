@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from anyk import _compat
 from anyk.lab import notes
 from anyk.lab.engines.attempt import Outcome, attempt, ended, throttled
 from anyk.lab.run.folder import Run
@@ -37,7 +38,7 @@ class Pool:
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self._context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
-            self._context.set_forkserver_preload([__name__, "torch._dynamo"])
+            self._context.set_forkserver_preload([__name__, _compat.SLOW_TO_IMPORT])
         self._threads = ThreadPoolExecutor(jobs, "run")
         self._on_progress = on_progress
         self._stopping = threading.Event()

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from anyk import info
+from anyk import _compat, info
 from anyk.lab.data import Dataset, Parts, Split, load, split
 from anyk.lab.data.streaming import block_order
 from anyk.lab.errors import LabError, Stopped, explain
@@ -410,7 +410,7 @@ def learning_rate(recipe: Recipe, progress: float) -> float:
 def _mixup_share(alpha: float, seed: int) -> float:
     """A Beta variable, the same for the whole batch, from two Gamma variables."""
     generator = torch.Generator().manual_seed(seed)
-    first, second = torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64), generator=generator).tolist()
+    first, second = _compat.gamma(alpha, 2, generator)
     return first / max(first + second, 1e-300)
 
 
