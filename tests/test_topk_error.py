@@ -405,6 +405,16 @@ def test_order_and_shift_of_the_classes(operator):
     torch.testing.assert_close(topk_error(scores + 31.0, target, P_K, operator, m=7), expected)
 
 
+@every_operator
+def test_one_candidate_far_behind(operator):
+    """It is the target, and the best class is not among the candidates."""
+    scores = torch.tensor([[0.0, 2e4, 1e4]], requires_grad=True)
+    loss = topk_error(scores, torch.tensor([0]), [1.0], operator, m=1)
+    assert loss.item() == pytest.approx(0.2 * 2e4)
+    (gradient,) = torch.autograd.grad(loss, scores)
+    torch.testing.assert_close(gradient, torch.tensor([[-0.2, 0.2, 0.0]]))
+
+
 def test_nan_and_empty():
     scores, target = batch()
     scores[2, 4] = float("nan")

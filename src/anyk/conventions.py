@@ -221,7 +221,9 @@ class Batch:
             return self._expected(scores, probabilities, counted, measure, m, k)
         classes, position = candidates.choose(scores, target, m, sort=measure.sorts)
         if measure.uses_softmax:
-            gather = _ScoresAndCrossEntropy.apply if checks.eager(scores) else _scores_and_cross_entropy
+            # A single candidate is the target, which leaves out the best class: the logarithm cannot come from there.
+            by_hand = checks.eager(scores) and classes.shape[-1] > 1
+            gather = _ScoresAndCrossEntropy.apply if by_hand else _scores_and_cross_entropy
             kept, cross_entropy = gather(scores, classes, target)
         else:
             whole = m is None and not measure.sorts  # all classes as they come
