@@ -1,0 +1,54 @@
+"""From a recipe's words to a loss: the bounded family, its control, and what moves over a run."""
+
+import pytest
+import torch
+
+import anyk
+from anyk.lab.run import names
+from anyk.lab.run.losses import criterion, reschedule, trained_ks
+from anyk.lab.run.recipe import Recipe
+
+SCORES = torch.randn(8, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+TARGET = torch.arange(8)
+
+
+def test_error_is_the_library_s():
+    recipe = Recipe(loss="error:lapsum", guide=0.4, power=0.6, temperature=2.0, label_smoothing=0.1, m=20)
+    expected = anyk.topk_error(
+        SCORES, TARGET, {1: 0.5, 5: 0.5}, anyk.LapSum(2.0), guide=0.4, power=0.6, label_smoothing=0.1, m=20
+    )
+    torch.testing.assert_close(criterion(recipe, 100)(SCORES, TARGET), expected)
+    default = anyk.topk_error(SCORES, TARGET, {1: 0.5, 5: 0.5})
+    torch.testing.assert_close(criterion(Recipe(loss="error"), 100)(SCORES, TARGET), default)
+    assert trained_ks(criterion(recipe, 100), recipe) == [1, 5]
+
+
+def test_the_control_knows_no_k():
+    """(1 - p^q) / q with the softmax over all classes, whatever P_K, m and temperature say."""
+    recipe = Recipe(loss="gce", guide=0.1, power=0.4, m=7, temperature=3.0, temperature_end=9.0)
+    loss = criterion(recipe, 100)
+    reschedule(loss, recipe, 0.5)
+    p = SCORES.softmax(-1).gather(-1, TARGET[:, None])
+    torch.testing.assert_close(loss(SCORES, TARGET), (-0.1 * p.log() + 0.9 * (1 - p**0.4) / 0.4).mean())
+    assert trained_ks(loss, recipe) == [1]
+    assert not names.find("gce").has_temperature
+
+
+@pytest.mark.parametrize("loss", ["error", "gce"])
+def test_the_guide_moves(loss):
+    recipe = Recipe(loss=loss, guide=0.8, guide_end=0.2)
+    made = criterion(recipe, 100)
+    for progress, guide in ((0.0, 0.8), (0.5, 0.5), (1.0, 0.2)):
+        reschedule(made, recipe, progress)
+        assert made.guide == pytest.approx(guide)
+        still = criterion(recipe.but(guide=made.guide, guide_end=None), 100)
+        torch.testing.assert_close(made(SCORES, TARGET), still(SCORES, TARGET))
+
+
+def test_temperature_and_p_k_move_with_the_error():
+    recipe = Recipe(loss="error", temperature=1.0, temperature_end=4.0, p_k=(1.0, 0.0), p_k_end=(0.0, 1.0))
+    made = criterion(recipe, 100)
+    reschedule(made, recipe, 0.5)
+    expected = anyk.topk_error(SCORES, TARGET, [0.5, 0.5], anyk.KSubset(2.0))
+    torch.testing.assert_close(made(SCORES, TARGET), expected)
+    assert trained_ks(made, recipe) == [1, 2]
