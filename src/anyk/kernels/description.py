@@ -1,0 +1,147 @@
+"""What a kernel is told of a loss: a :class:`Description`, plain numbers made once of a :class:`~anyk.losses.Spec`.
+
+A kernel computes with it, for scores (rows, n) and targets (rows,), what the plain code defines: see
+:func:`anyk.losses.topk_loss`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from anyk import swaps
+from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SoftSort, SortingNetwork
+from anyk.operators.sorting_network import Kind
+from anyk.registry import NETWORKS, SWAPS
+
+if TYPE_CHECKING:
+    from anyk.losses import Spec
+
+# These numbers are those of csrc/anyk.h.
+NETWORK, LAPSUM, KSUBSET, SOFTSORT, NEURALSORT = range(5)
+SEPARATE, MIXED, OPERATOR, ERROR = range(4)
+TARGET, SORTED, GIVEN = range(3)
+_OPERATORS: dict[type[Operator], int] = {
+    SortingNetwork: NETWORK,
+    LapSum: LAPSUM,
+    KSubset: KSUBSET,
+    SoftSort: SOFTSORT,
+    NeuralSort: NEURALSORT,
+}
+_FAMILIES = {"separate": SEPARATE, "mixed": MIXED, "operator": OPERATOR}
+_WIRES = {"target": TARGET, "sorted": SORTED, "given": GIVEN}
+_BUILT_IN = {
+    name: (number, SWAPS[name])
+    for number, name in enumerate(("logistic", "logistic_art", "cauchy", "gaussian", "reciprocal", "optimal"))
+}
+ART_ROUNDING = swaps.ART_ROUNDING
+MOST_WIRES = 4096
+"""of a network; a kernel keeps every comparator of a row at hand"""
+
+
+class Wiring(NamedTuple):
+    """A network as tables of int32."""
+
+    comparators: Tensor
+    """(size, 3): upper wire, lower wire, layer, in the order of the layers"""
+    outputs: Tensor
+    """(k,) the wires that the best, the second best, … end on"""
+    rows: Tensor
+    """(m + 1, 3), by the number of classes of a row that are not padding: the wire that the target starts on, and the first
+    and the last + 1 layer that the row runs through"""
+
+
+class Description(NamedTuple):
+    """A loss for rows of n scores, in plain numbers."""
+
+    operator: int
+    swap: int
+    wires: int
+    family: int
+    all_classes: bool
+    """the softmax, if the loss has one, is over all classes and not over the candidates"""
+    uses_softmax: bool
+    """the loss has a softmax over all classes"""
+    guide: float
+    power: float
+    smoothing: float
+    """of the guide"""
+    scale: float
+    """the scores are divided by it"""
+    n: int
+    m: int
+    k: int
+    wiring: Wiring | None
+
+
+def describe(spec: Spec, n: int, k: int, m: int | None) -> Description | str:
+    """The description, or why no kernel computes this loss.
+
+    Args:
+        spec: the loss.
+        n: number of classes.
+        k: number of entries of P_K.
+        m: number of candidates; None means all.
+    """
+    from anyk.losses import CrossEntropySpec, ErrorSpec
+
+    operator = spec.operator
+    code = _OPERATORS.get(type(operator))
+    if code is None:
+        return f"the operator {type(operator).__name__} has none"
+    temperature = operator.temperature
+    if isinstance(temperature, Tensor):
+        return "its temperature is a tensor"
+    m = n if m is None else m
+    swap, wires, wiring = 0, TARGET, None
+    if isinstance(operator, SoftSort) and operator.power != 1:
+        return "SoftSort has another power than 1"
+    if code == KSUBSET:
+        # Its sums grow to the number of subsets, which float64 must hold.
+        size = min(k, m // 2)
+        if math.lgamma(m + 1) - math.lgamma(size + 1) - math.lgamma(m - size + 1) > 600:
+            return "there are too many subsets"
+    if isinstance(operator, SortingNetwork):
+        number, known = _BUILT_IN.get(operator.swap, (0, None))
+        if known is not SWAPS[operator.swap]:
+            return f"the swap {operator.swap!r} is not one of anyk's own"
+        if m > MOST_WIRES:
+            return f"a network of {m} wires is too large"
+        swap, wires = number, _WIRES[operator.wires]
+        wiring = wiring_of(operator.kind, NETWORKS[operator.kind], m, k)
+    guide, power, smoothing = 0.0, 1.0, 0.0
+    if isinstance(spec, CrossEntropySpec):
+        family, all_classes = _FAMILIES[spec.top1], spec.softmax_over == "all"
+    elif isinstance(spec, ErrorSpec):
+        family, all_classes = ERROR, True
+        guide, power, smoothing = float(spec.guide), float(spec.power), float(spec.label_smoothing)
+    else:
+        return f"the loss {type(spec).__name__} has none"
+    scale = float(temperature) ** operator.scale_power
+    if not 1e-30 < scale < 1e30:
+        return "its temperature is too extreme"
+    return Description(
+        code, swap, wires, family, all_classes, spec.uses_softmax, guide, power, smoothing, scale, n, m, k, wiring
+    )
+
+
+@lru_cache(maxsize=128)
+def wiring_of(name: str, kind: Kind, m: int, k: int) -> Wiring:
+    """The tables of a network; ``kind`` too is what it is remembered by, since another may have taken its name."""
+    network = kind.build(m, k)
+    if kind.active is None:  # nothing counts its layers
+        network = network.packed()
+    comparators = [(i, j, layer) for layer, pairs in enumerate(network.layers) for i, j in pairs]
+    with torch.inference_mode(False):
+        number = torch.arange(m + 1)
+        first, end = (0, torch.full_like(number, len(network.layers))) if kind.active is None else kind.active(m, number)
+        starts = [kind.target_wire(number), torch.as_tensor(first).expand_as(number), end]
+        return Wiring(
+            torch.tensor(comparators, dtype=torch.int32).reshape(-1, 3),
+            torch.tensor(network.outputs[:k], dtype=torch.int32),
+            torch.stack([column.to(torch.int32) for column in starts], -1).contiguous(),
+        )
