@@ -1,0 +1,170 @@
+/* Vectors of doubles and floats as wide as the machine's, with the few things that C's operators on them lack. */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define BYTES 64
+#include <immintrin.h>
+#elif defined(__AVX2__)
+#define BYTES 32
+#include <immintrin.h>
+#elif defined(__SSE2__)
+#define BYTES 16
+#include <emmintrin.h>
+#else
+#define BYTES 16
+#endif
+
+typedef double vd __attribute__((vector_size(BYTES)));
+typedef int64_t vl __attribute__((vector_size(BYTES)));
+typedef float vf __attribute__((vector_size(BYTES)));
+typedef int32_t vi __attribute__((vector_size(BYTES)));
+typedef float vfu __attribute__((vector_size(BYTES), aligned(4), may_alias));
+#define W ((int)(BYTES / 4))           /* floats in a vector */
+#define NV ((int)(LANES * 8 / BYTES))  /* vectors of doubles for the rows side by side */
+#define EACH for (int v = 0; v < NV; v++)
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vd all(double x) { return x - (vd){0}; }
+INLINE vf allf(float x) { return x - (vf){0}; }
+INLINE vi alli(int32_t x) { return x - (vi){0}; }
+
+/* a where the mask is set, b elsewhere */
+INLINE vd pick(vl mask, vd a, vd b) { return (vd)(((vl)a & mask) | ((vl)b & ~mask)); }
+
+#if defined(__AVX512F__)
+INLINE vd larger(vd a, vd b) { return (vd)_mm512_max_pd((__m512d)a, (__m512d)b); }
+INLINE vd smaller(vd a, vd b) { return (vd)_mm512_min_pd((__m512d)a, (__m512d)b); }
+INLINE vd by_sign(vd d, vd a, vd b) {
+    return (vd)_mm512_mask_blend_pd(_mm512_movepi64_mask((__m512i)d), (__m512d)b, (__m512d)a);
+}
+INLINE vd root(vd a) { return (vd)_mm512_sqrt_pd((__m512d)a); }
+INLINE vd inverse(vd a) { /* of 1 … 2, to 1e-15 */
+    vd x = (vd)_mm512_rcp14_pd((__m512d)a);
+    x = x + x * (1 - a * x);
+    return x + x * (1 - a * x);
+}
+INLINE vf largerf(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE uint32_t reach(vf x, vf t) { return _mm512_cmp_ps_mask((__m512)x, (__m512)t, _CMP_NLT_UQ); }
+INLINE vi count_if_above(vi count, vf a, vf x) {
+    return (vi)_mm512_mask_add_epi32((__m512i)count, _mm512_cmp_ps_mask((__m512)a, (__m512)x, _CMP_GT_OQ), (__m512i)count,
+                                     _mm512_set1_epi32(1));
+}
+INLINE int32_t sum_of(vi x) { return _mm512_reduce_add_epi32((__m512i)x); }
+INLINE vf zero_below(vf x, vf limit, vf y) {
+    return (vf)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, (__m512)limit, _CMP_NLT_UQ), (__m512)y);
+}
+#elif defined(__AVX2__)
+INLINE vd larger(vd a, vd b) { return (vd)_mm256_max_pd((__m256d)a, (__m256d)b); }
+INLINE vd smaller(vd a, vd b) { return (vd)_mm256_min_pd((__m256d)a, (__m256d)b); }
+INLINE vd by_sign(vd d, vd a, vd b) { return (vd)_mm256_blendv_pd((__m256d)b, (__m256d)a, (__m256d)d); }
+INLINE vd root(vd a) { return (vd)_mm256_sqrt_pd((__m256d)a); }
+INLINE vd inverse(vd a) { return 1 / a; }
+INLINE vf largerf(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE uint32_t reach(vf x, vf t) {
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps((__m256)x, (__m256)t, _CMP_NLT_UQ));
+}
+#elif defined(__SSE2__)
+INLINE vd larger(vd a, vd b) { return (vd)_mm_max_pd((__m128d)a, (__m128d)b); }
+INLINE vd smaller(vd a, vd b) { return (vd)_mm_min_pd((__m128d)a, (__m128d)b); }
+INLINE vd by_sign(vd d, vd a, vd b) {
+    vl mask = (vl)d < 0;
+    return pick(mask, a, b);
+}
+INLINE vd root(vd a) { return (vd)_mm_sqrt_pd((__m128d)a); }
+INLINE vd inverse(vd a) { return 1 / a; }
+INLINE vf largerf(vf a, vf b) { return (vf)_mm_max_ps((__m128)a, (__m128)b); }
+INLINE uint32_t reach(vf x, vf t) { return (uint32_t)_mm_movemask_ps(_mm_cmpnlt_ps((__m128)x, (__m128)t)); }
+#else
+INLINE vd larger(vd a, vd b) { return pick(a > b, a, b); }
+INLINE vd smaller(vd a, vd b) { return pick(a < b, a, b); }
+INLINE vd by_sign(vd d, vd a, vd b) { return pick((vl)d < 0, a, b); }
+INLINE vd root(vd a) {
+    for (int i = 0; i < BYTES / 8; i++) a[i] = sqrt(a[i]);
+    return a;
+}
+INLINE vd inverse(vd a) { return 1 / a; }
+INLINE vf largerf(vf a, vf b) {
+    vi mask = a > b;
+    return (vf)(((vi)a & mask) | ((vi)b & ~mask));
+}
+INLINE uint32_t reach(vf x, vf t) {
+    vi below = x < t;
+    uint32_t mask = 0;
+    for (int i = 0; i < W; i++) mask |= (uint32_t)(below[i] == 0) << i;
+    return mask;
+}
+#endif
+#if !defined(__AVX512F__)
+INLINE vi count_if_above(vi count, vf a, vf x) { return count - (vi)(a > x); }
+INLINE int32_t sum_of(vi x) {
+    int32_t sum = 0;
+    for (int i = 0; i < W; i++) sum += x[i];
+    return sum;
+}
+INLINE vf zero_below(vf x, vf limit, vf y) { return (vf)((vi)y & ~(vi)(x < limit)); }
+#endif
+
+/* The mask has all bits of a number or none. */
+INLINE vd only(vl mask, vd a) { return (vd)((vl)a & mask); }
+INLINE vd size_of(vd a) { return (vd)((vl)a & INT64_MAX); }
+
+/* e^x for x <= 700, to 4e-12; 3e-308 below x = -708 */
+INLINE vd exponential(vd x) {
+    const double magic = 0x1.8p52;
+    x = larger(x, all(-708.0));
+    vd t = x * 0x1.71547652b82fep0 + magic;
+    vd n = t - magic;
+    vd r = x - n * 0x1.62e42fefa3800p-1 - n * 0x1.ef35793c76730p-45;
+    vd p = all(0x1.a113930ccbff5p-16); /* near-minimax on half of log 2 to both sides */
+    p = p * r + 0x1.a152099da25bap-13;
+    p = p * r + 0x1.6c1685542fcb2p-10;
+    p = p * r + 0x1.1110c5ed7d6c9p-7;
+    p = p * r + 0x1.5555555c910d6p-5;
+    p = p * r + 0x1.555555676c1bbp-3;
+    p = p * r + 0.5;
+    p = p * r + 1;
+    p = p * r + 1;
+    return (vd)((vl)p + ((vl)t << 52));
+}
+
+/* log x for x > 0, to 1e-14 absolute */
+INLINE vd logarithm(vd x) {
+    x = larger(x, all(1e-300));
+    vl bits = (vl)x - 0x3fe6a09e667f3bcd; /* the root of 1/2: the mantissa is then between it and the root of 2 */
+    vl exponent = bits >> 52;
+    vd mantissa = (vd)((vl)x - (exponent << 52));
+    vd e = (vd)(exponent + 0x4338000000000000) - 0x1.8p52;
+    vd f = (mantissa - 1) / (mantissa + 1), z = f * f;
+    vd p = all(1.0 / 19);
+    p = p * z + 1.0 / 17;
+    p = p * z + 1.0 / 15;
+    p = p * z + 1.0 / 13;
+    p = p * z + 1.0 / 11;
+    p = p * z + 1.0 / 9;
+    p = p * z + 1.0 / 7;
+    p = p * z + 1.0 / 5;
+    p = p * z + 1.0 / 3;
+    return e * 0x1.62e42fefa39efp-1 + 2 * (f + f * z * p);
+}
+
+/* e^x for x <= 0, to 1e-7; 0 below x = -87, where it would leave the normal numbers, and for -inf */
+INLINE vf exponentialf(vf x) {
+    const float magic = 0x1.8p23f;
+    vf least = allf(-87.0f);
+    vf held = largerf(least, x); /* NaN stays */
+    vf t = held * 0x1.715476p0f + magic;
+    vf n = t - magic;
+    vf r = held - n * 0x1.62e400p-1f - n * 0x1.7f7d1cp-20f;
+    vf p = allf(0x1.6d117cp-10f);
+    p = p * r + 0x1.120be1p-7f;
+    p = p * r + 0x1.555518p-5f;
+    p = p * r + 0x1.5554dcp-3f;
+    p = p * r + 0.5f;
+    p = p * r + 1;
+    p = p * r + 1;
+    return zero_below(x, least, (vf)((vi)p + ((vi)t << 23)));
+}

@@ -1,0 +1,59 @@
+/* What Python hands over: native.py has the same structures. */
+#ifndef ANYK_H
+#define ANYK_H
+
+#include <stdint.h>
+
+#define ANYK_ABI 1
+#define LANES 16 /* rows that are computed side by side */
+
+enum { NETWORK, LAPSUM, KSUBSET, SOFTSORT, NEURALSORT };
+enum { LOGISTIC, LOGISTIC_ART, CAUCHY, GAUSSIAN, RECIPROCAL, OPTIMAL };
+enum { TARGET, SORTED, GIVEN };
+enum { SEPARATE, MIXED, OPERATOR, ERROR };
+enum { FLOAT32, BFLOAT16, FLOAT16 };
+enum { OF_ALL, OF_CLASS, OF_ROW };
+enum { MEAN, SUM, NONE };
+enum { FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW, NO_MEMORY };
+
+typedef struct {
+    int64_t n, m, k;
+    int32_t operator, swap, wires, family;
+    int32_t all_classes, uses_softmax;
+    double guide, power, smoothing, scale;
+    int64_t size;               /* of the network */
+    const int32_t *comparators; /* (size, 3): upper wire, lower wire, layer */
+    const int32_t *outputs;     /* (k) */
+    const int32_t *numbers;     /* (m + 1, 3): target's wire, first layer, last layer + 1 */
+} Spec;
+
+typedef struct {
+    int64_t rows, stride, ignore_index;
+    int32_t dtype, p_k_of, reduction, threads;
+    const void *scores;
+    const int64_t *target;
+    const double *p_k;
+    const float *weight; /* of the classes, or NULL */
+    float *loss;         /* (rows), or one number */
+    /* What the backward pass needs; NULL: nothing. */
+    float *gradient;  /* (rows, m): of the loss of a row by its candidates */
+    int32_t *classes; /* (rows, m): which they are */
+    float *of_rest;   /* (rows, 3): the other classes' gradient is [1] exp(score - [0]) + [2] */
+    float *divisor;   /* (1): what the mean divides by */
+} Batch;
+
+typedef struct {
+    int64_t rows, n, m, stride, out_stride, incoming_stride;
+    int32_t dtype, uses_softmax, threads, single; /* single: one incoming number for all */
+    const void *scores;
+    const float *gradient;
+    const int32_t *classes;
+    const float *of_rest, *divisor;
+    const float *incoming;
+    void *out;
+} Back;
+
+/* rows [first, last); returns a status */
+typedef int (*Work)(const void *spec, const void *batch, int64_t first, int64_t last);
+
+#endif
