@@ -3,6 +3,7 @@
 from anyk import networks, parallel, registry
 from anyk.baselines import SmoothTopKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
 from anyk.head import LinearHead, LinearTopKCrossEntropy
+from anyk.kernels import backend
 from anyk.losses import TopKCrossEntropyLoss, TopKErrorLoss, topk_cross_entropy, topk_error
 from anyk.metrics import target_ranks, topk_accuracy, topk_hits
 from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SinkhornSort, SoftSort, SortingNetwork
@@ -24,6 +25,7 @@ __all__ = [
     "TopKErrorLoss",
     "TopKHingeLoss",
     "TruncatedTopKEntropyLoss",
+    "backend",
     "networks",
     "parallel",
     "registry",

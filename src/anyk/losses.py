@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from anyk import candidates, checks, registry
+from anyk import candidates, checks, kernels, registry
 from anyk import p_k as p_ks
 from anyk.conventions import Batch, ClassIndices, Conventions, Reduction, Rows, Scores, shared_repr
 from anyk.operators import KSubset, Operator, SortingNetwork
@@ -35,7 +35,15 @@ _TOP1, _SOFTMAX_OVER = get_args(Top1), get_args(SoftmaxOver)
 def topk_loss(
     spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, example_p_k: Tensor | None = None
 ) -> Tensor:
-    """The data path of both families."""
+    """The data path of both families: by a kernel, or by the plain code, which is the definition."""
+    loss = kernels.loss(spec, scores, target, conventions, example_p_k)
+    return plain_loss(spec, scores, target, conventions, example_p_k) if loss is None else loss
+
+
+def plain_loss(
+    spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, example_p_k: Tensor | None = None
+) -> Tensor:
+    """The data path in four steps."""
     batch = Batch.of(scores, target, conventions)
     p_k, k, m = spec.fit(scores, batch.shape.classes, batch.shape.batch, example_p_k)
     if spec.is_cross_entropy(k) and not batch.shares_with_padding():
@@ -77,6 +85,11 @@ class Spec(ABC):
         return self.operator.sorts
 
     @property
+    @abstractmethod
+    def kernel_key(self) -> tuple[object, ...]:
+        """What the subclass adds, for the kernels to remember it by."""
+
+    @property
     def smoothing(self) -> float:
         return 0.0
 
@@ -114,6 +127,10 @@ class CrossEntropySpec(Spec):
     def __post_init__(self) -> None:
         checks.one_of("top1", self.top1, _TOP1)
         checks.one_of("softmax_over", self.softmax_over, _SOFTMAX_OVER)
+
+    @property
+    def kernel_key(self) -> tuple[object, ...]:
+        return self.top1, self.softmax_over
 
     @property
     def uses_softmax(self) -> bool:
@@ -168,6 +185,10 @@ class ErrorSpec(Spec):
             raise ValueError(
                 f"label_smoothing: expected 0 with guide = 0, which leaves no softmax to smooth, got {self.label_smoothing}"
             )
+
+    @property
+    def kernel_key(self) -> tuple[object, ...]:
+        return self.guide, self.power, self.label_smoothing
 
     @property
     def uses_softmax(self) -> bool:
@@ -387,6 +408,7 @@ class TopKLossModule(nn.Module, ABC):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "operator" and isinstance(value, str):
             value = registry.operator(value)
+        self.__dict__.pop("_last", None)
         if name == "p_k":  # not nn.Module's: it would take a parameter for one of its own
             object.__setattr__(self, name, value)
         else:
@@ -403,7 +425,19 @@ class TopKLossModule(nn.Module, ABC):
         return Conventions(self.reduction, self.ignore_index, self.weight, self.label_smoothing)
 
     def forward(self, scores: Tensor, target: Tensor, *, example_p_k: Tensor | None = None) -> Tensor:
-        return topk_loss(self.spec, scores, target, self.conventions, example_p_k)
+        spec, conventions = self._arguments()
+        return topk_loss(spec, scores, target, conventions, example_p_k)
+
+    def _arguments(self) -> tuple[Spec, Conventions]:
+        """The arguments, checked: from the last call, unless one was assigned since. To check them takes as long as a small
+        loss."""
+        if torch.compiler.is_compiling():
+            return self.spec, self.conventions
+        last = self.__dict__.get("_last")
+        # torch.func.functional_call changes these two behind the back of __setattr__.
+        if last is None or last[0].operator is not self._modules["operator"] or last[1].weight is not self._buffers["weight"]:
+            last = self.__dict__["_last"] = self.spec, self.conventions
+        return last
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or convert; P_K moves along, and keeps its values and its precision."""

@@ -82,7 +82,8 @@ class Prepared(NamedTuple):
     n: int
     m: int
     k: int
-    uses_softmax: bool
+    has_rest: bool
+    """the classes beside the candidates have a gradient"""
     description: Description
     """whose tables the bytes point to"""
 
@@ -108,7 +109,7 @@ def prepare(description: Description) -> Prepared | str:
         d.n, d.m, d.k, d.operator, d.swap, d.wires, d.family, d.all_classes, d.uses_softmax,
         d.guide, d.power, d.smoothing, d.scale, *tables,
     )  # fmt: skip
-    return Prepared(spec, d.n, d.m, d.k, d.uses_softmax, d)
+    return Prepared(spec, d.n, d.m, d.k, d.uses_softmax and d.m < d.n, d)
 
 
 def loss(
@@ -119,95 +120,88 @@ def loss(
     Args:
         prepared: which loss.
         scores: (rows, n), of one of :data:`DTYPES`.
-        target: (rows,) int64.
-        p_k: P_K, of float64.
+        target: (rows,) int64, contiguous.
+        p_k: P_K, of float64, contiguous.
         conventions: without label smoothing, but for what the description has.
         plain: the same by the plain code, for second derivatives.
     """
     if scores.requires_grad and torch.is_grad_enabled():
-        return _Loss.apply(scores, prepared, target, p_k, conventions, plain)  # type: ignore[no-untyped-call]
-    result, status, _, _ = _forward(prepared, scores, target, p_k, conventions, False)
-    return None if status else result
+        return _Loss.apply(scores, (prepared, target, p_k, conventions, plain))  # type: ignore[no-untyped-call]
+    read = _readable(scores)
+    return _forward(prepared, read, target, p_k, conventions, 0)
+
+
+def _readable(scores: Tensor) -> Tensor:
+    """The classes of a row stand side by side; rows may be anywhere."""
+    return scores if scores.stride(1) == 1 or scores.shape[1] == 1 else scores.contiguous()
 
 
 def _forward(
-    prepared: Prepared, scores: Tensor, target: Tensor, p_k: PK, conventions: Conventions, wants_gradient: bool
-) -> tuple[Tensor, int, Tensor, Tensor | None]:
-    """The loss, a status that is 0 if all is well, the scores as they were read, and what the backward pass needs."""
-    rows, m = len(scores), prepared.m
-    row_stride, class_stride = scores.stride()
-    if class_stride != 1 and prepared.n > 1:
-        scores = scores.contiguous()
-        row_stride = scores.stride(0)
-    reduction = conventions.reduction
-    result = scores.new_empty((rows,) if reduction == "none" else (), dtype=torch.float32)
-    weight = conventions.weight
-    kept, gradient, classes, of_rest, divisor = None, 0, 0, 0, 0
-    if wants_gradient:
-        # one tensor: candidates' gradients, their classes, three numbers for the rest, the divisor of the mean
-        kept = scores.new_empty(2 * rows * m + 3 * rows + 1, dtype=torch.float32)
-        gradient = kept.data_ptr()
-        classes = gradient + 4 * rows * m
-        of_rest = classes + 4 * rows * m if prepared.uses_softmax and m < prepared.n else 0
-        divisor = classes + 4 * rows * (m + 3)
-    assert _library is not None
+    prepared: Prepared, scores: Tensor, target: Tensor, p_k: PK, conventions: Conventions, kept: int
+) -> Tensor | None:
+    """The loss, and at the address ``kept``, if it is not 0, what :func:`_kept` has room for; None if something is wrong."""
+    rows, single, weight = len(scores), conventions.reduction != "none", conventions.weight
+    result = scores.new_empty(() if single else rows, dtype=torch.float32)
+    gradient, classes, of_rest, divisor = _parts(prepared, rows, kept) if kept else (0, 0, 0, 0)
     batch = _BATCH.pack(
-        rows, row_stride, conventions.ignore_index,
-        DTYPES[scores.dtype], _P_K_OF[p_k.of], _REDUCTIONS[reduction], torch.get_num_threads(),
+        rows, scores.stride(0), conventions.ignore_index,
+        DTYPES[scores.dtype], _P_K_OF[p_k.of], _REDUCTIONS[conventions.reduction], torch.get_num_threads(),
         scores.data_ptr(), target.data_ptr(), p_k.values.data_ptr(), 0 if weight is None else weight.data_ptr(),
         result.data_ptr(), gradient, classes, of_rest, divisor,
     )  # fmt: skip
-    return result, _library.forward(prepared.spec, batch), scores, kept
+    return None if _library.forward(prepared.spec, batch) else result  # type: ignore[union-attr]
 
 
-class _Refused(Exception):
-    """C has found something that the plain code is to speak about."""
+def _kept(prepared: Prepared, scores: Tensor) -> Tensor:
+    """Room for what the backward pass needs, in one tensor: see :func:`_parts`."""
+    return scores.new_empty(len(scores) * (2 * prepared.m + 3) + 1, dtype=torch.float32)
+
+
+def _parts(prepared: Prepared, rows: int, start: int) -> tuple[int, int, int, int]:
+    """Addresses of the candidates' gradients and classes, of three numbers for the other classes, of the mean's divisor."""
+    classes = start + 4 * rows * prepared.m
+    of_rest = classes + 4 * rows * prepared.m
+    return start, classes, of_rest if prepared.has_rest else 0, of_rest + 12 * rows
 
 
 class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        scores: Tensor,
-        prepared: Prepared,
-        target: Tensor,
-        p_k: PK,
-        conventions: Conventions,
-        plain: Callable[[Tensor], Tensor],
-    ) -> Tensor | None:
-        result, status, read, kept = _forward(prepared, scores, target, p_k, conventions, True)
-        if status:
+    def forward(ctx: Any, scores: Tensor, call: tuple[Any, ...]) -> Tensor | None:
+        prepared, target, p_k, conventions, plain = call
+        read = _readable(scores)
+        kept = _kept(prepared, read)
+        result = _forward(prepared, read, target, p_k, conventions, kept.data_ptr())
+        if result is None:
             return None
-        ctx.save_for_backward(scores, read, kept)
-        ctx.constants = prepared, plain, conventions.reduction
+        if read is scores:
+            ctx.save_for_backward(scores)
+        else:
+            ctx.save_for_backward(scores, read)
+        ctx.call = prepared, plain, kept
         return result
 
     @staticmethod
-    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        scores, read, kept = ctx.saved_tensors
-        prepared, plain, reduction = ctx.constants
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None]:
+        saved = ctx.saved_tensors
+        prepared, plain, kept = ctx.call
         if torch.is_grad_enabled() or not checks.eager(incoming):
             with torch.enable_grad():
-                (again,) = torch.autograd.grad(plain(scores), scores, incoming, create_graph=True)
-            return again, None, None, None, None, None
-        rows, m, n = len(read), prepared.m, prepared.n
-        if incoming.dtype != torch.float32:
+                (again,) = torch.autograd.grad(plain(saved[0]), saved[:1], incoming, create_graph=True)
+            return again, None
+        read = saved[-1]
+        if incoming.dtype is not torch.float32:
             incoming = incoming.float()
+        rows, n = read.shape
+        gradient, classes, of_rest, divisor = _parts(prepared, rows, kept.data_ptr())
+        single = incoming.ndim == 0
         out = read.new_empty(rows, n)
-        gradient = kept.data_ptr()
-        classes = gradient + 4 * rows * m
-        rest = classes + 4 * rows * m
-        uses_softmax = prepared.uses_softmax and m < n
-        single = reduction != "none"
         back = _BACK.pack(
-            rows, n, m, read.stride(0), n, 0 if single else incoming.stride(0),
-            DTYPES[read.dtype], uses_softmax, torch.get_num_threads(), single,
-            read.data_ptr(), gradient, classes, rest if uses_softmax else 0, rest + 12 * rows if single else 0,
-            incoming.data_ptr(), out.data_ptr(),
+            rows, n, prepared.m, read.stride(0), n, 0 if single else incoming.stride(0),
+            DTYPES[read.dtype], prepared.has_rest, torch.get_num_threads(), single,
+            read.data_ptr(), gradient, classes, of_rest, divisor if single else 0, incoming.data_ptr(), out.data_ptr(),
         )  # fmt: skip
-        assert _library is not None
-        _library.backward(back)
-        return out, None, None, None, None, None
+        _library.backward(back)  # type: ignore[union-attr]
+        return out, None
 
 
 def best(scores: Tensor, m: int) -> Tensor | None:

@@ -65,7 +65,7 @@ INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, 
                 do {
                     int l = __builtin_ctz(hits);
                     hits &= hits - 1;
-                    kept->score[kept->count] = x[l];
+                    kept->score[kept->count] = NAME(one)(row[i + l]);
                     kept->class[kept->count++] = (int32_t)(i + l);
                 } while (hits);
                 if (kept->count > kept->room) compact(kept);
@@ -101,6 +101,24 @@ INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, 
         }
     }
     if (sums) *out = (Sums){sum, total, real};
+}
+
+/* All scores, where all are kept. */
+static void NAME(keep_all)(const S *row, int64_t n, Kept *kept) {
+    int64_t i = 0;
+    vi strange = {0};
+    for (; i + W <= n; i += W) {
+        vf x = NAME(load)(row + i);
+        store_f32(kept->score + i, x);
+        strange |= (vi)(x != x);
+    }
+    for (; i < n; i++) {
+        kept->score[i] = NAME(one)(row[i]);
+        strange[0] |= kept->score[i] != kept->score[i];
+    }
+    for (i = 0; i < n; i++) kept->class[i] = (int32_t)i;
+    for (int l = 0; l < W; l++) kept->nan |= strange[l] != 0;
+    kept->count = n;
 }
 
 static void NAME(collect)(const S *row, int64_t n, Kept *kept, float most, int sums, int smoothed, Sums *out) {

@@ -202,17 +202,16 @@ static float find(const void *row, int dtype, int64_t n, int64_t wanted, int sum
     kept->count = 0;
     kept->nan = 0;
     kept->wanted = wanted;
-    if (wanted >= n || n <= groups * W * 2 || groups * W < wanted + wanted / 4) {
+    int all_kept = wanted >= n;
+    if (all_kept || n <= groups * W * 2 || groups * W < wanted + wanted / 4) {
         if (dtype == FLOAT32)
             most = most_f32(row, n);
         else
             most = dtype == BFLOAT16 ? most_bf16(row, n) : most_f16(row, n);
-        float least = -INFINITY;
-        if (wanted < n) {
+        if (!all_kept) {
             for (int64_t i = 0; i < n; i++) whole[i] = score_at(row, dtype, i);
-            least = of_key(key_reached_by(whole, n, wanted, wanted / 8 + 2));
+            kept->threshold = allf(of_key(key_reached_by(whole, n, wanted, wanted / 8 + 2)));
         }
-        kept->threshold = allf(least);
     } else {
         vf maxima[16];
         if (dtype == FLOAT32)
@@ -221,14 +220,24 @@ static float find(const void *row, int dtype, int64_t n, int64_t wanted, int sum
             most = dtype == BFLOAT16 ? maxima_bf16(row, n, groups, maxima) : maxima_f16(row, n, groups, maxima);
         kept->threshold = allf(of_key(key_reached_by((const float *)maxima, groups * W, wanted, wanted / 8 + 1)));
     }
-    if (kept->threshold[0] != kept->threshold[0]) kept->threshold = allf(INFINITY), kept->nan = 1;
+    if (all_kept) {
+        if (dtype == FLOAT32)
+            keep_all_f32(row, n, kept);
+        else if (dtype == BFLOAT16)
+            keep_all_bf16(row, n, kept);
+        else
+            keep_all_f16(row, n, kept);
+        if (!sums) return most;
+    } else if (kept->threshold[0] != kept->threshold[0])
+        kept->threshold = allf(INFINITY), kept->nan = 1;
+    Kept *to = all_kept ? NULL : kept;
     if (dtype == FLOAT32)
-        collect_f32(row, n, kept, most, sums, smoothed, out);
+        collect_f32(row, n, to, most, sums, smoothed, out);
     else if (dtype == BFLOAT16)
-        collect_bf16(row, n, kept, most, sums, smoothed, out);
+        collect_bf16(row, n, to, most, sums, smoothed, out);
     else
-        collect_f16(row, n, kept, most, sums, smoothed, out);
-    for (int64_t i = 0; i < kept->count; i++) kept->nan |= kept->score[i] != kept->score[i];
+        collect_f16(row, n, to, most, sums, smoothed, out);
+    for (int64_t i = 0; to && i < kept->count; i++) kept->nan |= kept->score[i] != kept->score[i];
     return most;
 }
 
@@ -911,9 +920,6 @@ int64_t EXPORTED(arena_size)(const Spec *spec) {
     return vectors * lanes + LANES * m * 8 + (k + 8) * LANES * 4 + room * 40 + spec->n * 4 + 64 * 64;
 }
 
-/* e^x as the other classes' gradient has it */
-INLINE double expf_of(float x) { return exponentialf(allf(x))[0]; }
-
 /* What is known of a row beside its candidates. */
 typedef struct {
     float top, weight;
@@ -928,9 +934,15 @@ static int32_t arrange(const Spec *spec, const Kept *others, const void *row, in
                        int32_t *classes, float *scores, int32_t *rivals) {
     int64_t m = spec->m, count = m - 1;
     float own = score_at(row, dtype, target);
-    int32_t place = 0;
     int network = spec->operator == NETWORK;
-    while (place < count && (others->score[place] > own || (others->score[place] == own && others->class[place] < target))) place++;
+    int32_t place = 0, behind = (int32_t)count;
+    while (place < behind) {
+        int32_t middle = (place + behind) / 2;
+        if (others->score[middle] > own || (others->score[middle] == own && others->class[middle] < target))
+            place = middle + 1;
+        else
+            behind = middle;
+    }
     if (spec->operator == KSUBSET)
         place = (int32_t)count;
     else if (network && spec->wires == TARGET)
@@ -965,11 +977,10 @@ static int32_t arrange(const Spec *spec, const Kept *others, const void *row, in
         }
         return place;
     }
-    for (int64_t i = 0; i < count; i++) {
-        int64_t to = i + (i >= place);
-        classes[to] = others->class[i];
-        scores[to] = others->score[i];
-    }
+    memcpy(classes, others->class, (size_t)place * 4);
+    memcpy(scores, others->score, (size_t)place * 4);
+    memcpy(classes + place + 1, others->class + place, (size_t)(count - place) * 4);
+    memcpy(scores + place + 1, others->score + place, (size_t)(count - place) * 4);
     classes[place] = target;
     scores[place] = own;
     if (network)
@@ -1035,10 +1046,20 @@ int EXPORTED(forward)(const Spec *spec, const Batch *batch, int64_t first, int64
                 for (int64_t i = 0; kept.count < m - 1; i++)
                     if (i != target) kept.score[kept.count] = 0, kept.class[kept.count++] = (int32_t)i;
             } else {
-                int64_t to = 0;
-                for (int64_t i = 0; i < kept.count; i++)
-                    if (kept.class[i] != target) kept.score[to] = kept.score[i], kept.class[to++] = kept.class[i];
-                kept.count = to;
+                /* the classes are in order */
+                int64_t i = 0, behind = kept.count;
+                while (i < behind) {
+                    int64_t middle = (i + behind) / 2;
+                    if (kept.class[middle] < target)
+                        i = middle + 1;
+                    else
+                        behind = middle;
+                }
+                if (i < kept.count && kept.class[i] == target) {
+                    kept.count--;
+                    memmove(kept.score + i, kept.score + i + 1, (size_t)(kept.count - i) * 4);
+                    memmove(kept.class + i, kept.class + i + 1, (size_t)(kept.count - i) * 4);
+                }
             }
             kept.wanted = m - 1;
             sort(&kept, order, other);
@@ -1050,10 +1071,14 @@ int EXPORTED(forward)(const Spec *spec, const Batch *batch, int64_t first, int64
             b.place[lane] = arrange(spec, &kept, scores_of_row, batch->dtype, target, number, own_classes, own_scores, b.rivals + lane);
             double score = own, scale = 1 / spec->scale;
             if (r->nan) score = 0;
-            for (int64_t i = 0; i < m; i++) {
-                double x = own_scores[i] == -INFINITY ? -1e30 : ((double)own_scores[i] - score) * scale;
-                ((double *)b.x)[i * LANES + lane] = r->nan ? 0 : x;
-            }
+            double *x = (double *)b.x + lane;
+            if (r->nan)
+                for (int64_t i = 0; i < m; i++) x[i * LANES] = 0;
+            else if (number < m)
+                for (int64_t i = 0; i < m; i++)
+                    x[i * LANES] = own_scores[i] == -INFINITY ? -1e30 : ((double)own_scores[i] - score) * scale;
+            else
+                for (int64_t i = 0; i < m; i++) x[i * LANES] = ((double)own_scores[i] - score) * scale;
             r->score = score;
             const double *p_k = batch->p_k;
             if (batch->p_k_of != OF_ALL) p_k += k * (batch->p_k_of == OF_CLASS ? target : row);
@@ -1130,12 +1155,31 @@ int EXPORTED(forward)(const Spec *spec, const Batch *batch, int64_t first, int64
                 }
                 share /= r->sum;
             }
-            for (int64_t i = 0; i < m; i++) {
-                double g = ((double *)b.of_x)[i * LANES + lane] * scale;
-                if (spec->uses_softmax && own[i] != -INFINITY) g += share * expf_of(own[i] - r->top) + added;
-                if (over_candidates) g += by_ce * own[i];
-                gradient[i] = r->nan ? NAN : own[i] == -INFINITY ? 0 : (float)(i == b.place[lane] ? g - by_ce : g);
-            }
+            const double *of_x = (const double *)b.of_x + lane;
+            if (spec->uses_softmax) { /* padding has none: e^-inf is 0, and so is what the operator gives it */
+                float *e = scores + lane * m;
+                vf top = allf(r->top);
+                int64_t i = 0;
+                int32_t padding = b.number[lane] < m;
+                for (; i + W <= m; i += W) {
+                    vf x = load_f32(e + i), y = exponentialf(x - top);
+                    if (padding) y = (vf)(((vi)y & (vi)(x > -INFINITY)) | ((vi)allf(-1) & ~(vi)(x > -INFINITY)));
+                    store_f32(e + i, y);
+                }
+                for (; i < m; i++) e[i] = e[i] == -INFINITY ? -1 : exponentialf(allf(e[i] - r->top))[0];
+                for (i = 0; i < m; i++)
+                    gradient[i] = padding && e[i] < 0 ? 0 : (float)(of_x[i * LANES] * scale + share * (double)e[i] + added);
+            } else if (over_candidates)
+                for (int64_t i = 0; i < m; i++) gradient[i] = (float)(of_x[i * LANES] * scale + by_ce * (double)own[i]);
+            else
+                for (int64_t i = 0; i < m; i++) gradient[i] = (float)(of_x[i * LANES] * scale);
+            int32_t place = b.place[lane];
+            if (spec->uses_softmax)
+                gradient[place] = (float)(of_x[place * LANES] * scale + share * (double)own[place] + added - by_ce);
+            else if (over_candidates)
+                gradient[place] = (float)(of_x[place * LANES] * scale + by_ce * ((double)own[place] - 1));
+            if (r->nan)
+                for (int64_t i = 0; i < m; i++) gradient[i] = NAN;
             if (batch->of_rest) {
                 float *rest = batch->of_rest + 3 * row;
                 rest[0] = r->top;
