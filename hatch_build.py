@@ -19,7 +19,7 @@ class NativeLibrary(BuildHookInterface[Any]):
         library = build.build_if_possible()
         if library is None or version == "editable":  # which uses the library where it was built
             return
-        # It needs the machine and the system, but not one version of Python. `auditwheel repair` finds out which manylinux it is.
+        # It needs the machine and the system, but not one version of Python. Which manylinux that is, auditwheel finds.
         platform = next(tag for tag in platform_tags() if not tag.startswith(("manylinux", "musllinux")))
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"

@@ -1,4 +1,4 @@
-"""Builds the native library, ``_native.so``, from ``csrc/``, with whatever C compiler there is; it is plain C, without Python's or torch's headers.
+"""Builds the native library, ``_native.so``, from ``csrc/``: plain C, without Python's or torch's headers.
 
     python src/anyk/kernels/build.py [--sanitize]
 
@@ -139,7 +139,7 @@ def _objects(compiler: list[str], folder: Path, sanitize: bool) -> list[Path]:
         try:
             _compile(compiler, "rows.c", target, [*flags, f"-DVARIANT={variant}", *variants[variant]])
         except Failed:
-            if _knows(compiler, variants[variant], folder / f"nothing-{variant}"):
+            if not variants[variant] or _knows(compiler, variants[variant], folder / f"nothing-{variant}"):
                 raise
             return None
         return target
