@@ -185,7 +185,7 @@ def _run(command: list[str], doing: str) -> None:
     done = subprocess.run(command, cwd=HERE / "csrc", env=environment, capture_output=True, text=True, errors="replace")
     if done.returncode:
         lines = (done.stderr + done.stdout).strip().splitlines()
-        told = [line for line in lines if "error" in line] or lines
+        told = [line for line in lines if "error" in line or "undefined" in line] or lines  # and not what it warns of
         ended = f" ended by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else " failed"
         raise Failed("\n  ".join([f"{Path(command[0]).name}{ended}, {doing}", *told[:5]]))
 
