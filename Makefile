@@ -36,10 +36,12 @@ check: $(VENV)/test
 
 native: $(LIBRARY)
 
+# Not for the system of this machine alone: an error, if the library asks for what glibc has only since 2.29 or later.
 wheel: $(VENV)/wheel
 	rm -rf build/wheel
 	ANYK_NATIVE=require $(BIN)/python -m hatchling build --target wheel --directory build/wheel
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --plat manylinux_2_28_$$(uname -m) \
+		--wheel-dir dist build/wheel/*.whl
 
 floor: $(FLOOR)/test $(LIBRARY)
 	OMP_NUM_THREADS=1 $(FLOOR)/bin/python -m pytest -n 2

