@@ -1,5 +1,8 @@
 # make demo    sets everything up and compares softmax with a top-k loss on characters in many fonts
 # make test    sets everything up, checks lint, format and types, and runs the tests
+# make test-full make test, then the tests that take long and the torture
+# make native  builds the native library, src/anyk/kernels/_native.so, if a C file changed; the targets that use it do so too
+# make wheel   builds a wheel with the native library for any Linux that is not too old, into dist/
 # make check   lint, format and types alone
 # make floor   runs the tests with the oldest torch that pyproject.toml allows, in an environment of its own (several gigabytes)
 # make bench   measures speed and memory beside cross-entropy, and writes benchmarks/results.md
@@ -11,25 +14,39 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FLOOR := .venv-floor
+LIBRARY := src/anyk/kernels/_native.so
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check floor bench docs pictures evidence torture format clean
+.PHONY: demo test test-full check native wheel floor bench docs pictures evidence torture format clean
 
-demo: $(VENV)/demo
+demo: $(VENV)/demo $(LIBRARY)
 	$(BIN)/anyk compare glyphs:100 --losses softmax splitter --epochs 8 --budget 5 --seeds 5 --out demo
 
-test: $(VENV)/test check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+test: $(VENV)/test $(LIBRARY) check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not full"
+
+test-full: test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m full
+	$(MAKE) torture
 
 check: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-floor: $(FLOOR)/test
+native: $(LIBRARY)
+
+# Not for the system of this machine alone: an error, if the library asks for what glibc has only since 2.29 or later.
+wheel: $(VENV)/wheel
+	rm -rf build/wheel
+	ANYK_NATIVE=require $(BIN)/python -m hatchling build --target wheel --directory build/wheel
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --plat manylinux_2_28_$$(uname -m) \
+		--wheel-dir dist build/wheel/*.whl
+
+floor: $(FLOOR)/test $(LIBRARY)
 	OMP_NUM_THREADS=1 $(FLOOR)/bin/python -m pytest -n 2
 
-bench: $(VENV)/bench
+bench: $(VENV)/bench $(LIBRARY)
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/head.py
 	$(BIN)/python benchmarks/costs.py
@@ -45,12 +62,16 @@ pictures: $(VENV)/demo
 evidence: $(VENV)/demo
 	$(BIN)/python evidence/write.py
 
-torture: $(VENV)/bench
+torture: $(VENV)/bench $(LIBRARY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torture.py
 
 format: $(VENV)/test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The folder too: a file may be gone. Without a compiler it says so and there is no library; a compiler that fails is an error.
+$(LIBRARY): src/anyk/kernels/build.py src/anyk/kernels/csrc $(wildcard src/anyk/kernels/csrc/*)
+	$(PYTHON) $<
 
 # torch comes first and from the constraints: a range would let pip take a newer build with a few gigabytes of CUDA
 $(VENV)/torch: constraints.txt
@@ -64,7 +85,7 @@ $(VENV)/demo: $(VENV)/torch pyproject.toml
 
 $(VENV)/test: $(VENV)/torch pyproject.toml
 	$(INSTALL) --editable .[test,check]
-	touch $@ $(VENV)/demo $(VENV)/docs
+	touch $@ $(VENV)/demo $(VENV)/docs $(VENV)/wheel
 
 $(VENV)/docs: $(VENV)/torch pyproject.toml
 	$(INSTALL) --editable .[docs]
@@ -72,6 +93,10 @@ $(VENV)/docs: $(VENV)/torch pyproject.toml
 
 $(VENV)/bench: $(VENV)/torch pyproject.toml
 	$(INSTALL) --editable .[bench]
+	touch $@
+
+$(VENV)/wheel: $(VENV)/torch pyproject.toml
+	$(INSTALL) --editable .[wheel]
 	touch $@
 
 # All but torch is as pinned; torch 2.6 wants one version of sympy, not the pinned one.
@@ -83,4 +108,4 @@ $(FLOOR)/test: constraints.txt pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(FLOOR) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo anyk-runs site
+	rm -rf $(VENV) $(FLOOR) src/anyk/kernels/_native*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo anyk-runs site

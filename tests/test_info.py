@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import anyk
-from anyk import info
+from anyk import info, kernels
 from anyk.lab.data.cache import cache_folder
 
 
@@ -39,6 +39,28 @@ def test_gather_is_json_and_complete(tmp_path, embeddings):
 def test_devices_can_be_used():
     for device in info.devices():
         assert torch.ones(1, device=device["device"]).sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("native", "line"),
+    [
+        ({"usable": True, "why": "", "variant": "avx512"}, "used: avx512"),
+        ({"usable": True, "why": ""}, "used"),
+        ({"usable": False, "why": "no compiler when anyk was installed"}, "not used: no compiler when anyk was installed"),
+    ],
+)
+def test_kernels_are_told_with_the_reason_when_one_is_not_used(monkeypatch, native, line):
+    report = {"setting": "auto", "native": native, "triton": {"usable": False, "why": "no CUDA device"}}
+    monkeypatch.setattr(kernels, "report", lambda: report)
+    facts = json.loads(json.dumps(info.gather()))
+    assert facts["kernels"] == report
+    lines = info.describe(facts).splitlines()
+    start = lines.index("kernels")
+    assert lines[start + 1 : start + 4] == [
+        "  setting      auto",
+        f"  native       {line}",
+        "  triton       not used: no CUDA device",
+    ]
 
 
 def test_an_embedding_set_is_found_in_the_folder_itself_and_once(embeddings):

@@ -1,4 +1,4 @@
-"""What this machine has: versions, devices, data sets, extras. For `anyk info` and the `environment.json` of a run.
+"""What this machine has: versions, devices, kernels, data sets, extras. For `anyk info` and the `environment.json` of a run.
 
 It needs the core's packages and no more: it is what tells that others are missing.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import anyk
+from anyk import kernels
 
 KEY_PACKAGES = ("torch", "numpy", "matplotlib", "safetensors", "scipy")
 """their versions can change what a run computes or shows"""
@@ -36,6 +37,7 @@ def gather(*, cache: Path | None = None, folder: Path | None = None) -> dict[str
         "machine": machine(),
         "memory": memory(),
         "devices": devices(),
+        "kernels": kernels.report(),
         "extras": extras(),
         "cache": None if cache is None else {"folder": str(cache), "contents": _contents(cache)},
         "embeddings": None if cache is None else [about for place in places for about in embedding_sets(place)],
@@ -218,6 +220,12 @@ def _meminfo() -> Iterator[tuple[str, int]]:
             yield key, int(words[0]) * 1024
 
 
+def _kernel_state(kernel: dict[str, Any]) -> str:
+    if not kernel["usable"]:
+        return f"not used: {kernel['why']}"
+    return f"used: {kernel['variant']}" if kernel.get("variant") else "used"
+
+
 def describe(facts: dict[str, Any]) -> str:
     """What :func:`gather` found, in lines for people."""
 
@@ -230,6 +238,10 @@ def describe(facts: dict[str, Any]) -> str:
     lines += ["machine", f"  {machine['system']}", f"  {machine['usable_cores']} cores, {size(memory['total'])} of memory"]
     lines += ["devices"]
     lines += [f"  {device['device']:12} {device['name']}, {size(device['memory'])}" for device in facts["devices"]]
+    lines += ["kernels", f"  {'setting':12} {facts['kernels']['setting']}"]
+    for name, kernel in facts["kernels"].items():
+        if name != "setting":
+            lines.append(f"  {name:12} {_kernel_state(kernel)}")
     lines += ["extras"]
     for name, extra in facts["extras"].items():
         missing = f"missing {', '.join(extra['missing'])}: {extra['command']}"

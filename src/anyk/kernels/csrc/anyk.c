@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define VISIBLE __attribute__((visibility("default")))
@@ -26,8 +27,10 @@ __asm__(".symver pthread_create,pthread_create@GLIBC_2.17");
     {#variant, arena_size_##variant, forward_##variant, backward_##variant, best_size_##variant, best_##variant}
 
 DECLARE(baseline)
-#if defined(HAS_X86_VARIANTS)
+#if defined(HAS_AVX2)
 DECLARE(avx2)
+#endif
+#if defined(HAS_AVX512)
 DECLARE(avx512)
 #endif
 
@@ -41,8 +44,10 @@ typedef struct {
 } Variant;
 
 static const Variant variants[] = {
-#if defined(HAS_X86_VARIANTS)
+#if defined(HAS_AVX512)
     VARIANT_OF(avx512),
+#endif
+#if defined(HAS_AVX2)
     VARIANT_OF(avx2),
 #endif
     VARIANT_OF(baseline),
@@ -51,16 +56,15 @@ enum { VARIANTS = sizeof variants / sizeof *variants };
 static _Atomic(const Variant *) chosen;
 
 static int runs_here(const Variant *variant) {
-#if defined(HAS_X86_VARIANTS)
+#if defined(HAS_AVX2) || defined(HAS_AVX512)
     __builtin_cpu_init();
     int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-    if (variant == variants)
+    if (!strcmp(variant->name, "avx512"))
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
-    if (variant == variants + 1) return avx2;
+    if (!strcmp(variant->name, "avx2")) return avx2;
 #endif
-    (void)variant;
-    return 1;
+    return !strcmp(variant->name, "baseline");
 }
 
 static const Variant *variant(void) {

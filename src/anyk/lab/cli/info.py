@@ -4,7 +4,7 @@ from anyk.lab.cli.words import Flag, say, say_json
 
 
 def command(*, json: Flag = False) -> int:
-    """Versions, devices, data sets found, and extras that are missing, with the command that adds them.
+    """Versions, devices, kernels, data sets found, and extras that are missing, with the command that adds them.
 
     Args:
         json: print JSON instead of words.
