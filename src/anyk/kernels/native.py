@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyk import checks
+from anyk import _compat, checks
 from anyk.conventions import Conventions
 from anyk.kernels.description import Description
 from anyk.p_k import PK
@@ -126,7 +126,8 @@ def loss(
         plain: the same by the plain code, for second derivatives.
     """
     if scores.requires_grad and torch.is_grad_enabled():
-        return _Loss.apply(scores, (prepared, target, p_k, conventions, plain))  # type: ignore[no-untyped-call]
+        result: Tensor | None = _apply(scores, (prepared, target, p_k, conventions, plain))
+        return result
     read = _readable(scores)
     return _forward(prepared, read, target, p_k, conventions, 0)
 
@@ -148,7 +149,8 @@ def _forward(
 ) -> Tensor | None:
     """The loss, and at the address ``kept``, if it is not 0, what :func:`_kept` has room for; None if something is wrong."""
     rows, single, weight = len(scores), conventions.reduction != "none", conventions.weight
-    result = scores.new_empty(() if single else rows, dtype=torch.float32)
+    size = () if single else (rows,)
+    result = scores.new_empty(size) if scores.dtype is torch.float32 else scores.new_empty(size, dtype=torch.float32)
     gradient, classes, of_rest, divisor = _parts(prepared, rows, kept) if kept else (0, 0, 0, 0)
     batch = _BATCH.pack(
         rows, scores.stride(0), conventions.ignore_index,
@@ -161,7 +163,8 @@ def _forward(
 
 def _kept(prepared: Prepared, scores: Tensor) -> Tensor:
     """Room for what the backward pass needs, in one tensor: see :func:`_parts`."""
-    return scores.new_empty(len(scores) * (2 * prepared.m + 3) + 1, dtype=torch.float32)
+    size = 4 * (len(scores) * (2 * prepared.m + 3) + 1)
+    return scores.new_empty(size // scores.itemsize)  # of any dtype: another one than the scores' takes longer to ask for
 
 
 def _parts(prepared: Prepared, rows: int, start: int) -> tuple[int, int, int, int]:
@@ -196,6 +199,9 @@ class _Loss(torch.autograd.Function):
                 (again,) = torch.autograd.grad(plain(saved[0]), saved[:1], incoming, create_graph=True)
             return again, None
         return _backward(prepared, saved[-1], kept, incoming), None
+
+
+_apply = _compat.apply_of(_Loss)
 
 
 def _backward(prepared: Prepared, read: Tensor, kept: Tensor, incoming: Tensor) -> Tensor:

@@ -49,8 +49,10 @@ static float NAME(most)(const S *row, int64_t n) {
 }
 
 /* Collects what reaches the threshold; with sums, also e^(score - most) and, if smoothed, score - most. */
-INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, const int sums, const int smoothed, Sums *out) {
-    vf top = allf(most);
+INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, const int sums, const int smoothed,
+                               Sums *out) {
+    vf top = allf(most), threshold = kept ? kept->threshold : top;
+    int64_t count = 0;
     double sum = 0, total = 0;
     int64_t real = 0, i = 0;
     while (i + W <= n) {
@@ -60,15 +62,20 @@ INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, 
         vi reals = {0};
         for (; i < end; i += W) {
             vf x = NAME(load)(row + i);
-            uint32_t hits = kept ? reach(x, kept->threshold) : 0;
-            if (__builtin_expect(hits != 0, 0)) {
-                do {
+            if (kept) {
+                uint32_t hits = reach(x, threshold);
+                while (__builtin_expect(hits != 0, 0)) {
                     int l = __builtin_ctz(hits);
                     hits &= hits - 1;
-                    kept->score[kept->count] = NAME(one)(row[i + l]);
-                    kept->class[kept->count++] = (int32_t)(i + l);
-                } while (hits);
-                if (kept->count > kept->room) compact(kept);
+                    kept->score[count] = NAME(one)(row[i + l]);
+                    kept->class[count++] = (int32_t)(i + l);
+                }
+            }
+            if (kept && __builtin_expect(count > kept->room, 0)) {
+                kept->count = count;
+                compact(kept);
+                count = kept->count;
+                threshold = kept->threshold;
             }
             if (sums) {
                 vf shifted = x - top;
@@ -90,16 +97,22 @@ INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, 
     }
     for (; i < n; i++) {
         float x = NAME(one)(row[i]);
-        if (kept && !(x < kept->threshold[0])) {
-            kept->score[kept->count] = x;
-            kept->class[kept->count++] = (int32_t)i;
-            if (kept->count > kept->room) compact(kept);
+        if (kept && !(x < threshold[0])) {
+            kept->score[count] = x;
+            kept->class[count++] = (int32_t)i;
+            if (count > kept->room) {
+                kept->count = count;
+                compact(kept);
+                count = kept->count;
+                threshold = kept->threshold;
+            }
         }
         if (sums) {
             sum += exponentialf(allf(x - most))[0];
             if (smoothed && x > -INFINITY) real++, total += x - most;
         }
     }
+    if (kept) kept->count = count;
     if (sums) *out = (Sums){sum, total, real};
 }
 

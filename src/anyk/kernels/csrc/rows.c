@@ -197,7 +197,7 @@ static float score_at(const void *row, int dtype, int64_t i) {
 static float find(const void *row, int dtype, int64_t n, int64_t wanted, int sums, int smoothed, Kept *kept, float *whole,
                   Sums *out) {
     int groups = 1;
-    while (groups < 16 && groups * W < 2 * wanted) groups *= 2;
+    while (groups < 16 && groups * W < 4 * wanted) groups *= 2;
     float most;
     kept->count = 0;
     kept->nan = 0;
