@@ -49,7 +49,7 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
     That takes more than a microsecond, which in a small loss can be seen.
     """
-    return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
 def gamma(alpha: float, count: int, generator: torch.Generator) -> list[float]:

@@ -11,6 +11,7 @@ call:
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -145,15 +146,8 @@ def loss(
     if fitted is None:
         return None
     prepared, p_k = fitted
-    if conventions.weight is not None or not by_native:
-        weight = conventions.weight
-        if weight is not None and (weight.shape != (n,) or weight.requires_grad or weight.device != scores.device):
-            return None
-        if weight is not None and (weight.dtype != torch.float32 or not weight.is_contiguous()):
-            conventions = type(conventions)(
-                conventions.reduction, conventions.ignore_index, weight.float().contiguous(), conventions.label_smoothing
-            )
-        p_k = PK(p_k.values.to(scores.device), p_k.of)
+    if conventions.weight is not None and (conventions := _with_weight(conventions, n, scores)) is None:  # type: ignore[assignment]
+        return None
 
     def plain(flat: Tensor) -> Tensor:
         """From the rows: the second derivative is wanted by them."""
@@ -166,10 +160,42 @@ def loss(
     else:
         from anyk.kernels import triton
 
-        result = triton.loss(prepared.description, flat, goal, p_k, conventions, plain)
+        assert prepared.description is not None
+        there = PK(p_k.values.to(scores.device), p_k.of)
+        result = triton.loss(prepared.description, flat, goal, there, conventions, plain)
     if scores.ndim > 2 and result is not None and result.ndim:
         return result.reshape(target.shape)
     return result
+
+
+def _with_weight(conventions: Conventions, n: int, like: Tensor) -> Conventions | None:
+    """With the weights as the kernels read them; None: they are not as they should be."""
+    weight = conventions.weight
+    assert weight is not None
+    if weight.shape != (n,) or weight.requires_grad or weight.device != like.device:
+        return None
+    if weight.dtype == torch.float32 and weight.is_contiguous():
+        return conventions
+    weight = weight.float().contiguous()
+    return type(conventions)(conventions.reduction, conventions.ignore_index, weight, conventions.label_smoothing)
+
+
+def smooth_loss(
+    prepared: native.Prepared | str,
+    scores: Tensor,
+    target: Tensor,
+    conventions: Conventions,
+    plain: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor | None:
+    """The smooth top-k loss; None: the plain code is to compute it, from scores (rows, n) and targets."""
+    n, flat, goal = _as_rows(scores, target)
+    if flat is None or isinstance(prepared, str) or conventions.label_smoothing:
+        return None
+    wanted = conventions if conventions.weight is None else _with_weight(conventions, n, scores)
+    if wanted is None:
+        return None
+    result = native.loss(prepared, flat, goal, None, wanted, lambda flat: plain(flat, goal))
+    return result.reshape(target.shape) if scores.ndim > 2 and result is not None and result.ndim else result
 
 
 def _fitted(spec: Spec, n: int) -> tuple[native.Prepared, PK] | None:
