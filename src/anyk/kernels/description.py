@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from anyk import swaps
+from anyk import networks, swaps
 from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SoftSort, SortingNetwork
 from anyk.operators.sorting_network import Kind
 from anyk.registry import NETWORKS, SWAPS
@@ -41,6 +41,8 @@ _BUILT_IN = {
 ART_ROUNDING = swaps.ART_ROUNDING
 MOST_WIRES = 4096
 """of a network; a kernel keeps every comparator of a row at hand"""
+FEWEST_SORTED, MOST_SORTED = 24, 128
+"""so many scores are sorted by a (hard) network, many rows at once"""
 
 
 class Wiring(NamedTuple):
@@ -76,6 +78,8 @@ class Description(NamedTuple):
     m: int
     k: int
     wiring: Wiring | None
+    sorting: Tensor | None
+    """(size, 2) of int32: a network that sorts all scores, where all are kept and they are few"""
 
 
 def describe(spec: Spec, n: int, k: int, m: int | None, given: bool = False) -> Description | str:
@@ -126,8 +130,17 @@ def describe(spec: Spec, n: int, k: int, m: int | None, given: bool = False) -> 
     if not 1e-30 < scale < 1e30:
         return "its temperature is too extreme"
     return Description(
-        code, swap, wires, family, all_classes, spec.uses_softmax and not given, guide, power, smoothing, scale, n, m, k, wiring
-    )
+        code, swap, wires, family, all_classes, spec.uses_softmax and not given, guide, power, smoothing, scale, n, m, k, wiring,
+        sorting_of(n) if m == n and FEWEST_SORTED <= n <= MOST_SORTED else None,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=128)
+def sorting_of(n: int) -> Tensor:
+    """The comparators of a network that sorts n numbers."""
+    network = networks.selection(n, n, kind="pairwise")
+    with torch.inference_mode(False):
+        return torch.tensor([pair for layer in network.layers for pair in layer], dtype=torch.int32)
 
 
 @lru_cache(maxsize=128)

@@ -32,7 +32,7 @@ _MOST_MEMORY = 1 << 26
 MOST_K = 8
 """of the smooth top-k loss"""
 # The structures of csrc/anyk.h.
-_SPEC = struct.Struct("3q6i4dq3P")
+_SPEC = struct.Struct("3q6i4dq3PqP")
 _BATCH = struct.Struct("3q4i11P")
 _SMOOTH = struct.Struct("2q3d")
 _BACK = struct.Struct("6q4id7P")
@@ -122,6 +122,7 @@ def prepare(description: Description) -> Prepared | str:
     spec = _SPEC.pack(
         d.n, d.m, d.k, d.operator, d.swap, d.wires, d.family, d.all_classes, d.uses_softmax,
         d.guide, d.power, d.smoothing, d.scale, *tables,
+        *((0, 0) if d.sorting is None else (len(d.sorting), d.sorting.data_ptr())),
     )  # fmt: skip
     assert _library is not None
     return Prepared(_library.forward, spec, d.n, d.m, 3 if d.uses_softmax and d.m < d.n else 0, 0, 0.0, d)

@@ -42,9 +42,8 @@ INLINE vd by_sign(vd d, vd a, vd b) {
     return (vd)_mm512_mask_blend_pd(_mm512_movepi64_mask((__m512i)d), (__m512d)b, (__m512d)a);
 }
 INLINE vd root(vd a) { return (vd)_mm512_sqrt_pd((__m512d)a); }
-INLINE vd inverse(vd a) { /* of 1 … 2, to 1e-15 */
+INLINE vd inverse(vd a) { /* to 4e-9 */
     vd x = (vd)_mm512_rcp14_pd((__m512d)a);
-    x = x + x * (1 - a * x);
     return x + x * (1 - a * x);
 }
 INLINE vf largerf(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
@@ -54,6 +53,8 @@ INLINE vi count_if_above(vi count, vf a, vf x) {
                                      _mm512_set1_epi32(1));
 }
 INLINE int32_t sum_of(vi x) { return _mm512_reduce_add_epi32((__m512i)x); }
+INLINE vi larger_int(vi a, vi b) { return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+INLINE vi smaller_int(vi a, vi b) { return (vi)_mm512_min_epi32((__m512i)a, (__m512i)b); }
 INLINE vf zero_below(vf x, vf limit, vf y) {
     return (vf)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, (__m512)limit, _CMP_NLT_UQ), (__m512)y);
 }
@@ -99,6 +100,14 @@ INLINE uint32_t reach(vf x, vf t) {
 }
 #endif
 #if !defined(__AVX512F__)
+INLINE vi larger_int(vi a, vi b) {
+    vi mask = a > b;
+    return (a & mask) | (b & ~mask);
+}
+INLINE vi smaller_int(vi a, vi b) {
+    vi mask = a < b;
+    return (a & mask) | (b & ~mask);
+}
 INLINE vi count_if_above(vi count, vf a, vf x) { return count - (vi)(a > x); }
 INLINE int32_t sum_of(vi x) {
     int32_t sum = 0;
@@ -112,20 +121,19 @@ INLINE vf zero_below(vf x, vf limit, vf y) { return (vf)((vi)y & ~(vi)(x < limit
 INLINE vd only(vl mask, vd a) { return (vd)((vl)a & mask); }
 INLINE vd size_of(vd a) { return (vd)((vl)a & INT64_MAX); }
 
-/* e^x for x <= 700, to 4e-12; 3e-308 below x = -708 */
+/* e^x for x <= 700, to 3e-10; 3e-308 below x = -708 */
 INLINE vd exponential(vd x) {
     const double magic = 0x1.8p52;
     x = larger(x, all(-708.0));
     vd t = x * 0x1.71547652b82fep0 + magic;
     vd n = t - magic;
-    vd r = x - n * 0x1.62e42fefa3800p-1 - n * 0x1.ef35793c76730p-45;
-    vd p = all(0x1.a113930ccbff5p-16); /* near-minimax on half of log 2 to both sides */
-    p = p * r + 0x1.a152099da25bap-13;
-    p = p * r + 0x1.6c1685542fcb2p-10;
-    p = p * r + 0x1.1110c5ed7d6c9p-7;
-    p = p * r + 0x1.5555555c910d6p-5;
-    p = p * r + 0x1.555555676c1bbp-3;
-    p = p * r + 0.5;
+    vd r = x - n * 0x1.62e42fefa39efp-1;
+    vd p = all(0x1.a1256cd2f13c2p-13); /* near-minimax on half of log 2 to both sides */
+    p = p * r + 0x1.6d43af18200d3p-10;
+    p = p * r + 0x1.1110e0c5c7f50p-7;
+    p = p * r + 0x1.5554e8a22b84cp-5;
+    p = p * r + 0x1.5555555a800cdp-3;
+    p = p * r + 0x1.0000000ba132cp-1;
     p = p * r + 1;
     p = p * r + 1;
     return (vd)((vl)p + ((vl)t << 52));

@@ -25,7 +25,10 @@ typedef struct {
     const int32_t *comparators; /* (size, 3): upper wire, lower wire, layer */
     const int32_t *outputs;     /* (k) */
     const int32_t *numbers;     /* (m + 1, 3): target's wire, first layer, last layer + 1 */
+    int64_t sorting_size;
+    const int32_t *sorting; /* (sorting_size, 2): a network that sorts all scores, where all of few are kept; or NULL */
 } Spec;
+enum { MOST_SORTED = 128 };
 
 /* The smooth top-k loss. */
 typedef struct {

@@ -241,6 +241,24 @@ static float find(const void *row, int dtype, int64_t n, int64_t wanted, int sum
     return most;
 }
 
+/* All scores of a row. */
+static void read_all(const void *row, int dtype, int64_t n, float *scores) {
+    if (dtype == FLOAT32)
+        memcpy(scores, row, (size_t)n * 4);
+    else
+        for (int64_t i = 0; i < n; i++) scores[i] = score_at(row, dtype, i);
+}
+
+/* The largest of few scores, whether there is NaN among them, and their sums. */
+static float sums_of(const float *scores, int64_t n, int sums, int smoothed, int *nan, Sums *out) {
+    int strange = 0;
+    for (int64_t i = 0; i < n; i++) strange |= scores[i] != scores[i];
+    *nan = strange;
+    float most = most_f32(scores, n);
+    if (sums) collect_f32(scores, n, NULL, most, 1, smoothed, out);
+    return most;
+}
+
 typedef struct {
     int32_t key, class;
 } Item;
@@ -314,6 +332,48 @@ static void sort(Kept *kept, Item *order, Item *other) {
         }
     }
     kept->count = wanted;
+}
+
+/* Sorts the scores of LANES rows at once, descending, the earlier class first among equals, each row's `last` class behind all.
+   The keys are the scores without their lowest bits, where the class is: what that leaves undecided is put right in `unpack`. */
+static void sort_block(const Spec *spec, const float *scores, const int32_t *last, int32_t *keys) {
+    int64_t n = spec->n;
+    for (int lane = 0; lane < LANES; lane++) {
+        const float *row = scores + lane * n;
+        for (int64_t i = 0; i < n; i++) {
+            float score = row[i] == 0 ? 0.0f : row[i];
+            keys[i * LANES + lane] = (key_of(score) & ~(MOST_SORTED - 1)) | (int32_t)(MOST_SORTED - 1 - i);
+        }
+        keys[last[lane] * LANES + lane] = INT32_MIN | (MOST_SORTED - 1 - last[lane]);
+    }
+    const int32_t *pair = spec->sorting;
+    for (int64_t number = 0; number < spec->sorting_size; number++, pair += 2) {
+        vi *upper = (vi *)(keys + pair[0] * LANES), *lower = (vi *)(keys + pair[1] * LANES);
+        for (int v = 0; v < LANES / W; v++) {
+            vi a = upper[v], b = lower[v];
+            upper[v] = larger_int(a, b);
+            lower[v] = smaller_int(a, b);
+        }
+    }
+}
+
+/* A row's sorted scores, without the last one. */
+static void unpack(const int32_t *keys, const float *row, int lane, Kept *kept) {
+    for (int64_t i = 0; i < kept->wanted; i++) {
+        int32_t class = MOST_SORTED - 1 - (keys[i * LANES + lane] & (MOST_SORTED - 1));
+        kept->class[i] = class;
+        kept->score[i] = row[class];
+    }
+    for (int64_t i = 1; i < kept->wanted; i++)
+        for (int64_t j = i; j > 0 && (kept->score[j] > kept->score[j - 1] ||
+                                      (kept->score[j] == kept->score[j - 1] && kept->class[j] < kept->class[j - 1]));
+             j--) {
+            float score = kept->score[j];
+            int32_t class = kept->class[j];
+            kept->score[j] = kept->score[j - 1], kept->class[j] = kept->class[j - 1];
+            kept->score[j - 1] = score, kept->class[j - 1] = class;
+        }
+    kept->count = kept->wanted;
 }
 
 /* Memory for the work on a block of rows, of which parts are taken from the front. */
@@ -917,7 +977,7 @@ static int64_t room_of(const Spec *spec) {
 int64_t EXPORTED(arena_size)(const Spec *spec) {
     int64_t lanes = LANES * 8, m = spec->m, k = spec->k, room = room_of(spec);
     int64_t vectors = work_size(spec) + 2 * m + 5 * k + 16;
-    return vectors * lanes + LANES * m * 8 + (k + 8) * LANES * 4 + room * 40 + spec->n * 4 + 64 * 64;
+    return vectors * lanes + LANES * m * 8 + (k + 8) * LANES * 4 + room * 40 + spec->n * 4 + (spec->sorting ? LANES * 8 * spec->n : 0) + 64 * 64;
 }
 
 /* What is known of a row beside its candidates. */
@@ -1011,6 +1071,13 @@ int EXPORTED(forward)(const Spec *spec, const Batch *batch, int64_t first, int64
     kept.class = take(&arena, room * 4);
     Item *order = take(&arena, room * 8), *other = take(&arena, room * 8);
     float *whole = take(&arena, n * 4);
+    float *rows_whole = NULL;
+    int32_t *keys = NULL, *targets = NULL;
+    if (spec->sorting) {
+        rows_whole = take(&arena, LANES * n * 4);
+        keys = take(&arena, LANES * n * 4);
+        targets = take(&arena, LANES * 4);
+    }
     int over_candidates = spec->family != OPERATOR && spec->family != ERROR && !spec->all_classes;
     int runs = !(k == 1 && over_candidates);
     int smoothed = spec->smoothing > 0 && spec->uses_softmax;
@@ -1018,6 +1085,18 @@ int EXPORTED(forward)(const Spec *spec, const Batch *batch, int64_t first, int64
         Row rows[LANES];
         int lanes = (int)(last - start < LANES ? last - start : LANES);
         b.padded = 0;
+        if (spec->sorting) {
+            for (int lane = 0; lane < LANES; lane++) {
+                int64_t row = start + lane;
+                int counts = lane < lanes && batch->target[row] != batch->ignore_index;
+                targets[lane] = counts ? (int32_t)batch->target[row] : 0;
+                if (counts)
+                    read_all(row_of(batch->scores, batch->dtype, row * batch->stride), batch->dtype, n, rows_whole + lane * n);
+                else
+                    memset(rows_whole + lane * n, 0, (size_t)n * 4);
+            }
+            sort_block(spec, rows_whole, targets, keys);
+        }
         for (int lane = 0; lane < LANES; lane++) {
             int64_t row = start + lane;
             Row *r = rows + lane;
@@ -1039,13 +1118,16 @@ int EXPORTED(forward)(const Spec *spec, const Batch *batch, int64_t first, int64
             if (own == -INFINITY) return PADDED_TARGET;
             r->weight = batch->weight ? batch->weight[target] : 1;
             Sums sums = {0};
-            r->top = find(scores_of_row, batch->dtype, n, m, spec->uses_softmax, smoothed, &kept, whole, &sums);
+            if (spec->sorting)
+                r->top = sums_of(rows_whole + lane * n, n, spec->uses_softmax, smoothed, &kept.nan, &sums);
+            else
+                r->top = find(scores_of_row, batch->dtype, n, m, spec->uses_softmax, smoothed, &kept, whole, &sums);
             r->nan = kept.nan || own != own;
             if (r->nan) { /* the row's numbers are replaced in the end */
                 kept.count = 0;
                 for (int64_t i = 0; kept.count < m - 1; i++)
                     if (i != target) kept.score[kept.count] = 0, kept.class[kept.count++] = (int32_t)i;
-            } else {
+            } else if (!spec->sorting) {
                 /* the classes are in order */
                 int64_t i = 0, behind = kept.count;
                 while (i < behind) {
@@ -1062,7 +1144,10 @@ int EXPORTED(forward)(const Spec *spec, const Batch *batch, int64_t first, int64
                 }
             }
             kept.wanted = m - 1;
-            sort(&kept, order, other);
+            if (!spec->sorting)
+                sort(&kept, order, other);
+            else if (!r->nan)
+                unpack(keys, rows_whole + lane * n, lane, &kept);
             int32_t number = 1;
             while (number < m && kept.score[number - 1] != -INFINITY) number++;
             if (number < k) return TOO_FEW;
