@@ -364,6 +364,16 @@ static void unpack(const int32_t *keys, const float *row, int lane, Kept *kept) 
         kept->class[i] = class;
         kept->score[i] = row[class];
     }
+    kept->count = kept->wanted;
+    /* Mostly all is decided. Behind the scores there is room for a vector. */
+    int undecided = 0;
+    kept->score[kept->wanted] = -INFINITY;
+    for (int64_t i = 0; i < kept->wanted; i += W) {
+        uint32_t not_less = reach(load_f32(kept->score + i + 1), load_f32(kept->score + i));
+        int64_t left = kept->wanted - i;
+        undecided |= (not_less & (left < W ? (1u << left) - 1 : ~0u)) != 0;
+    }
+    if (!undecided) return;
     for (int64_t i = 1; i < kept->wanted; i++)
         for (int64_t j = i; j > 0 && (kept->score[j] > kept->score[j - 1] ||
                                       (kept->score[j] == kept->score[j - 1] && kept->class[j] < kept->class[j - 1]));
@@ -373,7 +383,6 @@ static void unpack(const int32_t *keys, const float *row, int lane, Kept *kept) 
             kept->score[j] = kept->score[j - 1], kept->class[j] = kept->class[j - 1];
             kept->score[j - 1] = score, kept->class[j - 1] = class;
         }
-    kept->count = kept->wanted;
 }
 
 /* Memory for the work on a block of rows, of which parts are taken from the front. */
@@ -671,22 +680,31 @@ static void lapsum(Block *b, int backward) {
         }
         return;
     }
+    /* From x_2k on (the thresholds lie above it) the weights of all thresholds are e^(x_i - x_2k) times a number. */
+    int64_t far = first < m ? first - 1 : m;
     EACH {
         vl number = lanes_of(b->number, v), place = lanes_of(b->place, v);
+        vd far_sum = {0}, far_share = {0}, of_target = {0};
+        for (int64_t i = far; i < m; i++)
+            far_sum += worse[i * NV + v] = only(i < number, exponential(x[i * NV + v] - x[far * NV + v]));
         for (int64_t j = 0; j < k; j++) {
             vd g = b->of_log_t[j * NV + v] * margin[j * NV + v], at = threshold[j * NV + v];
-            vd nearest = all(1e300), sum = {0};
-            for (int64_t i = 0; i < m; i++)
+            vd nearest = all(1e300), sum = {0}, to_far = {0};
+            for (int64_t i = 0; i < far || (i == far && far < m); i++)
                 nearest = smaller(nearest, pick(i < number, size_of(x[i * NV + v] - at), all(1e300)));
-            for (int64_t i = 0; i < m; i++) {
+            for (int64_t i = 0; i < far; i++) {
                 vd weight = only(i < number, exponential(nearest - size_of(x[i * NV + v] - at)));
                 close[i * NV + v] = weight;
                 sum += weight;
             }
-            vd share = g / sum;
-            for (int64_t i = 0; i < m; i++)
-                b->of_x[i * NV + v] += only(place == i, g) - share * close[i * NV + v];
+            if (far < m) to_far = only(far < number, exponential(nearest - size_of(x[far * NV + v] - at)));
+            vd share = g / (sum + to_far * far_sum);
+            far_share += share * to_far;
+            of_target += g;
+            for (int64_t i = 0; i < far; i++) b->of_x[i * NV + v] -= share * close[i * NV + v];
         }
+        for (int64_t i = far; i < m; i++) b->of_x[i * NV + v] -= far_share * worse[i * NV + v];
+        for (int64_t i = 0; i < m; i++) b->of_x[i * NV + v] += only(place == i, of_target);
     }
 }
 
