@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from anyk import candidates, checks
+from anyk import candidates, checks, kernels
 from anyk.checks import working_dtype
 from anyk.conventions import Rows, smoothed_rows
 from anyk.losses import TopKCrossEntropyLoss, TopKLossModule
@@ -128,8 +128,10 @@ class LinearHead(nn.Module):
             scores = self.linear(x)
             return loss(scores.movedim(-1, 1) if x.ndim > 1 else scores, target, example_p_k=example_p_k)
         rows = self._rows(x, target, m, k)
-        log_inclusion = spec.log_inclusion(rows, k)
-        return rows.reduce(spec.losses(rows, log_inclusion, p_k.at(rows.target)))
+        losses = kernels.row_losses(spec, rows, k, p_k)
+        if losses is None:
+            losses = spec.losses(rows, spec.log_inclusion(rows, k), p_k.at(rows.target))
+        return rows.reduce(losses)
 
     def _rows(self, x: Tensor, target: Tensor, m: int, k: int) -> Rows:
         """What the loss may depend on, from one pass over the classes."""

@@ -405,6 +405,9 @@ class TopKLossModule(nn.Module, ABC):
     def p_k(self, given: Distribution | None) -> None:
         self._p_k = _own(_read(given, self.m))
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_last"}
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "operator" and isinstance(value, str):
             value = registry.operator(value)

@@ -26,7 +26,7 @@ from anyk.p_k import PK
 from anyk.registry import NETWORKS, SWAPS
 
 if TYPE_CHECKING:
-    from anyk.conventions import Conventions
+    from anyk.conventions import Conventions, Rows
     from anyk.losses import Spec
 
 __all__ = ["backend", "report"]
@@ -192,16 +192,47 @@ def loss(
     return result.reshape(target.shape)
 
 
+def best(scores: Tensor, m: int) -> Tensor | None:
+    """The classes of the m best scores of each row, descending; None: the plain code is to find them."""
+    return native.best(scores, m) if uses_native(scores) and scores.numel() else None
+
+
+def row_losses(spec: Spec, rows: Rows, k: int, p_k: PK) -> Tensor | None:
+    """The losses of rows whose candidates are known already; None: the plain code is to compute them."""
+    scores = rows.scores
+    if scores.ndim != 2 or rows.shares is not None or rows.padded is not None or not uses_native(scores):
+        return None
+    if p_k.values.requires_grad or (k == 1 and rows.cross_entropy is not None and spec.is_cross_entropy(k)):
+        return None
+    prepared = _prepared(spec, scores.shape[-1], k, None, rows.cross_entropy is not None)
+    if isinstance(prepared, str):
+        return None
+    values = p_k.at(rows.target).to(torch.float64).contiguous()
+    wanted = PK(values, "all" if values.ndim == 1 else "row")
+
+    def plain(scores: Tensor, cross_entropy: Tensor | None) -> Tensor:
+        again = rows._replace(scores=scores, cross_entropy=cross_entropy)
+        return spec.losses(again, spec.log_inclusion(again, k), p_k.at(rows.target))
+
+    return native.row_losses(prepared, scores, rows.cross_entropy, rows.position.contiguous(), wanted, plain)
+
+
 _known: dict[tuple[Any, ...], native.Prepared | str] = {}
 
 
-def _prepared(spec: Spec, n: int, k: int, m: int | None) -> native.Prepared | str:
-    """What the kernels are told of a loss, from memory; or why they do not compute it."""
+def _prepared(spec: Spec, n: int, k: int, m: int | None, given: bool = False) -> native.Prepared | str:
+    """What the kernels are told of a loss, from memory; or why they do not compute it.
+
+    Args:
+        spec: the loss.
+        n, k, m: its sizes.
+        given: the cross-entropy over all classes is not to be computed.
+    """
     operator = spec.operator
     temperature = operator.temperature
     if isinstance(temperature, Tensor):
         return "its temperature is a tensor"
-    key = (type(spec), spec.kernel_key, type(operator), temperature, n, k, m)
+    key: tuple[Any, ...] = (type(spec), spec.kernel_key, type(operator), temperature, n, k, m, given)
     if type(operator) is SortingNetwork:
         # Under the same name another network or swap may be entered.
         kind, swap = operator.kind, operator.swap
@@ -212,6 +243,6 @@ def _prepared(spec: Spec, n: int, k: int, m: int | None) -> native.Prepared | st
     if found is None:
         if len(_known) > 1000:
             _known.clear()
-        described = describe(spec, n, k, m)
+        described = describe(spec, n, k, m, given)
         found = _known[key] = described if isinstance(described, str) else native.prepare(described)
     return found

@@ -78,7 +78,7 @@ class Description(NamedTuple):
     wiring: Wiring | None
 
 
-def describe(spec: Spec, n: int, k: int, m: int | None) -> Description | str:
+def describe(spec: Spec, n: int, k: int, m: int | None, given: bool = False) -> Description | str:
     """The description, or why no kernel computes this loss.
 
     Args:
@@ -86,6 +86,7 @@ def describe(spec: Spec, n: int, k: int, m: int | None) -> Description | str:
         n: number of classes.
         k: number of entries of P_K.
         m: number of candidates; None means all.
+        given: the cross-entropy over all classes is given, not computed.
     """
     from anyk.losses import CrossEntropySpec, ErrorSpec
 
@@ -125,7 +126,7 @@ def describe(spec: Spec, n: int, k: int, m: int | None) -> Description | str:
     if not 1e-30 < scale < 1e30:
         return "its temperature is too extreme"
     return Description(
-        code, swap, wires, family, all_classes, spec.uses_softmax, guide, power, smoothing, scale, n, m, k, wiring
+        code, swap, wires, family, all_classes, spec.uses_softmax and not given, guide, power, smoothing, scale, n, m, k, wiring
     )
 
 

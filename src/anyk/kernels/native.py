@@ -30,7 +30,7 @@ _MOST_MEMORY = 1 << 26
 """of a block of rows, in bytes"""
 # The structures of csrc/anyk.h.
 _SPEC = struct.Struct("3q6i4dq3P")
-_BATCH = struct.Struct("3q4i9P")
+_BATCH = struct.Struct("3q4i11P")
 _BACK = struct.Struct("6q4i7P")
 
 
@@ -137,7 +137,14 @@ def _readable(scores: Tensor) -> Tensor:
 
 
 def _forward(
-    prepared: Prepared, scores: Tensor, target: Tensor, p_k: PK, conventions: Conventions, kept: int
+    prepared: Prepared,
+    scores: Tensor,
+    target: Tensor,
+    p_k: PK,
+    conventions: Conventions,
+    kept: int,
+    given: int = 0,
+    of_given: int = 0,
 ) -> Tensor | None:
     """The loss, and at the address ``kept``, if it is not 0, what :func:`_kept` has room for; None if something is wrong."""
     rows, single, weight = len(scores), conventions.reduction != "none", conventions.weight
@@ -147,7 +154,7 @@ def _forward(
         rows, scores.stride(0), conventions.ignore_index,
         DTYPES[scores.dtype], _P_K_OF[p_k.of], _REDUCTIONS[conventions.reduction], torch.get_num_threads(),
         scores.data_ptr(), target.data_ptr(), p_k.values.data_ptr(), 0 if weight is None else weight.data_ptr(),
-        result.data_ptr(), gradient, classes, of_rest, divisor,
+        given, result.data_ptr(), gradient, classes, of_rest, divisor, of_given,
     )  # fmt: skip
     return None if _library.forward(prepared.spec, batch) else result  # type: ignore[union-attr]
 
@@ -188,20 +195,77 @@ class _Loss(torch.autograd.Function):
             with torch.enable_grad():
                 (again,) = torch.autograd.grad(plain(saved[0]), saved[:1], incoming, create_graph=True)
             return again, None
-        read = saved[-1]
-        if incoming.dtype is not torch.float32:
-            incoming = incoming.float()
-        rows, n = read.shape
-        gradient, classes, of_rest, divisor = _parts(prepared, rows, kept.data_ptr())
-        single = incoming.ndim == 0
-        out = read.new_empty(rows, n)
-        back = _BACK.pack(
-            rows, n, prepared.m, read.stride(0), n, 0 if single else incoming.stride(0),
-            DTYPES[read.dtype], prepared.has_rest, torch.get_num_threads(), single,
-            read.data_ptr(), gradient, classes, of_rest, divisor if single else 0, incoming.data_ptr(), out.data_ptr(),
+        return _backward(prepared, saved[-1], kept, incoming), None
+
+
+def _backward(prepared: Prepared, read: Tensor, kept: Tensor, incoming: Tensor) -> Tensor:
+    """The gradient by the scores."""
+    if incoming.dtype is not torch.float32:
+        incoming = incoming.float()
+    rows, n = read.shape
+    gradient, classes, of_rest, divisor = _parts(prepared, rows, kept.data_ptr())
+    single = incoming.ndim == 0
+    out = read.new_empty(rows, n)
+    back = _BACK.pack(
+        rows, n, prepared.m, read.stride(0), n, 0 if single else incoming.stride(0),
+        DTYPES[read.dtype], prepared.has_rest, torch.get_num_threads(), single,
+        read.data_ptr(), gradient, classes, of_rest, divisor if single else 0, incoming.data_ptr(), out.data_ptr(),
+    )  # fmt: skip
+    _library.backward(back)  # type: ignore[union-attr]
+    return out
+
+
+_EACH = Conventions(reduction="none", ignore_index=-1)
+
+
+def row_losses(
+    prepared: Prepared,
+    scores: Tensor,
+    cross_entropy: Tensor | None,
+    position: Tensor,
+    p_k: PK,
+    plain: Callable[[Tensor, Tensor | None], Tensor],
+) -> Tensor | None:
+    """The loss of each row of candidates, with the cross-entropy over all classes beside them if the loss has one."""
+    if cross_entropy is not None:
+        cross_entropy = cross_entropy.contiguous()
+    result: Tensor | None = _RowLosses.apply(  # type: ignore[no-untyped-call]
+        scores, cross_entropy, (prepared, position, p_k, plain)
+    )
+    return result
+
+
+class _RowLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, cross_entropy: Tensor | None, call: tuple[Any, ...]) -> Tensor | None:
+        prepared, position, p_k, plain = call
+        read = _readable(scores)
+        wanted = any(ctx.needs_input_grad)
+        kept = _kept(prepared, read) if wanted else None
+        of_given = torch.empty_like(cross_entropy) if wanted and cross_entropy is not None else None
+        result = _forward(
+            prepared, read, position, p_k, _EACH, 0 if kept is None else kept.data_ptr(),
+            0 if cross_entropy is None else cross_entropy.data_ptr(), 0 if of_given is None else of_given.data_ptr(),
         )  # fmt: skip
-        _library.backward(back)  # type: ignore[union-attr]
-        return out, None
+        if result is None:
+            return None
+        ctx.save_for_backward(scores, read, cross_entropy)
+        ctx.call = prepared, plain, kept, of_given
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        scores, read, cross_entropy = ctx.saved_tensors
+        prepared, plain, kept, of_given = ctx.call
+        if torch.is_grad_enabled() or not checks.eager(incoming):
+            inputs = [tensor for tensor in (scores, cross_entropy) if tensor is not None and tensor.requires_grad]
+            with torch.enable_grad():
+                again = iter(torch.autograd.grad(plain(scores, cross_entropy), inputs, incoming, create_graph=True))
+            found = [
+                next(again) if tensor is not None and tensor.requires_grad else None for tensor in (scores, cross_entropy)
+            ]
+            return found[0], found[1], None
+        return _backward(prepared, read, kept, incoming), None if of_given is None else of_given * incoming, None
 
 
 def best(scores: Tensor, m: int) -> Tensor | None:

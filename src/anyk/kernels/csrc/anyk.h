@@ -34,12 +34,14 @@ typedef struct {
     const int64_t *target;
     const double *p_k;
     const float *weight; /* of the classes, or NULL */
+    const float *cross_entropy; /* (rows) over all classes, if the scores are of the candidates alone; or NULL */
     float *loss;         /* (rows), or one number */
     /* What the backward pass needs; NULL: nothing. */
     float *gradient;  /* (rows, m): of the loss of a row by its candidates */
     int32_t *classes; /* (rows, m): which they are */
     float *of_rest;   /* (rows, 3): the other classes' gradient is [1] exp(score - [0]) + [2] */
     float *divisor;   /* (1): what the mean divides by */
+    float *of_cross_entropy; /* (rows) */
 } Batch;
 
 typedef struct {

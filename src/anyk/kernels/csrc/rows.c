@@ -1013,7 +1013,7 @@ int EXPORTED(forward)(const Spec *spec, const Batch *batch, int64_t first, int64
     float *whole = take(&arena, n * 4);
     int over_candidates = spec->family != OPERATOR && spec->family != ERROR && !spec->all_classes;
     int runs = !(k == 1 && over_candidates);
-    int smoothed = spec->smoothing > 0;
+    int smoothed = spec->smoothing > 0 && spec->uses_softmax;
     for (int64_t start = first; start < last; start += LANES) {
         Row rows[LANES];
         int lanes = (int)(last - start < LANES ? last - start : LANES);
@@ -1083,6 +1083,7 @@ int EXPORTED(forward)(const Spec *spec, const Batch *batch, int64_t first, int64
             const double *p_k = batch->p_k;
             if (batch->p_k_of != OF_ALL) p_k += k * (batch->p_k_of == OF_CLASS ? target : row);
             for (int64_t j = 0; j < k; j++) ((double *)p)[j * LANES + lane] = p_k[j];
+            if (batch->cross_entropy) ((double *)cross_entropy)[lane] = (double)batch->cross_entropy[row];
             if (spec->uses_softmax) {
                 r->sum = sums.exponentials;
                 r->real = sums.real;
@@ -1142,8 +1143,10 @@ int EXPORTED(forward)(const Spec *spec, const Batch *batch, int64_t first, int64
             if (!r->counts) {
                 memset(gradient, 0, (size_t)m * 4);
                 if (batch->of_rest) memset(batch->of_rest + 3 * row, 0, 12);
+                if (batch->of_cross_entropy) batch->of_cross_entropy[row] = 0;
                 continue;
             }
+            if (batch->of_cross_entropy) batch->of_cross_entropy[row] = (float)((double *)of_ce)[lane];
             double by_ce = ((double *)of_ce)[lane] * r->weight, scale = r->weight / spec->scale;
             double share = 0, added = 0;
             if (spec->uses_softmax) {
