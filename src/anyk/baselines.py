@@ -15,9 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from anyk import candidates, checks
+from anyk import candidates, checks, kernels
 from anyk.checks import working_dtype
 from anyk.conventions import Batch, Conventions, Keywords, Rows, shared_repr
+from anyk.kernels import native
 from anyk.operators.ksubset import log_polynomial_ratios
 from anyk.registry import LOSSES
 
@@ -56,7 +57,20 @@ class TopKLoss(nn.Module, ABC):
         self.register_buffer("weight", conventions.weight)
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
-        conventions = Conventions(self.reduction, self.ignore_index, self.weight, self.label_smoothing)
+        loss = self._by_kernel(scores, target)
+        return self._plain(scores, target) if loss is None else loss
+
+    @property
+    def conventions(self) -> Conventions:
+        """What the loss shares with ``torch.nn.CrossEntropyLoss``."""
+        return Conventions(self.reduction, self.ignore_index, self.weight, self.label_smoothing)
+
+    def _by_kernel(self, scores: Tensor, target: Tensor) -> Tensor | None:
+        """The loss by a kernel, if there is one for it."""
+        return None
+
+    def _plain(self, scores: Tensor, target: Tensor) -> Tensor:
+        conventions = self.conventions
         batch = Batch.of(scores, target, conventions)
         checks.count("k", self.k, 1, batch.shape.classes, "the number of classes")
         rows = batch.rows(self, None, self.k)
@@ -130,6 +144,12 @@ class SmoothTopKLoss(TopKLoss, name="smooth"):
         if hard_threshold is not None and not hard_threshold >= 1:
             raise ValueError(f"hard_threshold: expected a number of at least 1, or None, got {hard_threshold}")
         self.hard_threshold = hard_threshold
+
+    def _by_kernel(self, scores: Tensor, target: Tensor) -> Tensor | None:
+        if not kernels.uses_native(scores) or not isinstance(target, Tensor) or scores.ndim < 2:
+            return None
+        prepared = native.prepare_smooth(scores.shape[1], self.k, self.temperature, self.margin, self.hard_threshold)
+        return kernels.smooth_loss(prepared, scores, target, self.conventions, self._plain)
 
     def _loss(self, scores: Tensor, position: Tensor, best: Tensor) -> Tensor:
         t, k = self.temperature, self.k

@@ -46,6 +46,8 @@ class Registry(Generic[Entry]):
     # Not a dict by inheritance: torch 2.6 cannot compile what looks something up in such a one.
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
+        self.version = 0
+        """changes with every entry"""
 
     def __setitem__(self, name: str, entry: Entry) -> None:
         if name in RESERVED or ":" in name:
@@ -57,6 +59,7 @@ class Registry(Generic[Entry]):
             if holder is not None and (registry is not self or (isinstance(holder, type) and _place(holder) != _place(entry))):
                 raise ValueError(f"name: expected one that is free, got {name!r}, which {'.'.join(_place(holder))} has")
         self._entries[name] = entry
+        self.version += 1
 
     def __getitem__(self, name: str) -> Entry:
         if name not in self._entries:
@@ -65,6 +68,7 @@ class Registry(Generic[Entry]):
 
     def __delitem__(self, name: str) -> None:
         del self._entries[name]
+        self.version += 1
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

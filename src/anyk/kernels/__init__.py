@@ -11,17 +11,17 @@ call:
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyk import candidates, checks
 from anyk import p_k as p_ks
 from anyk.kernels import native
 from anyk.kernels.description import describe
-from anyk.operators.sorting_network import SortingNetwork
 from anyk.p_k import PK
 from anyk.registry import NETWORKS, SWAPS
 
@@ -137,59 +137,114 @@ def loss(
     Whatever is unusual goes there too: it has the words for what is wrong.
     """
     by_native = uses_native(scores)
-    if not (by_native or _uses_triton(scores)) or not isinstance(target, Tensor) or target.device != scores.device:
+    if not (by_native or _uses_triton(scores)) or not isinstance(target, Tensor):
         return None
-    shape = scores.shape
-    if len(shape) < 2 or target.dtype.is_floating_point or not shape[1] or target.shape != shape[:1] + shape[2:]:
+    n, flat, goal = _as_rows(scores, target)
+    if flat is None or (conventions.label_smoothing and (not spec.smoothing or conventions.weight is not None)):
         return None
-    if conventions.label_smoothing and (not spec.smoothing or conventions.weight is not None):
+    fitted = _fitted(spec, n) if example_p_k is None else _fit(spec, n, p_ks.read_rows(example_p_k, target.shape))
+    if fitted is None:
         return None
-    p_k = spec.p_k if example_p_k is None else p_ks.read_rows(example_p_k, target.shape)
-    if p_k is None or p_k.values.requires_grad:
+    prepared, p_k = fitted
+    if conventions.weight is not None and (conventions := _with_weight(conventions, n, scores)) is None:  # type: ignore[assignment]
         return None
-    n, k = shape[1], p_k.values.shape[-1]
-    if (p_k.of == "class" and len(p_k.values) != n) or spec.is_cross_entropy(k):
-        return None
-    m = candidates.number(spec.m, n, k)
-    if k > (m or n):
-        return None
-    prepared = _prepared(spec, n, k, m)
-    if isinstance(prepared, str):
-        return None
-    weight = conventions.weight
-    if weight is not None:
-        if weight.shape != (n,) or weight.requires_grad or weight.device != scores.device:
-            return None
-        if weight.dtype != torch.float32 or not weight.is_contiguous():
-            conventions = type(conventions)(
-                conventions.reduction, conventions.ignore_index, weight.float().contiguous(), conventions.label_smoothing
-            )
-    values = p_k.values
-    if values.dtype != torch.float64 or not values.is_contiguous() or values.device != scores.device:
-        p_k = PK(values.to(scores.device, torch.float64).contiguous(), p_k.of)
-    flat = scores
-    if len(shape) > 2:
-        flat = scores.movedim(1, -1).reshape(-1, n)
-    goal = target if target.dtype == torch.int64 else target.long()
-    if len(shape) > 2 or not goal.is_contiguous():
-        goal = goal.reshape(-1).contiguous()
 
     def plain(flat: Tensor) -> Tensor:
         """From the rows: the second derivative is wanted by them."""
         from anyk.losses import plain_loss
 
-        rows = None if example_p_k is None else p_k.values
-        return plain_loss(spec, flat, goal, conventions, rows)
+        return plain_loss(spec, flat, goal, conventions, None if example_p_k is None else p_k.values)
 
     if by_native:
         result = native.loss(prepared, flat, goal, p_k, conventions, plain)
     else:
         from anyk.kernels import triton
 
-        result = triton.loss(prepared.description, flat, goal, p_k, conventions, plain)
-    if result is None or len(shape) == 2 or not result.ndim:
-        return result
-    return result.reshape(target.shape)
+        assert prepared.description is not None
+        there = PK(p_k.values.to(scores.device), p_k.of)
+        result = triton.loss(prepared.description, flat, goal, there, conventions, plain)
+    if scores.ndim > 2 and result is not None and result.ndim:
+        return result.reshape(target.shape)
+    return result
+
+
+def _with_weight(conventions: Conventions, n: int, like: Tensor) -> Conventions | None:
+    """With the weights as the kernels read them; None: they are not as they should be."""
+    weight = conventions.weight
+    assert weight is not None
+    if weight.shape != (n,) or weight.requires_grad or weight.device != like.device:
+        return None
+    if weight.dtype == torch.float32 and weight.is_contiguous():
+        return conventions
+    weight = weight.float().contiguous()
+    return type(conventions)(conventions.reduction, conventions.ignore_index, weight, conventions.label_smoothing)
+
+
+def smooth_loss(
+    prepared: native.Prepared | str,
+    scores: Tensor,
+    target: Tensor,
+    conventions: Conventions,
+    plain: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor | None:
+    """The smooth top-k loss; None: the plain code is to compute it, from scores (rows, n) and targets."""
+    n, flat, goal = _as_rows(scores, target)
+    if flat is None or isinstance(prepared, str) or conventions.label_smoothing:
+        return None
+    wanted = conventions if conventions.weight is None else _with_weight(conventions, n, scores)
+    if wanted is None:
+        return None
+    result = native.loss(prepared, flat, goal, None, wanted, lambda flat: plain(flat, goal))
+    return result.reshape(target.shape) if scores.ndim > 2 and result is not None and result.ndim else result
+
+
+def _fitted(spec: Spec, n: int) -> tuple[native.Prepared, PK] | None:
+    """:func:`_fit`, from the last call unless something was assigned since."""
+    own = spec.operator.__dict__
+    state = (
+        *(n, NETWORKS.version, SWAPS.version),
+        *(own.get("temperature"), own.get("kind"), own.get("swap"), own.get("wires"), own.get("power")),
+    )
+    last = spec.__dict__.get("_fitted")
+    if last is None or last[0] != state:
+        last = state, None if spec.p_k is None else _fit(spec, n, spec.p_k)
+        if own.get("temperature") is not None:  # a tensor is none of them, and may change
+            spec.__dict__["_fitted"] = last
+    return last[1]
+
+
+def _fit(spec: Spec, n: int, p_k: PK) -> tuple[native.Prepared, PK] | None:
+    """What the kernels are told of a loss, and its P_K, for rows of n scores; None: they do not compute it."""
+    values = p_k.values
+    k = values.shape[-1]
+    m = candidates.number(spec.m, n, k)
+    if values.requires_grad or k > (m or n) or (p_k.of == "class" and len(values) != n) or spec.is_cross_entropy(k):
+        return None
+    prepared = _prepared(spec, n, k, m)
+    if isinstance(prepared, str):
+        return None
+    return prepared, PK(values.detach().to("cpu", torch.float64).contiguous(), p_k.of)
+
+
+def _as_rows(scores: Tensor, target: Tensor) -> tuple[int, Tensor | None, Tensor]:
+    """Number of classes, scores (rows, n) and targets (rows,) as the kernels read them; None for what is not as it should be.
+    The usual case costs next to nothing."""
+    shape, dtype = scores.shape, target.dtype
+    if dtype.is_floating_point or len(shape) < 2 or not shape[1] or target.device != scores.device:
+        return 0, None, target
+    if len(shape) == 2:
+        if target.ndim != 1 or len(target) != shape[0]:
+            return 0, None, target
+        flat = scores
+    else:
+        if target.shape != shape[:1] + shape[2:]:
+            return 0, None, target
+        flat = scores.movedim(1, -1).reshape(-1, shape[1])
+    if dtype is not torch.int64:
+        if dtype is torch.bool or dtype.is_complex:
+            return 0, None, target
+        target = target.long()
+    return shape[1], flat, target.reshape(-1).contiguous() if len(shape) > 2 or not target.is_contiguous() else target
 
 
 def best(scores: Tensor, m: int) -> Tensor | None:
@@ -229,16 +284,11 @@ def _prepared(spec: Spec, n: int, k: int, m: int | None, given: bool = False) ->
         given: the cross-entropy over all classes is not to be computed.
     """
     operator = spec.operator
-    temperature = operator.temperature
-    if isinstance(temperature, Tensor):
+    if isinstance(operator.temperature, Tensor):
         return "its temperature is a tensor"
-    key: tuple[Any, ...] = (type(spec), spec.kernel_key, type(operator), temperature, n, k, m, given)
-    if type(operator) is SortingNetwork:
-        # Under the same name another network or swap may be entered.
-        kind, swap = operator.kind, operator.swap
-        key = (*key, kind, swap, operator.wires, id(NETWORKS[kind]), id(SWAPS[swap]))
-    elif not isinstance(getattr(operator, "power", None), nn.Module):
-        key = (*key, getattr(operator, "power", None))
+    own = operator.__dict__
+    settings = [own.get(name) for name in ("temperature", "kind", "swap", "wires", "power")]
+    key = (type(spec), spec.kernel_key, type(operator), *settings, NETWORKS.version, SWAPS.version, n, k, m, given)
     found = _known.get(key)
     if found is None:
         if len(_known) > 1000:

@@ -8,6 +8,7 @@ needs is made of the scores again. That is less memory, and less time where memo
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyk import checks
+from anyk import _compat, checks
 from anyk.conventions import Conventions
 from anyk.kernels.description import Description
 from anyk.p_k import PK
@@ -28,14 +29,18 @@ _P_K_OF = {"all": 0, "class": 1, "row": 2}
 _REDUCTIONS = {"mean": 0, "sum": 1, "none": 2}
 _MOST_MEMORY = 1 << 26
 """of a block of rows, in bytes"""
+MOST_K = 8
+"""of the smooth top-k loss"""
 # The structures of csrc/anyk.h.
 _SPEC = struct.Struct("3q6i4dq3P")
 _BATCH = struct.Struct("3q4i11P")
-_BACK = struct.Struct("6q4i7P")
+_SMOOTH = struct.Struct("2q3d")
+_BACK = struct.Struct("6q4id7P")
 
 
 class _Library(NamedTuple):
     forward: Callable[[bytes, bytes], int]
+    smooth: Callable[[bytes, bytes], int]
     backward: Callable[[bytes], int]
     best: Callable[..., int]
     variant: str
@@ -55,11 +60,17 @@ def _load() -> tuple[_Library | None, str]:
         return None, f"cannot be loaded: {error}"
     library.anyk_variant.restype = ctypes.c_char_p
     library.anyk_forward.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    library.anyk_smooth.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.anyk_backward.argtypes = [ctypes.c_char_p]
     wide, whole, address = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
     library.anyk_best.argtypes = [address, whole, wide, wide, wide, wide, whole, address, whole]
     variant = library.anyk_variant().decode()
-    return _Library(library.anyk_forward, library.anyk_backward, library.anyk_best, variant, library.anyk_use), ""
+    return (
+        _Library(
+            library.anyk_forward, library.anyk_smooth, library.anyk_backward, library.anyk_best, variant, library.anyk_use
+        ),
+        "",
+    )
 
 
 _library, _why_not = _load()
@@ -76,15 +87,18 @@ def variant() -> str | None:
 
 
 class Prepared(NamedTuple):
-    """A description as C has it."""
+    """A loss as C has it."""
 
+    run: Callable[[bytes, bytes], int]
     spec: bytes
     n: int
     m: int
-    k: int
-    has_rest: bool
-    """the classes beside the candidates have a gradient"""
-    description: Description
+    """how many classes of a row have a gradient of their own"""
+    rest: int
+    """how many numbers the gradient of the others is made of; 0: it is zero"""
+    powers: int
+    rate: float
+    description: Description | None
     """whose tables the bytes point to"""
 
 
@@ -109,11 +123,27 @@ def prepare(description: Description) -> Prepared | str:
         d.n, d.m, d.k, d.operator, d.swap, d.wires, d.family, d.all_classes, d.uses_softmax,
         d.guide, d.power, d.smoothing, d.scale, *tables,
     )  # fmt: skip
-    return Prepared(spec, d.n, d.m, d.k, d.uses_softmax and d.m < d.n, d)
+    assert _library is not None
+    return Prepared(_library.forward, spec, d.n, d.m, 3 if d.uses_softmax and d.m < d.n else 0, 0, 0.0, d)
+
+
+def prepare_smooth(n: int, k: int, temperature: float, margin: float, hard_threshold: float | None) -> Prepared | str:
+    """The same for the smooth top-k loss."""
+    if k > MOST_K or n <= k:
+        return "power sums in float32 are not exact enough" if k > MOST_K else "there are no more than k classes"
+    gap = math.inf if hard_threshold is None else k * temperature * math.log(hard_threshold)
+    assert _library is not None
+    spec = _SMOOTH.pack(n, k, temperature, margin, gap)
+    return Prepared(_library.smooth, spec, n, k + 1, k + 1, k, 1 / (k * temperature), None)
 
 
 def loss(
-    prepared: Prepared, scores: Tensor, target: Tensor, p_k: PK, conventions: Conventions, plain: Callable[[Tensor], Tensor]
+    prepared: Prepared,
+    scores: Tensor,
+    target: Tensor,
+    p_k: PK | None,
+    conventions: Conventions,
+    plain: Callable[[Tensor], Tensor],
 ) -> Tensor | None:
     """The loss, reduced; None where the plain code must serve, if only to say what is wrong.
 
@@ -121,12 +151,13 @@ def loss(
         prepared: which loss.
         scores: (rows, n), of one of :data:`DTYPES`.
         target: (rows,) int64, contiguous.
-        p_k: P_K, of float64, contiguous.
+        p_k: P_K, of float64, contiguous; None: the loss has none.
         conventions: without label smoothing, but for what the description has.
         plain: the same by the plain code, for second derivatives.
     """
     if scores.requires_grad and torch.is_grad_enabled():
-        return _Loss.apply(scores, (prepared, target, p_k, conventions, plain))  # type: ignore[no-untyped-call]
+        result: Tensor | None = _apply(scores, (prepared, target, p_k, conventions, plain))
+        return result
     read = _readable(scores)
     return _forward(prepared, read, target, p_k, conventions, 0)
 
@@ -140,7 +171,7 @@ def _forward(
     prepared: Prepared,
     scores: Tensor,
     target: Tensor,
-    p_k: PK,
+    p_k: PK | None,
     conventions: Conventions,
     kept: int,
     given: int = 0,
@@ -148,27 +179,29 @@ def _forward(
 ) -> Tensor | None:
     """The loss, and at the address ``kept``, if it is not 0, what :func:`_kept` has room for; None if something is wrong."""
     rows, single, weight = len(scores), conventions.reduction != "none", conventions.weight
-    result = scores.new_empty(() if single else rows, dtype=torch.float32)
+    size = () if single else (rows,)
+    result = scores.new_empty(size) if scores.dtype is torch.float32 else scores.new_empty(size, dtype=torch.float32)
     gradient, classes, of_rest, divisor = _parts(prepared, rows, kept) if kept else (0, 0, 0, 0)
     batch = _BATCH.pack(
         rows, scores.stride(0), conventions.ignore_index,
-        DTYPES[scores.dtype], _P_K_OF[p_k.of], _REDUCTIONS[conventions.reduction], torch.get_num_threads(),
-        scores.data_ptr(), target.data_ptr(), p_k.values.data_ptr(), 0 if weight is None else weight.data_ptr(),
+        DTYPES[scores.dtype], 0 if p_k is None else _P_K_OF[p_k.of], _REDUCTIONS[conventions.reduction], torch.get_num_threads(),
+        scores.data_ptr(), target.data_ptr(), 0 if p_k is None else p_k.values.data_ptr(), 0 if weight is None else weight.data_ptr(),
         given, result.data_ptr(), gradient, classes, of_rest, divisor, of_given,
     )  # fmt: skip
-    return None if _library.forward(prepared.spec, batch) else result  # type: ignore[union-attr]
+    return None if prepared.run(prepared.spec, batch) else result
 
 
 def _kept(prepared: Prepared, scores: Tensor) -> Tensor:
     """Room for what the backward pass needs, in one tensor: see :func:`_parts`."""
-    return scores.new_empty(len(scores) * (2 * prepared.m + 3) + 1, dtype=torch.float32)
+    size = 4 * (len(scores) * (2 * prepared.m + prepared.rest) + 1)
+    return scores.new_empty(size // scores.itemsize)  # of any dtype: another one than the scores' takes longer to ask for
 
 
 def _parts(prepared: Prepared, rows: int, start: int) -> tuple[int, int, int, int]:
-    """Addresses of the candidates' gradients and classes, of three numbers for the other classes, of the mean's divisor."""
+    """Addresses of the candidates' gradients and classes, of the numbers for the other classes, of the mean's divisor."""
     classes = start + 4 * rows * prepared.m
     of_rest = classes + 4 * rows * prepared.m
-    return start, classes, of_rest if prepared.has_rest else 0, of_rest + 12 * rows
+    return start, classes, of_rest if prepared.rest else 0, of_rest + 4 * rows * prepared.rest
 
 
 class _Loss(torch.autograd.Function):
@@ -198,6 +231,9 @@ class _Loss(torch.autograd.Function):
         return _backward(prepared, saved[-1], kept, incoming), None
 
 
+_apply = _compat.apply_of(_Loss)
+
+
 def _backward(prepared: Prepared, read: Tensor, kept: Tensor, incoming: Tensor) -> Tensor:
     """The gradient by the scores."""
     if incoming.dtype is not torch.float32:
@@ -208,7 +244,7 @@ def _backward(prepared: Prepared, read: Tensor, kept: Tensor, incoming: Tensor) 
     out = read.new_empty(rows, n)
     back = _BACK.pack(
         rows, n, prepared.m, read.stride(0), n, 0 if single else incoming.stride(0),
-        DTYPES[read.dtype], prepared.has_rest, torch.get_num_threads(), single,
+        DTYPES[read.dtype], prepared.powers, torch.get_num_threads(), single, prepared.rate,
         read.data_ptr(), gradient, classes, of_rest, divisor if single else 0, incoming.data_ptr(), out.data_ptr(),
     )  # fmt: skip
     _library.backward(back)  # type: ignore[union-attr]

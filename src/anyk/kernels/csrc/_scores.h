@@ -49,8 +49,10 @@ static float NAME(most)(const S *row, int64_t n) {
 }
 
 /* Collects what reaches the threshold; with sums, also e^(score - most) and, if smoothed, score - most. */
-INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, const int sums, const int smoothed, Sums *out) {
-    vf top = allf(most);
+INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, const int sums, const int smoothed,
+                               Sums *out) {
+    vf top = allf(most), threshold = kept ? kept->threshold : top;
+    int64_t count = 0;
     double sum = 0, total = 0;
     int64_t real = 0, i = 0;
     while (i + W <= n) {
@@ -60,15 +62,20 @@ INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, 
         vi reals = {0};
         for (; i < end; i += W) {
             vf x = NAME(load)(row + i);
-            uint32_t hits = kept ? reach(x, kept->threshold) : 0;
-            if (__builtin_expect(hits != 0, 0)) {
-                do {
+            if (kept) {
+                uint32_t hits = reach(x, threshold);
+                while (__builtin_expect(hits != 0, 0)) {
                     int l = __builtin_ctz(hits);
                     hits &= hits - 1;
-                    kept->score[kept->count] = NAME(one)(row[i + l]);
-                    kept->class[kept->count++] = (int32_t)(i + l);
-                } while (hits);
-                if (kept->count > kept->room) compact(kept);
+                    kept->score[count] = NAME(one)(row[i + l]);
+                    kept->class[count++] = (int32_t)(i + l);
+                }
+            }
+            if (kept && __builtin_expect(count > kept->room, 0)) {
+                kept->count = count;
+                compact(kept);
+                count = kept->count;
+                threshold = kept->threshold;
             }
             if (sums) {
                 vf shifted = x - top;
@@ -90,16 +97,22 @@ INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, 
     }
     for (; i < n; i++) {
         float x = NAME(one)(row[i]);
-        if (kept && !(x < kept->threshold[0])) {
-            kept->score[kept->count] = x;
-            kept->class[kept->count++] = (int32_t)i;
-            if (kept->count > kept->room) compact(kept);
+        if (kept && !(x < threshold[0])) {
+            kept->score[count] = x;
+            kept->class[count++] = (int32_t)i;
+            if (count > kept->room) {
+                kept->count = count;
+                compact(kept);
+                count = kept->count;
+                threshold = kept->threshold;
+            }
         }
         if (sums) {
             sum += exponentialf(allf(x - most))[0];
             if (smoothed && x > -INFINITY) real++, total += x - most;
         }
     }
+    if (kept) kept->count = count;
     if (sums) *out = (Sums){sum, total, real};
 }
 
@@ -130,13 +143,89 @@ static void NAME(collect)(const S *row, int64_t n, Kept *kept, float most, int s
         NAME(pass_collect)(row, n, kept, most, 1, 1, out);
 }
 
+/* Adds x, x^2, …, x^k over the scores below `last`, x = e^(rate (score - last)); returns how many scores equal it. */
+INLINE int64_t NAME(pass_powers)(const S *row, int64_t n, const int k, float last, float rate, double *sums) {
+    vf top = allf(last);
+    int64_t equal = 0, i = 0;
+    while (i + W <= n) {
+        int64_t end = i + 64 * W <= n ? i + 64 * W : n - W + 1;
+        vf some[MOST_K];
+        vi equals = {0};
+        for (int j = 0; j < k; j++) some[j] = (vf){0};
+        for (; i < end; i += W) {
+            vf s = NAME(load)(row + i);
+            equals -= (vi)(s == top);
+            vf x = (vf)((vi)exponentialf((s - top) * rate) & (vi)(s < top)), power = x;
+            for (int j = 0; j < k; j++) {
+                some[j] += power;
+                power *= x;
+            }
+        }
+        for (int j = 0; j < k; j++) {
+            float part = 0;
+            for (int l = 0; l < W; l++) part += some[j][l];
+            sums[j] += (double)part;
+        }
+        equal += sum_of(equals);
+    }
+    for (; i < n; i++) {
+        float s = NAME(one)(row[i]);
+        equal += s == last;
+        if (!(s < last)) continue;
+        float x = exponentialf(allf((s - last) * rate))[0], power = x;
+        for (int j = 0; j < k; j++) {
+            sums[j] += (double)power;
+            power *= x;
+        }
+    }
+    return equal;
+}
+
+static int64_t NAME(powers)(const S *row, int64_t n, int k, float last, float rate, double *sums) {
+    switch (k) {
+    case 1: return NAME(pass_powers)(row, n, 1, last, rate, sums);
+    case 2: return NAME(pass_powers)(row, n, 2, last, rate, sums);
+    case 3: return NAME(pass_powers)(row, n, 3, last, rate, sums);
+    case 4: return NAME(pass_powers)(row, n, 4, last, rate, sums);
+    case 5: return NAME(pass_powers)(row, n, 5, last, rate, sums);
+    case 6: return NAME(pass_powers)(row, n, 6, last, rate, sums);
+    case 7: return NAME(pass_powers)(row, n, 7, last, rate, sums);
+    default: return NAME(pass_powers)(row, n, 8, last, rate, sums);
+    }
+}
+
+/* The gradient of the classes that are no candidates: a polynomial of x. */
+static void NAME(back_powers)(const S *scores, S *out, int64_t n, int k, const float *rest, float rate, float factor) {
+    float scaled[MOST_K];
+    for (int j = 0; j < k; j++) scaled[j] = factor * rest[1 + j];
+    vf top = allf(rest[0]);
+    int64_t i = 0;
+    for (; i + W <= n; i += W) {
+        vf x = exponentialf((NAME(load)(scores + i) - top) * rate), sum = {0};
+        for (int j = k; j-- > 0;) sum = (sum + scaled[j]) * x;
+        NAME(store)(out + i, sum);
+    }
+    for (; i < n; i++) {
+        float x = exponentialf(allf((NAME(one)(scores[i]) - rest[0]) * rate))[0], sum = 0;
+        for (int j = k; j-- > 0;) sum = (sum + scaled[j]) * x;
+        out[i] = NAME(narrow)(sum);
+    }
+}
+
 /* One row of the gradient. */
 INLINE void NAME(back_row)(const Back *back, int64_t row, float factor) {
     int64_t n = back->n, m = back->m;
     const S *scores = (const S *)back->scores + row * back->stride;
     S *out = (S *)back->out + row * back->out_stride;
-    const float *rest = back->of_rest ? back->of_rest + 3 * row : NULL;
-    if (m < n) {
+    const float *rest = back->of_rest ? back->of_rest + (back->powers ? 1 + back->powers : 3) * row : NULL;
+    if (back->powers) {
+        int none = 1;
+        for (int j = 0; j < back->powers; j++) none &= rest[1 + j] == 0;
+        if (none)
+            memset(out, 0, (size_t)n * sizeof(S));
+        else
+            NAME(back_powers)(scores, out, n, back->powers, rest, (float)back->rate, factor);
+    } else if (m < n) {
         float share = rest ? rest[1] * factor : 0, added = rest ? rest[2] * factor : 0;
         if (rest && (share != 0 || added != 0)) {
             vf top = allf(rest[0]);

@@ -21,10 +21,12 @@ __asm__(".symver pthread_create,pthread_create@GLIBC_2.17");
     int64_t arena_size_##variant(const Spec *);                                                                       \
     int forward_##variant(const Spec *, const Batch *, int64_t, int64_t, char *);                                     \
     int backward_##variant(const Back *, int64_t, int64_t);                                                           \
+    int smooth_##variant(const SmoothSpec *, const Batch *, int64_t, int64_t, char *);                                \
     int64_t best_size_##variant(int64_t, int64_t);                                                                    \
     int best_##variant(const void *, int, int64_t, int64_t, int64_t, int, int64_t *, int64_t, int64_t, char *);
 #define VARIANT_OF(variant) \
-    {#variant, arena_size_##variant, forward_##variant, backward_##variant, best_size_##variant, best_##variant}
+    {#variant,           arena_size_##variant, forward_##variant, backward_##variant, \
+     smooth_##variant,   best_size_##variant,  best_##variant}
 
 DECLARE(baseline)
 #if defined(HAS_AVX2)
@@ -39,6 +41,7 @@ typedef struct {
     int64_t (*arena_size)(const Spec *);
     int (*forward)(const Spec *, const Batch *, int64_t, int64_t, char *);
     int (*backward)(const Back *, int64_t, int64_t);
+    int (*smooth)(const SmoothSpec *, const Batch *, int64_t, int64_t, char *);
     int64_t (*best_size)(int64_t, int64_t);
     int (*best)(const void *, int, int64_t, int64_t, int64_t, int, int64_t *, int64_t, int64_t, char *);
 } Variant;
@@ -242,6 +245,7 @@ static int64_t rows_in_part(int64_t rows, int threads) {
 
 typedef struct {
     const Spec *spec;
+    const SmoothSpec *smooth;
     const Batch *batch;
     const Back *back;
     int64_t rows, step;
@@ -261,6 +265,16 @@ static int forward_part(const void *given, int64_t part) {
     Arena *arena = arena_of(variant()->arena_size(split->spec));
     if (!arena) return NO_MEMORY;
     int status = variant()->forward(split->spec, split->batch, part * split->step, end_of(split, part), arena->memory);
+    give_back(arena);
+    return status;
+}
+
+static int smooth_part(const void *given, int64_t part) {
+    const Split *split = given;
+    int64_t n = split->smooth->n, k = split->smooth->k;
+    Arena *arena = arena_of(variant()->best_size(n, k + 2 < n ? k + 2 : n));
+    if (!arena) return NO_MEMORY;
+    int status = variant()->smooth(split->smooth, split->batch, part * split->step, end_of(split, part), arena->memory);
     give_back(arena);
     return status;
 }
@@ -286,13 +300,14 @@ static int threads_for(int threads, int64_t scores) {
     return threads < 1 || most < 1 ? 1 : most < threads ? (int)most : threads;
 }
 
-VISIBLE int anyk_forward(const Spec *spec, const Batch *batch) {
+/* Losses of all rows, and what becomes of them. */
+static int run_batch(int (*run)(const void *, int64_t), Split *split, const Batch *batch, int64_t n, int64_t work) {
     /* Targets are looked at before anything is looked up with them. */
     double counted = 0;
     for (int64_t row = 0; row < batch->rows; row++) {
         int64_t target = batch->target[row];
         if (target == batch->ignore_index) continue;
-        if (target < 0 || target >= spec->n) return BAD_TARGET;
+        if (target < 0 || target >= n) return BAD_TARGET;
         counted += batch->weight ? (double)batch->weight[target] : 1;
     }
     float *losses = batch->loss;
@@ -301,9 +316,11 @@ VISIBLE int anyk_forward(const Spec *spec, const Batch *batch) {
         losses = own.loss = malloc((size_t)(batch->rows ? batch->rows : 1) * sizeof(float));
         if (!losses) return NO_MEMORY;
     }
-    int threads = threads_for(batch->threads, batch->rows * (spec->n + 20 * spec->m));
-    Split split = {.spec = spec, .batch = &own, .rows = batch->rows, .step = rows_in_part(batch->rows, threads)};
-    int status = run_job(forward_part, &split, (batch->rows + split.step - 1) / split.step, threads);
+    int threads = threads_for(batch->threads, work);
+    split->batch = &own;
+    split->rows = batch->rows;
+    split->step = rows_in_part(batch->rows, threads);
+    int status = run_job(run, split, (batch->rows + split->step - 1) / split->step, threads);
     if (batch->reduction != NONE) {
         /* In the order of the rows, whoever computed them. */
         double sum = 0;
@@ -315,6 +332,16 @@ VISIBLE int anyk_forward(const Spec *spec, const Batch *batch) {
         free(losses);
     }
     return status;
+}
+
+VISIBLE int anyk_forward(const Spec *spec, const Batch *batch) {
+    Split split = {.spec = spec};
+    return run_batch(forward_part, &split, batch, spec->n, batch->rows * (spec->n + 20 * spec->m));
+}
+
+VISIBLE int anyk_smooth(const SmoothSpec *spec, const Batch *batch) {
+    Split split = {.smooth = spec};
+    return run_batch(smooth_part, &split, batch, spec->n, batch->rows * (spec->n + 1000));
 }
 
 VISIBLE int anyk_backward(const Back *back) {

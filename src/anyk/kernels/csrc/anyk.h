@@ -14,7 +14,7 @@ enum { SEPARATE, MIXED, OPERATOR, ERROR };
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { OF_ALL, OF_CLASS, OF_ROW };
 enum { MEAN, SUM, NONE };
-enum { FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW, NO_MEMORY };
+enum { FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW, NO_MEMORY, STRANGE }; /* STRANGE: NaN where the plain code decides */
 
 typedef struct {
     int64_t n, m, k;
@@ -26,6 +26,14 @@ typedef struct {
     const int32_t *outputs;     /* (k) */
     const int32_t *numbers;     /* (m + 1, 3): target's wire, first layer, last layer + 1 */
 } Spec;
+
+/* The smooth top-k loss. */
+typedef struct {
+    int64_t n, k;
+    double temperature, margin;
+    double gap; /* between the k-th and the next score, from which on the loss is the hard one */
+} SmoothSpec;
+enum { MOST_K = 8 }; /* power sums in float32 are exact enough up to here */
 
 typedef struct {
     int64_t rows, stride, ignore_index;
@@ -39,14 +47,15 @@ typedef struct {
     /* What the backward pass needs; NULL: nothing. */
     float *gradient;  /* (rows, m): of the loss of a row by its candidates */
     int32_t *classes; /* (rows, m): which they are */
-    float *of_rest;   /* (rows, 3): the other classes' gradient is [1] exp(score - [0]) + [2] */
+    float *of_rest;   /* (rows, 3): the other classes' gradient is [1] exp(score - [0]) + [2]; see also Back.powers */
     float *divisor;   /* (1): what the mean divides by */
     float *of_cross_entropy; /* (rows) */
 } Batch;
 
 typedef struct {
     int64_t rows, n, m, stride, out_stride, incoming_stride;
-    int32_t dtype, uses_softmax, threads, single; /* single: one incoming number for all */
+    int32_t dtype, powers, threads, single; /* single: one incoming number for all */
+    double rate; /* with powers, of_rest is (rows, 1 + powers): [1] x + [2] x^2 + …, x = exp(rate (score - [0])) */
     const void *scores;
     const float *gradient;
     const int32_t *classes;
