@@ -36,9 +36,9 @@ def tables(title: str, results: str) -> list[list[Row]]:
 
 
 def figure(cell: str) -> str:
-    """What was reached, without its target, in two digits or the whole number."""
+    """What was reached, without its target, in about two digits."""
     value = float(cell.split()[0])
-    return f"{value:.0f}" if value >= 10 else f"{value:.2g}" if value >= 1 else f"{value:.2f}"
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def cost(results: str) -> str:

@@ -171,7 +171,7 @@ def judged(reached: float, target: float | None, sign: str = "≤") -> str:
     if target is None:
         return f"{reached:.2f}"
     met = reached <= target if sign == "≤" else reached >= target
-    return f"{reached:.2f} ({sign} {target:.4g} {verdict(met)})"
+    return f"{reached:.2f} ({sign} {target:.3g} {verdict(met)})"
 
 
 def milliseconds(seconds: float) -> str:
