@@ -3,8 +3,8 @@
     python benchmarks/quote.py             writes the pages; `make bench` does so after measuring
     python benchmarks/quote.py --check     writes nothing and ends with 1 if a page tells something else
 
-A page says where and what: what stands between ``<!-- bench: NAME -->`` and ``<!-- end -->`` is the table of that name in
-QUOTES below, made of the tables of the results.
+A page says where and what: what stands between ``<!-- bench: NAME -->`` and ``<!-- end -->`` is what has that name in
+QUOTES below, mostly a table made of the tables of the results.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ def figure(cell: str) -> str:
     """What was reached, without its target, in about two digits."""
     value = float(cell.split()[0])
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def machine(results: str) -> str:
+    """On what it was measured, and how busy that was."""
+    return f"Measured on {results.splitlines()[2]}"
 
 
 def cost(results: str) -> str:
@@ -76,6 +81,7 @@ def part(
 
 SPLITTER = ("loss", "default, splitter")
 QUOTES: dict[str, Callable[[str], str]] = {
+    "machine": machine,
     "cost": cost,
     "parts": part("Where the time goes", only=SPLITTER),
     "floor": part("Where the time goes", 1, without=("a maximum of each row", "zeros (B, n)")),
