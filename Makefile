@@ -5,7 +5,7 @@
 # make wheel   builds a wheel with the native library for any Linux that is not too old, into dist/
 # make check   lint, format and types alone
 # make floor   runs the tests with the oldest torch that pyproject.toml allows, in an environment of its own (several gigabytes)
-# make bench   measures speed and memory beside cross-entropy, and writes benchmarks/results.md
+# make bench   measures speed and memory beside cross-entropy, writes benchmarks/results.md and the pages that quote it
 # make docs    builds the guide into site/; a broken link or an undocumented name is an error
 # make pictures draws the guide's pictures again
 # make evidence writes docs/results.md from the run summaries in evidence/summaries
@@ -48,6 +48,7 @@ floor: $(FLOOR)/test $(LIBRARY)
 
 bench: $(VENV)/bench $(LIBRARY)
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/quote.py
 	$(BIN)/python benchmarks/head.py
 	$(BIN)/python benchmarks/costs.py
 	$(BIN)/python benchmarks/lab.py

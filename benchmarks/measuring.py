@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+import anyk
 
 # A fast step is repeated within its turn, so that slow ones beside it do not leave it with a handful of samples.
 TURN_SECONDS = 0.02
@@ -33,6 +36,7 @@ class Step:
     scores: Tensor
     target: Tensor
     threads: int = 1
+    backend: Literal["torch", "native"] = "torch"
 
     def run(self) -> None:
         self.scores.grad = None
@@ -46,9 +50,32 @@ class Step:
         return time.perf_counter() - start
 
 
-def random_scores(batch: int, n: int) -> tuple[Tensor, Tensor]:
+class Forward(Step):
+    """The forward pass alone, of anything."""
+
+    def run(self) -> None:
+        self.loss(self.scores, self.target)
+
+    def seconds(self) -> float:
+        start = time.perf_counter()
+        self.loss(self.scores, self.target)
+        return time.perf_counter() - start
+
+
+class Backward(Step):
+    """The backward pass alone."""
+
+    def seconds(self) -> float:
+        self.scores.grad = None
+        result = self.loss(self.scores, self.target)
+        start = time.perf_counter()
+        result.backward()
+        return time.perf_counter() - start
+
+
+def random_scores(batch: int, n: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(batch, n, generator=generator).requires_grad_()
+    scores = torch.randn(batch, n, generator=generator).to(dtype).requires_grad_()
     return scores, torch.randint(n, (batch,), generator=generator)
 
 
@@ -76,11 +103,12 @@ def best_seconds(steps: Mapping[str, Step], budget: float, least_rounds: int = 2
     end = time.perf_counter() + budget
     while rounds < least_rounds or time.perf_counter() < end:
         for name, step in steps.items():
-            if torch.get_num_threads() != step.threads:
-                torch.set_num_threads(step.threads)
-                step.run()  # the new number of threads has to be woken first
-            repeats = max(1, min(TURN_REPEATS, int(TURN_SECONDS / best[name])))
-            best[name] = min(best[name], *(step.seconds() for _ in range(repeats)))
+            with anyk.backend(step.backend):
+                if torch.get_num_threads() != step.threads:
+                    torch.set_num_threads(step.threads)
+                    step.run()  # the new number of threads has to be woken first
+                repeats = max(1, min(TURN_REPEATS, int(TURN_SECONDS / best[name])))
+                best[name] = min(best[name], *(step.seconds() for _ in range(repeats)))
             step.scores.grad = None
         rounds += 1
     torch.set_num_threads(1)
@@ -95,14 +123,16 @@ def least_of(first: Mapping[str, float] | None, second: Mapping[str, float]) -> 
 def peak_bytes(step: Step) -> int:
     """The most memory that a step holds at once, its gradient included, the scores and the target not.
 
-    The profiler records every allocation and release of torch's CPU allocator, those inside of kernels too.
+    The profiler records every allocation and release of torch's CPU allocator, those inside of torch's kernels too. It does
+    not see what anyk's native kernels work with: a few blocks of rows for each thread, whatever the batch.
     """
-    step.run()
-    step.scores.grad = None
-    gc.collect()
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with _silent_stderr(), torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        step.loss(step.scores, step.target).backward()
+    with anyk.backend(step.backend):
+        step.run()
+        step.scores.grad = None
+        gc.collect()
+        with _silent_stderr(), torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+            step.loss(step.scores, step.target).backward()
     step.scores.grad = None
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"

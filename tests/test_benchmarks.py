@@ -1,10 +1,13 @@
 """The benchmarks run: small, for their code, not for their figures."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
+
+from anyk.kernels import native
 
 BENCHMARKS = pathlib.Path(__file__).parent.parent / "benchmarks"
 
@@ -22,7 +25,17 @@ def test_torture_finds_nothing():
 def test_speed_measures(tmp_path):
     result = run("speed.py", "--quick", "--out", tmp_path / "results.md")
     assert result.returncode == 0, result.stderr[-3000:]
-    assert "cross-entropy" in (tmp_path / "results.md").read_text()
+    told = (tmp_path / "results.md").read_text()
+    assert "nan" not in told
+    assert len(re.findall("^## ", told, re.MULTILINE)) == 12
+    table = re.search(r"^\| batch, n, m \| operator .*$", told, re.MULTILINE)[0]
+    assert "plain default" in table
+    assert ("native default" in table) == (not native.status())
+
+
+def test_the_pages_quote_the_results():
+    result = run("quote.py", "--check")
+    assert result.returncode == 0, f"run `python benchmarks/quote.py`: {result.stdout}{result.stderr[-3000:]}"
 
 
 def test_head_measures(tmp_path):
