@@ -46,6 +46,8 @@ _NO_OPERATOR = -1
 _NO_SOFTMAX, _OVER_ALL, _OVER_CANDIDATES = range(3)
 _OF = {"all": 0, "class": 1, "row": 2}
 _BLOCK = 256
+# Nothing depends on whether a product and a sum are rounded once or twice, but triton warns of its default, which will change.
+COMPILE_OPTIONS = {"enable_fp_fusion": True}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -237,17 +239,20 @@ class _Call:
         network = sizes.operator == NETWORK
         assert description.wiring is not None or not network
         tables = _tables(description.wiring, sizes.lanes, scores.device) if network else (None,) * 4  # type: ignore[arg-type]
-        slots = sizes.slots if gradient or not network else 2
-        slots = slots if gradient or network else 0
+        slots = sizes.slots if gradient else 2 * network  # a network arranges its wires there in any case
         width = slots * sizes.lanes
-        at_once = rows if not width else max(sizes.rows, MOST_SCRATCH // (width * (8 if sizes.wide else 4)))
-        at_once = min(at_once // sizes.rows * sizes.rows or sizes.rows, -(-rows // sizes.rows) * sizes.rows)
-        scratch = new(at_once * width, dtype=torch.float64 if sizes.wide else torch.float32) if width else None
+        blocks = -(-rows // sizes.rows)
+        if width:
+            blocks = min(blocks, max(1, MOST_SCRATCH // (width * (8 if sizes.wide else 4) * sizes.rows)))
+        at_once = blocks * sizes.rows
+        scratch = new(max(at_once * width, 1), dtype=torch.float64 if sizes.wide else torch.float32)
         with _on(scores.device):
             if sums is not None:
                 block = min(_power_of_two(n), 4096)
                 kernels.softmax_kernel[(rows,)](
-                    scores, *scores.stride(), n, sums, SMOOTHED=smoothed, BLOCK=block, num_warps=8 if block > 1024 else 4
+                    *(scores, *scores.stride(), n, sums),
+                    **{"SMOOTHED": smoothed, "BLOCK": block, "num_warps": 8 if block > 1024 else 4},
+                    **COMPILE_OPTIONS,
                 )
             for first in range(0, rows, at_once):
                 kernels.candidates_kernel[(-(-min(at_once, rows - first) // sizes.rows),)](
@@ -257,6 +262,7 @@ class _Call:
                     *(description.scale, description.guide * (1 - description.smoothing), 1 - description.guide),
                     *(description.power, self.smoothing),
                     **candidate_constants(description, self.p_k.of, self.class_weight is not None, gradient),
+                    **COMPILE_OPTIONS,
                 )
         reduction = self.conventions.reduction
         divisor = None
@@ -295,6 +301,7 @@ class _Call:
                 AS_GIVEN=saved.classes is None,
                 MEAN=saved.divisor is not None,
                 BLOCK=block,
+                **COMPILE_OPTIONS,
             )
         return result
 

@@ -133,7 +133,15 @@ def _erfc(x):
     p = p * t + 1.2769783735275269
     # e^(-x^2) with a square that is not rounded: of the upper half of x's bits, and the rest
     upper = (x.to(tl.int32, bitcast=True) & -4096).to(tl.float32, bitcast=True)
-    return p / (1.0 + 2.0 * x) * _exp(-upper * upper) * _exp(-(x - upper) * (x + upper))
+    far = p / (1.0 + 2.0 * x) * _exp(-upper * upper) * _exp(-(x - upper) * (x + upper))
+    # Below 1/2 the series of erf rounds less.
+    z = x * x
+    p = z * (-0.0007692331043621475) + 0.005200275564104582
+    p = p * z - 0.026863112679422083
+    p = p * z + 0.11283773740601193
+    p = p * z - 0.37612638517062397
+    p = p * z + 1.128379167081974
+    return tl.where(x < 0.5, 1.0 - p * x, far)
 
 
 @triton.jit
@@ -389,7 +397,9 @@ def _ksubset_step(rest, subsets, lane, j, number):
 
 
 @triton.jit
-def _ksubset_forward(d, position, number, lane, m, k, slot, inside, M: tl.constexpr, WIDE: tl.constexpr, GRADIENT: tl.constexpr):
+def _ksubset_forward(
+    d, position, number, lane, m, k, slot, inside, M: tl.constexpr, WIDE: tl.constexpr, GRADIENT: tl.constexpr
+):
     """The ratios of the polynomials, the others' scores, and the last sum."""
     place = lane + (lane >= position).to(tl.int32)
     rest = _taken(d, tl.minimum(place, M - 1)) - _pick(d, lane, position)
@@ -642,6 +652,11 @@ def candidates_kernel(
         )
         ends = tl.where(lane < k, _taken(share, tl.load(outputs + lane)), 0.0)
         inclusion = tl.cumsum(ends, axis=1)
+        # Near 1 the digits are in what is missing: the shares that ended elsewhere.
+        no_output = (tl.load(ranks + lane) >= k) & (lane < m)
+        elsewhere = tl.sum(tl.where(no_output, share, 0.0), axis=1, keep_dims=True)
+        elsewhere += tl.cumsum(ends, axis=1, reverse=True) - ends
+        log_inclusion = tl.where(inclusion > 0.5, _log1p(-elsewhere), tl.log(inclusion))
         if AS_GIVEN:  # the best of all, the target maybe among them
             leader = tl.load(leaders + row * led + lane, mask=exists & (lane < led), other=-1)
             at = tl.min(tl.where(leader == y, lane, M), axis=1, keep_dims=True)
@@ -653,7 +668,7 @@ def candidates_kernel(
         is_ahead = has_rival & (_taken(real.to(tl.int32), rival) > 0)
         lead = tl.where(is_ahead, _pick(d, lane, position) - _taken(d, rival), 0.0)
         tail = tl.where(has_rival, _log_tail(lead, SWAP), 0.0) + LOG_TAIL_WEIGHT
-        log_t = _log_add(tl.log(inclusion), tail)
+        log_t = _log_add(log_inclusion, tail)
     if OPERATOR == LAPSUM:
         log_t, threshold, margin = _lapsum_forward(d, real, position, number, lane, m, k)
     if OPERATOR == KSUBSET:
