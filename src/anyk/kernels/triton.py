@@ -38,6 +38,8 @@ from anyk.p_k import PK
 
 MOST_CANDIDATES = 4096
 """in one row: a row is one block"""
+MOST_IN_REGISTERS = 256
+"""of these, as the kernels have it"""
 MOST_SCRATCH = 2**27
 """bytes, of all rows that are computed at once"""
 LEAST_ROWS = 64
@@ -45,7 +47,7 @@ LEAST_ROWS = 64
 _NO_OPERATOR = -1
 _NO_SOFTMAX, _OVER_ALL, _OVER_CANDIDATES = range(3)
 _OF = {"all": 0, "class": 1, "row": 2}
-_BLOCK = 256
+_BLOCK = 128
 # Nothing depends on whether a product and a sum are rounded once or twice, but triton warns of its default, which will change.
 COMPILE_OPTIONS = {"enable_fp_fusion": True}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -112,9 +114,14 @@ class _Sizes(NamedTuple):
     depth: int
     """layers of the network"""
 
-    @property
-    def slot_bytes(self) -> int:
-        return self.slots * self.lanes * (8 if self.wide else 4)
+    def width(self, gradient: bool) -> int:
+        """The numbers that a row keeps in memory."""
+        # A network arranges its wires there in any case.
+        slots = self.slots if gradient else 2 * (self.operator == NETWORK)
+        return (slots + (self.lanes > MOST_IN_REGISTERS)) * self.lanes
+
+    def bytes(self, gradient: bool) -> int:
+        return self.width(gradient) * (8 if self.wide else 4)
 
 
 def _power_of_two(number: int) -> int:
@@ -144,7 +151,7 @@ def _sizes(description: Description) -> _Sizes | None:
         wide = math.lgamma(m) - math.lgamma(size + 1) - math.lgamma(m - size) > 60
         slots = min(k, m - 1)
     sizes = _Sizes(operator, softmax, lanes, max(1, min(16, _BLOCK // lanes)), wide, slots, depth)
-    return None if sizes.slot_bytes * LEAST_ROWS > MOST_SCRATCH else sizes
+    return None if sizes.bytes(True) * LEAST_ROWS > MOST_SCRATCH else sizes
 
 
 @lru_cache(maxsize=128)
@@ -239,11 +246,10 @@ class _Call:
         network = sizes.operator == NETWORK
         assert description.wiring is not None or not network
         tables = _tables(description.wiring, sizes.lanes, scores.device) if network else (None,) * 4  # type: ignore[arg-type]
-        slots = sizes.slots if gradient else 2 * network  # a network arranges its wires there in any case
-        width = slots * sizes.lanes
+        width = sizes.width(gradient)
         blocks = -(-rows // sizes.rows)
         if width:
-            blocks = min(blocks, max(1, MOST_SCRATCH // (width * (8 if sizes.wide else 4) * sizes.rows)))
+            blocks = min(blocks, max(1, MOST_SCRATCH // (sizes.bytes(gradient) * sizes.rows)))
         at_once = blocks * sizes.rows
         scratch = new(max(at_once * width, 1), dtype=torch.float64 if sizes.wide else torch.float32)
         with _on(scores.device):

@@ -44,6 +44,7 @@ LOG_ZERO = tl.constexpr(-1e37)
 LOG_TAIL_WEIGHT = tl.constexpr(-30.0)
 ART_ROUNDING = tl.constexpr(1e-3)
 INFINITY = tl.constexpr(float("inf"))
+MOST_IN_REGISTERS = tl.constexpr(256)
 
 
 @triton.jit
@@ -101,9 +102,20 @@ def _pick(x, lane, place):
 
 
 @triton.jit
-def _taken(x, index):
-    """x[row, index[row, lane]]"""
-    return tl.gather(x, tl.broadcast_to(index, x.shape), 1)
+def _taken(x, index, lane, room, inside, M: tl.constexpr):
+    """x[row, index[row, lane]]
+
+    By registers up to the lanes that MOST_IN_REGISTERS says. The compiler writes out an exchange between all registers that
+    hold a row: with 1024 lanes it takes minutes. Beyond them by ``room`` in memory, one row of lanes.
+    """
+    if M <= MOST_IN_REGISTERS:
+        result = tl.gather(x, tl.broadcast_to(index, x.shape), 1)
+    else:
+        tl.debug_barrier()
+        tl.store(room + lane, x, mask=inside)
+        tl.debug_barrier()
+        result = tl.load(room + tl.broadcast_to(index, x.shape), mask=inside, other=0.0).to(x.dtype)
+    return result
 
 
 @triton.jit
@@ -258,7 +270,7 @@ def _comparators(table, layer, lane, number, first, end, M: tl.constexpr):
 
 @triton.jit
 def _network_forward(
-    d, real, position, number, lane, m, table, starts, slot, inside, depth, M: tl.constexpr, SWAP: tl.constexpr,
+    d, real, position, number, lane, m, table, starts, slot, room, inside, depth, M: tl.constexpr, SWAP: tl.constexpr,
     WIRES: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
     """The target's share on each wire in the end; the wire that each place starts on; and the layers that count.
@@ -292,8 +304,8 @@ def _network_forward(
             tl.store(before + lane, s, mask=inside)
             tl.store(before + M + lane, c, mask=inside)
         partner, lower, active = _comparators(table, layer, lane, number, first, end, M)
-        other_s = _taken(s, partner)
-        other_c = _taken(c, partner)
+        other_s = _taken(s, partner, lane, room, inside, M)
+        other_c = _taken(c, partner, lane, room, inside, M)
         own = s - other_s
         keep, cross = _shares(tl.where(lower, -own, own), SWAP)
         s = tl.where(active, tl.where(cross > keep, other_s + keep * own, s - cross * own), s)
@@ -303,7 +315,7 @@ def _network_forward(
 
 @triton.jit
 def _network_backward(
-    d_ends, ends, k, number, first, end, lane, table, ranks, slot, inside, depth, M: tl.constexpr, SWAP: tl.constexpr
+    d_ends, ends, k, number, first, end, lane, table, ranks, slot, room, inside, depth, M: tl.constexpr, SWAP: tl.constexpr
 ):  # fmt: skip
     """The gradient of the scores on the wires that they started on, from that of the shares on the outputs."""
     # The constant that changes nothing, see _SoftColumn: most of the share has ended on this output, or on none.
@@ -312,7 +324,7 @@ def _network_backward(
     most = tl.min(tl.where((ends == largest) & (lane < k), lane, M), axis=1, keep_dims=True)
     constant = tl.where(elsewhere > largest, 0.0, _pick(d_ends, lane, most))
     rank = tl.load(ranks + lane)  # of the wires; k if it is no output
-    g_c = tl.where(rank < k, _taken(d_ends, tl.where(rank < k, rank, 0)), 0.0) - constant
+    g_c = tl.where(rank < k, _taken(d_ends, tl.where(rank < k, rank, 0), lane, room, inside, M), 0.0) - constant
     g_s = tl.zeros_like(g_c)
     tl.debug_barrier()
     for step in range(depth):
@@ -321,14 +333,14 @@ def _network_backward(
         s = tl.load(before + lane, mask=inside, other=0.0)
         c = tl.load(before + M + lane, mask=inside, other=0.0)
         partner, lower, active = _comparators(table, layer, lane, number, first, end, M)
-        own_s = s - _taken(s, partner)
-        own_c = c - _taken(c, partner)
+        own_s = s - _taken(s, partner, lane, room, inside, M)
+        own_c = c - _taken(c, partner, lane, room, inside, M)
         upper_s = tl.where(lower, -own_s, own_s)
         upper_c = tl.where(lower, -own_c, own_c)
         keep, cross = _shares(upper_s, SWAP)
         slope = _slope(upper_s, keep, cross, SWAP)
-        other_s = _taken(g_s, partner)
-        other_c = _taken(g_c, partner)
+        other_s = _taken(g_s, partner, lane, room, inside, M)
+        other_c = _taken(g_c, partner, lane, room, inside, M)
         by_share = (g_s - other_s) * (upper_s * slope) + (g_c - other_c) * (upper_c * slope)
         g_s = tl.where(active, keep * g_s + cross * other_s + by_share, g_s)
         g_c = tl.where(active, keep * g_c + cross * other_c, g_c)
@@ -336,7 +348,7 @@ def _network_backward(
 
 
 @triton.jit
-def _thresholds(d, real, number, lane, m, k):
+def _thresholds(d, real, number, lane, m, k, room, inside, M: tl.constexpr):
     """The k thresholds of LapSum."""
     first = tl.minimum(2 * k + 1, m)
     rank = tl.minimum(lane + 1, number - 1)
@@ -354,8 +366,8 @@ def _thresholds(d, real, number, lane, m, k):
         log_worse = tl.log(worse) + top
         log_a = tl.where(lane == i, tl.log(better) - top, log_a)
         log_b = tl.where(lane == i, tl.where(log_worse < LOG_ZERO, LOG_ZERO, log_worse), log_b)
-    a = tl.where(above > 0, _taken(log_a, tl.maximum(above - 1, 0)), LOG_ZERO)
-    b = tl.where(above < first, _taken(log_b, tl.minimum(above, first - 1)), LOG_ZERO)
+    a = tl.where(above > 0, _taken(log_a, tl.maximum(above - 1, 0), lane, room, inside, M), LOG_ZERO)
+    b = tl.where(above < first, _taken(log_b, tl.minimum(above, first - 1), lane, room, inside, M), LOG_ZERO)
     missing = (rank - above).to(tl.float32)
     size = tl.maximum(tl.abs(missing), 1.0)
     root = tl.log(size + tl.sqrt_rn(size * size + _exp(a + b)))
@@ -366,8 +378,8 @@ def _thresholds(d, real, number, lane, m, k):
 
 
 @triton.jit
-def _lapsum_forward(d, real, position, number, lane, m, k):
-    threshold = _thresholds(d, real, number, lane, m, k)
+def _lapsum_forward(d, real, position, number, lane, m, k, room, inside, M: tl.constexpr):
+    threshold = _thresholds(d, real, number, lane, m, k, room, inside, M)
     margin = _pick(d, lane, position) - threshold
     above = _log1p(-0.5 * _exp(-tl.where(margin < 0.0, 0.0, margin)))
     log_t = tl.where(margin < 0.0, margin - 0.6931471805599453, above)
@@ -388,28 +400,28 @@ def _lapsum_backward(d_log_t, threshold, margin, d, real, position, number, lane
 
 
 @triton.jit
-def _ksubset_step(rest, subsets, lane, j, number):
+def _ksubset_step(rest, subsets, lane, j, number, room, inside, M: tl.constexpr):
     """The j-th of the others, the weights beside it, and what these are multiplied with: the sums before each place."""
     score = _pick(rest, lane, j)
     weights = tl.where((lane >= j) & (lane < number - 1), _exp(rest - score), 0.0).to(subsets.dtype)
-    before = tl.where(lane == 0, 1.0, _taken(subsets, tl.maximum(lane - 1, 0)))
+    before = tl.where(lane == 0, 1.0, _taken(subsets, tl.maximum(lane - 1, 0), lane, room, inside, M))
     return score, weights, before
 
 
 @triton.jit
 def _ksubset_forward(
-    d, position, number, lane, m, k, slot, inside, M: tl.constexpr, WIDE: tl.constexpr, GRADIENT: tl.constexpr
+    d, position, number, lane, m, k, slot, room, inside, M: tl.constexpr, WIDE: tl.constexpr, GRADIENT: tl.constexpr
 ):
     """The ratios of the polynomials, the others' scores, and the last sum."""
     place = lane + (lane >= position).to(tl.int32)
-    rest = _taken(d, tl.minimum(place, M - 1)) - _pick(d, lane, position)
+    rest = _taken(d, tl.minimum(place, M - 1), lane, room, inside, M) - _pick(d, lane, position)
     ratios = tl.full(d.shape, LOG_ZERO, tl.float32)
     subsets = tl.full(d.shape, 1.0, tl.float64 if WIDE else tl.float32)
     last = tl.max(subsets, axis=1, keep_dims=True)
     for j in range(tl.minimum(k, m - 1)):
         if GRADIENT:
             tl.store(slot + j * M + lane, subsets, mask=inside)
-        score, weights, before = _ksubset_step(rest, subsets, lane, j, number)
+        score, weights, before = _ksubset_step(rest, subsets, lane, j, number, room, inside, M)
         subsets = tl.cumsum(weights * before, axis=1)
         grown = _pick(subsets, lane, m - 2)
         growth = (grown / tl.where(last < 1.0, 1.0, last)).to(tl.float32)
@@ -420,7 +432,9 @@ def _ksubset_forward(
 
 
 @triton.jit
-def _ksubset_backward(d_ratios, rest, last, position, number, lane, m, k, slot, inside, M: tl.constexpr, WIDE: tl.constexpr):
+def _ksubset_backward(
+    d_ratios, rest, last, position, number, lane, m, k, slot, room, inside, M: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
     g = tl.zeros_like(rest)
     # of the sums after a step, without those that come from their last
     g_subsets = tl.zeros(rest.shape, tl.float64 if WIDE else tl.float32)
@@ -429,7 +443,7 @@ def _ksubset_backward(d_ratios, rest, last, position, number, lane, m, k, slot, 
     for step in range(steps):
         j = steps - 1 - step
         subsets = tl.load(slot + j * M + lane, mask=inside, other=1.0)
-        _, weights, before = _ksubset_step(rest, subsets, lane, j, number)
+        _, weights, before = _ksubset_step(rest, subsets, lane, j, number, room, inside, M)
         d_ratio = tl.where(j < number - 1, _pick(d_ratios, lane, j), 0.0)
         divisor = tl.where(last < 1.0, 1.0, last)  # 0 where there is no such ratio
         g_subsets += tl.where(lane == m - 2, d_ratio / divisor, 0.0)
@@ -437,17 +451,17 @@ def _ksubset_backward(d_ratios, rest, last, position, number, lane, m, k, slot, 
         by_weight = (g_terms * before * weights).to(tl.float32)
         g += by_weight + tl.where(lane == j, d_ratio - tl.sum(by_weight, axis=1, keep_dims=True), 0.0)
         last = _pick(subsets, lane, m - 2)
-        g_subsets = tl.where(lane < M - 1, _taken(g_terms * weights, tl.minimum(lane + 1, M - 1)), 0.0)
+        g_subsets = tl.where(lane < M - 1, _taken(g_terms * weights, tl.minimum(lane + 1, M - 1), lane, room, inside, M), 0.0)
         g_subsets -= tl.where(lane == m - 2, d_ratio / tl.where(last < 1.0, 1.0, last), 0.0)
     g = tl.where(lane < m - 1, g, 0.0)
     other = tl.maximum(lane - (lane > position).to(tl.int32), 0)
-    return tl.where(lane == position, -tl.sum(g, axis=1, keep_dims=True), _taken(g, other))
+    return tl.where(lane == position, -tl.sum(g, axis=1, keep_dims=True), _taken(g, other, lane, room, inside, M))
 
 
 @triton.jit
-def _better(d, real, lane):
+def _better(d, real, lane, room, inside, M: tl.constexpr):
     """NeuralSort's sum over the better classes, see _log_rows there."""
-    gaps = (_taken(d, tl.maximum(lane - 1, 0)) - d) * lane.to(tl.float32)
+    gaps = (_taken(d, tl.maximum(lane - 1, 0), lane, room, inside, M) - d) * lane.to(tl.float32)
     return tl.cumsum(tl.where(real & (lane > 0), gaps, 0.0), axis=1)
 
 
@@ -481,7 +495,9 @@ def _ranks_forward(d, better, real, position, lane, k, OPERATOR: tl.constexpr):
 
 
 @triton.jit
-def _ranks_backward(d_log_t, log_t, column, d, better, real, position, lane, k, M: tl.constexpr, OPERATOR: tl.constexpr):
+def _ranks_backward(
+    d_log_t, log_t, column, d, better, real, position, lane, k, room, inside, M: tl.constexpr, OPERATOR: tl.constexpr
+):  # fmt: skip
     g = tl.zeros_like(d)
     g_better = tl.zeros_like(d)
     # the gradient of log T of this rank and, through it, of all later ones
@@ -505,7 +521,7 @@ def _ranks_backward(d_log_t, log_t, column, d, better, real, position, lane, k, 
     if OPERATOR == NEURALSORT:
         from_here = tl.cumsum(tl.where(real, g_better, 0.0), axis=1, reverse=True)
         g_gaps = tl.where(real & (lane > 0), from_here * lane.to(tl.float32), 0.0)
-        g += tl.where(lane < M - 1, _taken(g_gaps, tl.minimum(lane + 1, M - 1)), 0.0) - g_gaps
+        g += tl.where(lane < M - 1, _taken(g_gaps, tl.minimum(lane + 1, M - 1), lane, room, inside, M), 0.0) - g_gaps
     return g
 
 
@@ -645,12 +661,13 @@ def candidates_kernel(
         cross_entropy = (largest - own) + tl.log(total)
 
     # 2. operator
+    slot = scratch + local * slot_size
+    room = slot + (slot_size - M)
     if OPERATOR == NETWORK:
-        slot = scratch + local * slot_size
         share, wire, first, end = _network_forward(
-            d, real, position, number, lane, m, table, starts, slot, exists, depth, M, SWAP, WIRES, GRADIENT
+            d, real, position, number, lane, m, table, starts, slot, room, exists, depth, M, SWAP, WIRES, GRADIENT
         )
-        ends = tl.where(lane < k, _taken(share, tl.load(outputs + lane)), 0.0)
+        ends = tl.where(lane < k, _taken(share, tl.load(outputs + lane), lane, room, exists, M), 0.0)
         inclusion = tl.cumsum(ends, axis=1)
         # Near 1 the digits are in what is missing: the shares that ended elsewhere.
         no_output = (tl.load(ranks + lane) >= k) & (lane < m)
@@ -658,27 +675,26 @@ def candidates_kernel(
         elsewhere += tl.cumsum(ends, axis=1, reverse=True) - ends
         log_inclusion = tl.where(inclusion > 0.5, _log1p(-elsewhere), tl.log(inclusion))
         if AS_GIVEN:  # the best of all, the target maybe among them
-            leader = tl.load(leaders + row * led + lane, mask=exists & (lane < led), other=-1)
-            at = tl.min(tl.where(leader == y, lane, M), axis=1, keep_dims=True)
-            rival = _taken(leader, tl.minimum(lane + (lane >= at).to(tl.int32), M - 1)).to(tl.int32)
+            leader = tl.load(leaders + row * led + lane, mask=exists & (lane < led), other=-1).to(tl.float32)
+            at = tl.min(tl.where(leader == y.to(tl.float32), lane, M), axis=1, keep_dims=True)
+            rival = _taken(leader, tl.minimum(lane + (lane >= at).to(tl.int32), M - 1), lane, room, exists, M).to(tl.int32)
             rival = tl.where((rival >= 0) & (rival < M), rival, 0)
         else:
             rival = tl.minimum(lane + (lane >= position).to(tl.int32), M - 1)
         has_rival = lane < tl.minimum(k, m - 1)
-        is_ahead = has_rival & (_taken(real.to(tl.int32), rival) > 0)
-        lead = tl.where(is_ahead, _pick(d, lane, position) - _taken(d, rival), 0.0)
+        is_ahead = has_rival & (_taken(real.to(tl.float32), rival, lane, room, exists, M) > 0.0)
+        lead = tl.where(is_ahead, _pick(d, lane, position) - _taken(d, rival, lane, room, exists, M), 0.0)
         tail = tl.where(has_rival, _log_tail(lead, SWAP), 0.0) + LOG_TAIL_WEIGHT
         log_t = _log_add(log_inclusion, tail)
     if OPERATOR == LAPSUM:
-        log_t, threshold, margin = _lapsum_forward(d, real, position, number, lane, m, k)
+        log_t, threshold, margin = _lapsum_forward(d, real, position, number, lane, m, k, room, exists, M)
     if OPERATOR == KSUBSET:
-        slot = scratch + local * slot_size
-        ratios, others, last = _ksubset_forward(d, position, number, lane, m, k, slot, exists, M, WIDE, GRADIENT)
+        ratios, others, last = _ksubset_forward(d, position, number, lane, m, k, slot, room, exists, M, WIDE, GRADIENT)
         log_t = _log_sigmoid(-ratios)
     if OPERATOR == SOFTSORT or OPERATOR == NEURALSORT:
         better = d
         if OPERATOR == NEURALSORT:
-            better = _better(d, real, lane)
+            better = _better(d, real, lane, room, exists, M)
         log_t, column = _ranks_forward(d, better, real, position, lane, k, OPERATOR)
 
     # 3. P_K and shape
@@ -713,8 +729,10 @@ def candidates_kernel(
             # 1 / (T + e^tail); where that overflows, the slope of T is smaller still
             d_inclusion = d_log_t * _exp(tl.where(-log_t > 80.0, 80.0, -log_t))
             d_ends = tl.cumsum(tl.where(lane < k, d_inclusion, 0.0), axis=1, reverse=True)
-            g_wires = _network_backward(d_ends, ends, k, number, first, end, lane, table, ranks, slot, exists, depth, M, SWAP)
-            g = _taken(g_wires, wire)
+            g_wires = _network_backward(
+                d_ends, ends, k, number, first, end, lane, table, ranks, slot, room, exists, depth, M, SWAP
+            )
+            g = _taken(g_wires, wire, lane, room, exists, M)
             g_lead = tl.where(is_ahead, d_log_t * _exp(tail - log_t) * _log_tail_slope(lead, SWAP), 0.0)
             g += tl.where(lane == position, tl.sum(g_lead, axis=1, keep_dims=True), 0.0)
             if AS_GIVEN:
@@ -723,15 +741,17 @@ def candidates_kernel(
                     g -= tl.where(lane == at, _pick(g_lead, lane, j), 0.0)
             else:
                 rank = lane - (lane > position).to(tl.int32)
-                g -= tl.where(lane == position, 0.0, _taken(g_lead, tl.maximum(rank, 0)))
+                g -= tl.where(lane == position, 0.0, _taken(g_lead, tl.maximum(rank, 0), lane, room, exists, M))
         if OPERATOR == LAPSUM:
             g = _lapsum_backward(d_log_t, threshold, margin, d, real, position, number, lane, k)
         if OPERATOR == KSUBSET:
             g = _ksubset_backward(
-                -d_log_t * _sigmoid(ratios), others, last, position, number, lane, m, k, slot, exists, M, WIDE
+                -d_log_t * _sigmoid(ratios), others, last, position, number, lane, m, k, slot, room, exists, M, WIDE
             )
         if OPERATOR == SOFTSORT or OPERATOR == NEURALSORT:
-            g = _ranks_backward(d_log_t, log_t, column, d, better, real, position, lane, k, M, OPERATOR)
+            g = _ranks_backward(
+                d_log_t, log_t, column, d, better, real, position, lane, k, room, exists, M, OPERATOR
+            )
         g = g / scale
         if SOFTMAX == OVER_CANDIDATES:
             g += d_cross_entropy * (softmax - tl.where(lane == position, 1.0, 0.0))
