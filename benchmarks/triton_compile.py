@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 import anyk
 from anyk.kernels import triton as host
 from anyk.kernels import triton_kernels as kernels
-from anyk.kernels.description import KSUBSET, NETWORK, Description, describe
+from anyk.kernels.description import NETWORK, Description, describe
 from anyk.losses import cross_entropy_spec, error_spec
 from anyk.registry import SWAPS
 
@@ -73,9 +73,7 @@ class Job:
                 signature[argument] = "*fp32"
             else:
                 signature[argument] = "fp32" if argument in FLOATS else "i32"
-        aligned = {
-            (place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if kind.startswith("*")
-        }
+        aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if kind.startswith("*")}
         return ASTSource(self.kernel, signature, constants, aligned)
 
 
@@ -176,7 +174,8 @@ def compiled(job: Job, capability: int) -> list[str]:
         report = assembled(path, capability)
     registers = re.search(r"Used (\d+) registers", report)
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
-    assert registers and spills, report
+    if registers is None or spills is None:
+        raise RuntimeError(report)
     return [registers[1], f"{spills[1]} / {spills[2]}", str(result.metadata.shared)]
 
 
@@ -234,13 +233,13 @@ def page(quick: bool) -> str:
         second.append([name, *(f"{value / 1e6:.2f}" for value in [*parts.values(), total])])
     return f"""# The triton kernels, without a GPU
 
-**They were never timed, and never ran on a GPU: there was none.** Their numbers were compared with the plain code under triton's
-interpreter (`tests/kernels/test_triton.py`); this is what the compiler says of them.
+**They were never timed, and never ran on a GPU: there was none.** Their numbers were compared with the plain code under
+triton's interpreter (`tests/kernels/test_triton.py`); this is what the compiler says of them.
 
-`python benchmarks/triton_compile.py`, triton {triton.__version__}, its own ptxas, compute capability 8.0 and 9.0; float32 scores,
-P_K over k = {len(P_K)}, {CLASSES} classes, the default cross-entropy unless told otherwise. Spills are bytes stored / loaded for each
-thread, shared memory is bytes for each block. Scores lie row by row; a call whose n is a multiple of 16 is compiled once more, with
-wider loads.
+`python benchmarks/triton_compile.py`, triton {triton.__version__}, its own ptxas, compute capability 8.0 and 9.0; float32
+scores, P_K over k = {len(P_K)}, {CLASSES} classes, the default cross-entropy unless told otherwise. Spills are bytes stored /
+loaded for each thread, shared memory is bytes for each block. Scores lie row by row; a call whose n is a multiple of 16 is
+compiled once more, with wider loads.
 
 {markdown_table(table[0], table[1:])}
 

@@ -49,6 +49,7 @@ NETWORKS = [
 OTHERS = [anyk.LapSum(), anyk.KSubset(), anyk.SoftSort(), anyk.NeuralSort()]
 OPERATORS = NETWORKS + OTHERS
 FEW = [NETWORKS[0], NETWORKS[3], *OTHERS]
+NONE = Conventions("none")
 P_K = [0.3, 0.1, 0.0, 0.2, 0.4]
 
 
@@ -110,7 +111,7 @@ def both(function, scores, incoming=None):
     return result.detach(), scores.grad
 
 
-def agree(spec, scores, target, conventions=Conventions("none"), example_p_k=None, incoming=None):
+def agree(spec, scores, target, conventions=NONE, example_p_k=None, incoming=None):
     """Loss and gradient: 2e-6 of their size or 1e-7 off at most, or three times as far as the plain float32 code in its row.
 
     logistic_art bends within a thousandth of a tie: there its slope is as good as the scores are rounded.

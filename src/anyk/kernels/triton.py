@@ -1,5 +1,5 @@
-"""The losses on CUDA devices, in a handful of launches: ``torch.topk``, then kernels for the softmax's sums, for loss and gradient
-of the candidates, and in the backward pass for the gradient of all classes.
+"""The losses on CUDA devices, in a handful of launches: ``torch.topk``, then kernels for the softmax's sums, for loss and
+gradient of the candidates, and in the backward pass for the gradient of all classes.
 
 It was never timed, nor run on a GPU: there was none. Its kernels were run by triton's interpreter against the plain code, and
 compiled for compute capability 8.0 and 9.0 (``benchmarks/triton.md``). Therefore the first use of each kind of loss on a GPU is
@@ -29,7 +29,6 @@ from anyk.kernels.description import (
     KSUBSET,
     MIXED,
     NETWORK,
-    OPERATOR,
     SEPARATE,
     Description,
     Wiring,
@@ -95,7 +94,7 @@ def loss(
     if call is None or not _agrees(call, scores):
         return None
     if torch.is_grad_enabled() and scores.requires_grad:
-        return _Loss.apply(scores, call)
+        return _Loss.apply(scores, call)  # type: ignore[no-untyped-call]
     return call.forward(scores, gradient=False)[0]
 
 
@@ -245,7 +244,7 @@ class _Call:
         classes, leaders = self._selected(scores)
         network = sizes.operator == NETWORK
         assert description.wiring is not None or not network
-        tables = _tables(description.wiring, sizes.lanes, scores.device) if network else (None,) * 4  # type: ignore[arg-type]
+        tables = _tables(description.wiring, sizes.lanes, scores.device) if network else (None,) * 4
         width = sizes.width(gradient)
         blocks = -(-rows // sizes.rows)
         if width:

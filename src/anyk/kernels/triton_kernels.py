@@ -8,7 +8,7 @@ few digits (its exp takes 2 to the power of a rounded product), is written out: 
 
 # Kernels are compiled from this source, without its annotations' meaning: these are triton's own.
 # mypy: ignore-errors
-# ruff: noqa: N803, N806
+# ruff: noqa: N803, SIM108, SIM109
 
 import triton
 import triton.language as tl
@@ -608,8 +608,8 @@ def softmax_kernel(scores, stride_row, stride_class, n, sums, SMOOTHED: tl.const
 @triton.jit(do_not_specialize=["ignore_index", "first_row", "rows", "m", "k", "depth", "slot_size", "led"])
 def candidates_kernel(
     scores, stride_row, stride_class, target, ignore_index, classes, leaders, p_k, class_weight, sums, table, starts, outputs,
-    ranks, scratch, losses, gradients, coefficients, first_row, rows, m, k, depth, slot_size, led, scale, guide, rest, power, smoothing,
-    OPERATOR: tl.constexpr, SWAP: tl.constexpr, WIRES: tl.constexpr, FAMILY: tl.constexpr, SOFTMAX: tl.constexpr,
+    ranks, scratch, losses, gradients, coefficients, first_row, rows, m, k, depth, slot_size, led, scale, guide, rest, power,
+    smoothing, OPERATOR: tl.constexpr, SWAP: tl.constexpr, WIRES: tl.constexpr, FAMILY: tl.constexpr, SOFTMAX: tl.constexpr,
     OF: tl.constexpr, LIMIT: tl.constexpr, AS_GIVEN: tl.constexpr, WEIGHTED: tl.constexpr, SMOOTHED: tl.constexpr,
     WIDE: tl.constexpr, GRADIENT: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
@@ -749,9 +749,7 @@ def candidates_kernel(
                 -d_log_t * _sigmoid(ratios), others, last, position, number, lane, m, k, slot, room, exists, M, WIDE
             )
         if OPERATOR == SOFTSORT or OPERATOR == NEURALSORT:
-            g = _ranks_backward(
-                d_log_t, log_t, column, d, better, real, position, lane, k, room, exists, M, OPERATOR
-            )
+            g = _ranks_backward(d_log_t, log_t, column, d, better, real, position, lane, k, room, exists, M, OPERATOR)
         g = g / scale
         if SOFTMAX == OVER_CANDIDATES:
             g += d_cross_entropy * (softmax - tl.where(lane == position, 1.0, 0.0))
