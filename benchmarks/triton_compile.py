@@ -234,7 +234,7 @@ def page(quick: bool) -> str:
     return f"""# The triton kernels, without a GPU
 
 **They were never timed, and never ran on a GPU: there was none.** Their numbers were compared with the plain code under
-triton's interpreter (`tests/kernels/test_triton.py`); this is what the compiler says of them.
+triton's interpreter (`tests/kernels/triton_interpreted.py`); this is what the compiler says of them.
 
 `python benchmarks/triton_compile.py`, triton {triton.__version__}, its own ptxas, compute capability 8.0 and 9.0; float32
 scores, P_K over k = {len(P_K)}, {CLASSES} classes, the default cross-entropy unless told otherwise. Spills are bytes stored /

@@ -52,6 +52,7 @@ COMPILE_OPTIONS = {"enable_fp_fusion": True}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+@lru_cache(maxsize=1)
 def status() -> str:
     """Why no loss can be computed here; empty if it can."""
     if importlib.util.find_spec("triton") is None:
@@ -86,9 +87,9 @@ def loss(
         conventions: reduction, ignored rows and class weights.
         plain: the same loss as a function of the scores, by the plain code.
     """
-    if not checks.eager(scores) or scores.dtype not in _DTYPES or scores.ndim != 2 or not scores.numel() or status():
+    if scores.device.type != ("cpu" if interpreted() else "cuda") or status():
         return None
-    if scores.device.type != ("cpu" if interpreted() else "cuda"):
+    if not checks.eager(scores) or scores.dtype not in _DTYPES or scores.ndim != 2 or not scores.numel():
         return None
     call = _Call.of(description, scores, target, p_k, conventions, plain)
     if call is None or not _agrees(call, scores):

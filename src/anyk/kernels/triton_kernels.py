@@ -467,16 +467,16 @@ def _better(d, real, lane, room, inside, M: tl.constexpr):
 
 @triton.jit
 def _rank_softmax(d, better, real, lane, r, OPERATOR: tl.constexpr):
-    """Of the r-th rank (0 is the best): the exponents of its softmax, the softmax, and the logarithm of its divisor."""
+    """Of the r-th rank (0 is the best): the exponents of its softmax, below 0; the softmax; the logarithm of its divisor."""
     if OPERATOR == SOFTSORT:
         exponents = -tl.abs(_pick(d, lane, r) - d)
     else:
         exponents = (-1.0 - 2.0 * r) * d - 2.0 * better
     exponents = tl.where(real, exponents, -INFINITY)
-    largest = _largest(exponents)
-    softmax = _exp(exponents - largest)
+    exponents -= _largest(exponents)
+    softmax = _exp(exponents)
     total = tl.sum(softmax, axis=1, keep_dims=True)
-    return exponents, softmax / total, largest + tl.log(total)
+    return exponents, softmax / total, tl.log(total)
 
 
 @triton.jit
@@ -484,13 +484,17 @@ def _ranks_forward(d, better, real, position, lane, k, OPERATOR: tl.constexpr):
     """log T, and the logarithm of the target's column of P."""
     column = tl.zeros_like(d)
     log_t = tl.zeros_like(d)
-    running = tl.full([d.shape[0], 1], -INFINITY, tl.float32)
+    # The running sum, as a multiple of its largest entry so far: of equals it is exact, and T = 1 is a kink of the loss.
+    largest = tl.full([d.shape[0], 1], -INFINITY, tl.float32)
+    running = tl.zeros([d.shape[0], 1], tl.float32)
     for r in range(k):
         exponents, _, log_total = _rank_softmax(d, better, real, lane, r, OPERATOR)
         entry = _pick(exponents, lane, position) - log_total
-        running = _log_add(running, entry)
+        before = largest
+        largest = tl.where(largest > entry, largest, entry)
+        running = running * _exp(before - largest) + _exp(entry - largest)
         column = tl.where(lane == r, entry, column)
-        log_t = tl.where(lane == r, running, log_t)
+        log_t = tl.where(lane == r, largest + tl.log(running), log_t)
     return log_t, column
 
 
