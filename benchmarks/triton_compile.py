@@ -1,0 +1,282 @@
+"""Compiles the triton kernels for GPUs that are not here: registers, spills, shared memory, and the bytes they move on paper.
+
+    python benchmarks/triton_compile.py [--quick] [--out benchmarks/triton.md]
+
+For compute capability 8.0 and 9.0, with the assembler that comes with triton. Nothing is run, so nothing is timed.
+"""
+
+import argparse
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from measuring import markdown_table
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import anyk
+from anyk.kernels import triton as host
+from anyk.kernels import triton_kernels as kernels
+from anyk.kernels.description import NETWORK, Description, describe
+from anyk.losses import cross_entropy_spec, error_spec
+from anyk.registry import SWAPS
+
+CAPABILITIES = (80, 90)
+ROWS, CLASSES, CANDIDATES, P_K = 500, 1000, 16, [0.5, 0, 0, 0, 0.5]
+POINTERS = {"target": "*i64", "classes": "*i64", "leaders": "*i64"} | dict.fromkeys(
+    ("table", "starts", "outputs", "ranks"), "*i32"
+)
+FLOATS = ("scale", "guide", "rest", "power", "smoothing")
+FLOAT_POINTERS = (
+    *(
+        "scores",
+        "p_k",
+        "class_weight",
+        "sums",
+        "scratch",
+        "losses",
+        "gradients",
+        "coefficients",
+        "incoming",
+        "divisor",
+        "result",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel and what it is compiled for."""
+
+    name: str
+    kernel: Any
+    constants: dict[str, Any]
+    warps: int
+    absent: tuple[str, ...] = ()
+    """the pointers that such a call does not have"""
+
+    def source(self) -> ASTSource:
+        constants = self.constants | dict.fromkeys(self.absent) | {"stride_class": 1}
+        signature = {}
+        for argument in self.kernel.arg_names:
+            if argument in constants:
+                signature[argument] = "constexpr"
+            elif argument in POINTERS:
+                signature[argument] = POINTERS[argument]
+            elif argument == "scratch" and constants["WIDE"]:
+                signature[argument] = "*fp64"
+            elif argument in FLOAT_POINTERS:
+                signature[argument] = "*fp32"
+            else:
+                signature[argument] = "fp32" if argument in FLOATS else "i32"
+        aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if kind.startswith("*")}
+        return ASTSource(self.kernel, signature, constants, aligned)
+
+
+def described(spec: Any, n: int, m: int) -> Description:
+    description = describe(spec, n, len(P_K), m)
+    assert isinstance(description, Description), description
+    return description
+
+
+def candidates(name: str, spec: Any, m: int = CANDIDATES, n: int = CLASSES, gradient: bool = True) -> Job:
+    constants = host.candidate_constants(described(spec, n, m), "all", False, gradient)
+    warps = constants.pop("num_warps")
+    absent = {"class_weight"}
+    if constants["OPERATOR"] != NETWORK:
+        absent |= {"table", "starts", "outputs", "ranks"}
+    if constants["AS_GIVEN"]:
+        absent |= {"classes"}
+    else:
+        absent |= {"leaders"}
+    if constants["SOFTMAX"] != 1:
+        absent |= {"sums", "coefficients"}
+    if not gradient:
+        absent |= {"gradients", "coefficients"}
+    return Job(f"candidates_kernel, {name}, m = {m}{'' if gradient else ', no gradient'}", kernels.candidates_kernel, constants,
+               warps, tuple(absent))  # fmt: skip
+
+
+def loss(operator: anyk.Operator, top1: Any = "separate") -> Any:
+    return cross_entropy_spec(P_K, operator, None, top1, "all")
+
+
+def jobs(quick: bool) -> list[Job]:
+    softmax = [
+        Job(
+            f"softmax_kernel{', smoothed' if smoothed else ''}",
+            kernels.softmax_kernel,
+            {"SMOOTHED": smoothed, "BLOCK": 1024},
+            4,
+        )
+        for smoothed in (False, True)
+    ]
+    gradient = [
+        Job(
+            f"gradient_kernel, {name}",
+            kernels.gradient_kernel,
+            {"USES_SOFTMAX": uses, "SMOOTHED": smoothed, "AS_GIVEN": False, "MEAN": True, "BLOCK": 1024},
+            4,
+            () if uses else ("sums", "coefficients"),
+        )
+        for name, uses, smoothed in (
+            ("softmax", True, False),
+            ("softmax smoothed", True, True),
+            ("candidates alone", False, False),
+        )
+    ]
+    network = candidates("splitter, logistic", loss(anyk.SortingNetwork()))
+    if quick:
+        return [softmax[0], network, gradient[0]]
+    return [
+        *softmax,
+        network,
+        *(candidates(f"splitter, {swap}", loss(anyk.SortingNetwork(swap=swap))) for swap in SWAPS if swap != "logistic"),
+        *(candidates(f"bitonic, {wires}", loss(anyk.SortingNetwork("bitonic", wires=wires))) for wires in ("sorted", "given")),
+        candidates("odd_even", loss(anyk.SortingNetwork("odd_even"))),
+        candidates("splitter, given, all classes", loss(anyk.SortingNetwork(wires="given")), n=CANDIDATES),
+        candidates("LapSum", loss(anyk.LapSum())),
+        candidates("KSubset", loss(anyk.KSubset())),
+        candidates("SoftSort", loss(anyk.SoftSort())),
+        candidates("NeuralSort", loss(anyk.NeuralSort())),
+        candidates("KSubset, error", error_spec(P_K, anyk.KSubset(), None, 0.2, 0.7, 0.0)),
+        candidates("splitter, mixed", loss(anyk.SortingNetwork(), "mixed")),
+        candidates("splitter, operator", loss(anyk.SortingNetwork(), "operator")),
+        candidates("splitter, logistic", loss(anyk.SortingNetwork()), gradient=False),
+        *(
+            candidates(name, loss(operator), m=m)
+            for m in (64, 1000)
+            for name, operator in (
+                ("splitter, logistic", anyk.SortingNetwork()),
+                ("LapSum", anyk.LapSum()),
+                ("KSubset", anyk.KSubset()),
+                ("SoftSort", anyk.SoftSort()),
+                ("NeuralSort", anyk.NeuralSort()),
+            )
+        ),
+        *gradient,
+    ]
+
+
+def compiled(job: Job, capability: int) -> list[str]:
+    """Registers, bytes of spills (stored, loaded), bytes of shared memory."""
+    result = triton.compile(
+        job.source(), target=GPUTarget("cuda", capability, 32), options={"num_warps": job.warps, **host.COMPILE_OPTIONS}
+    )
+    assert result.asm["cubin"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(result.asm["ptx"])
+        report = assembled(path, capability)
+    registers = re.search(r"Used (\d+) registers", report)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
+    if registers is None or spills is None:
+        raise RuntimeError(report)
+    return [registers[1], f"{spills[1]} / {spills[2]}", str(result.metadata.shared)]
+
+
+def assembled(path: Path, capability: int) -> str:
+    """What the assembler says. Triton brings two, and writes what the one understands that it takes for a capability."""
+    reports = []
+    for tool in ("ptxas", "ptxas-blackwell"):
+        command = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+        if command.exists():
+            arguments = [str(command), "-v", f"--gpu-name=sm_{capability}{'a' if capability == 90 else ''}", str(path)]
+            result = subprocess.run([*arguments, "-o", "/dev/null"], capture_output=True, text=True, check=False)
+            if result.returncode == 0:
+                return result.stderr
+            reports.append(result.stderr)
+    raise RuntimeError("\n".join(reports) or "triton has no assembler")
+
+
+def moved(description: Description, rows: int) -> dict[str, int]:
+    """Bytes to and from memory in a step of float32, each kernel for itself; caches are not counted."""
+    n, m = description.n, description.m
+    sizes = host._sizes(description)
+    assert sizes is not None
+    # What is written on the way there is read on the way back; a network first arranges its wires.
+    slots = sizes.slots + 2 * (sizes.operator == NETWORK)  # no more than MOST_IN_REGISTERS lanes
+    scratch = 2 * rows * slots * sizes.lanes * (8 if sizes.wide else 4)
+    return {
+        "torch.topk": rows * (4 * n + 12 * m),
+        "softmax_kernel": rows * (2 * 4 * n + 8),
+        "candidates_kernel": rows * (8 * m + 4 * m + 4 * m + 8 + 8 + 8 + 4) + scratch,
+        "of this the scratch": scratch,
+        "sum, division": rows * 8,
+        "gradient_kernel": rows * (2 * 4 * n + (8 + 4 + 4 + 4) * m + 8 + 8 + 4),
+    }
+
+
+def page(quick: bool) -> str:
+    table = [["kernel", "warps", *(f"{what}, {c / 10}" for c in CAPABILITIES for what in ("registers", "spills", "shared"))]]
+    for job in jobs(quick):
+        print(job.name)
+        table.append([job.name, str(job.warps), *(cell for capability in CAPABILITIES for cell in compiled(job, capability))])
+    operators = {
+        "splitter": anyk.SortingNetwork(),
+        "bitonic": anyk.SortingNetwork("bitonic"),
+        "odd_even": anyk.SortingNetwork("odd_even"),
+        "LapSum": anyk.LapSum(),
+        "KSubset": anyk.KSubset(),
+        "SoftSort": anyk.SoftSort(),
+        "NeuralSort": anyk.NeuralSort(),
+    }
+    bytes_moved = {name: moved(described(loss(operator), CLASSES, CANDIDATES), ROWS) for name, operator in operators.items()}
+    steps = list(bytes_moved["splitter"])
+    second = [["MB", *steps, "all"]]
+    for name, parts in bytes_moved.items():
+        total = sum(parts.values()) - parts["of this the scratch"]
+        second.append([name, *(f"{value / 1e6:.2f}" for value in [*parts.values(), total])])
+    return f"""# The triton kernels, without a GPU
+
+**They were never timed, and never ran on a GPU: there was none.** Their numbers were compared with the plain code under
+triton's interpreter (`tests/kernels/triton_interpreted.py`); this is what the compiler says of them.
+
+`python benchmarks/triton_compile.py`, triton {triton.__version__}, its own ptxas, compute capability 8.0 and 9.0; float32
+scores, P_K over k = {len(P_K)}, {CLASSES} classes, the default cross-entropy unless told otherwise. Spills are bytes stored /
+loaded for each thread, shared memory is bytes for each block. Scores lie row by row; a call whose n is a multiple of 16 is
+compiled once more, with wider loads.
+
+{markdown_table(table[0], table[1:])}
+
+## Launches
+
+A step with its gradient is six calls: `torch.topk`, `softmax_kernel` (if the loss has a softmax over all classes),
+`candidates_kernel`, a sum and a division for the mean; in the backward pass `gradient_kernel`. Each of torch's may be more than
+one launch. A batch whose scratch passes {host.MOST_SCRATCH // 2**20} MiB takes `candidates_kernel` in parts.
+
+## Bytes moved
+
+On paper, for B rows, n classes, m candidates in M lanes (the next power of two), scores of b bytes:
+
+| | bytes |
+| --- | --- |
+| torch.topk | B (b n + (8 + b) m) |
+| softmax_kernel | B (2 b n + 8); the second reading is from a cache |
+| candidates_kernel | B ((12 + b) m + 28), and the scratch |
+| its scratch, network of L layers | 16 B M (L + 1) |
+| its scratch, KSubset | 8 B M k |
+| gradient_kernel | B (2 b n + (12 + 2 b) m + 20) |
+
+For {ROWS} x {CLASSES}, m = {CANDIDATES}, k = {len(P_K)}, float32, in MB:
+
+{markdown_table(second[0], second[1:])}
+
+The scratch is written and read by the same block: most of it should stay in a cache.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one of each kernel")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "triton.md")
+    arguments = parser.parse_args()
+    arguments.out.write_text(page(arguments.quick))
+
+
+if __name__ == "__main__":
+    main()
