@@ -108,6 +108,7 @@ def report() -> dict[str, Any]:
 
 
 _NATIVE = not native.status()
+_INDICES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 
 def uses_native(scores: Tensor) -> bool:
@@ -140,7 +141,7 @@ def loss(
     if not (by_native or _uses_triton(scores)) or not isinstance(target, Tensor) or target.device != scores.device:
         return None
     shape = scores.shape
-    if len(shape) < 2 or target.dtype.is_floating_point or not shape[1] or target.shape != shape[:1] + shape[2:]:
+    if len(shape) < 2 or target.dtype not in _INDICES or not shape[1] or target.shape != shape[:1] + shape[2:]:
         return None
     if conventions.label_smoothing and (not spec.smoothing or conventions.weight is not None):
         return None
