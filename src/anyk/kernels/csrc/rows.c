@@ -5,6 +5,9 @@
    anyk/losses.py defines; the formulae are explained there. */
 #include "anyk.h"
 #include "_vector.h"
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #define JOIN2(a, b) a##_##b
 #define JOIN(a, b) JOIN2(a, b)
@@ -116,8 +119,8 @@ INLINE vf load_bf16(const bf16 *p) {
     return (vf)(__builtin_convertvector(*(const vhalf *)p, vi) << 16);
 }
 INLINE void store_bf16(bf16 *p, vf x) {
-    vi bits = (vi)x;
-    vi rounded = (vi)(((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) & 0xffff);
+    vui bits = (vui)x;
+    vi rounded = (vi)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
     vi nan = x != x;
     *(vhalf *)p = __builtin_convertvector((rounded & ~nan) | (0x7fc0 & nan), vhalf);
 }
@@ -324,6 +327,11 @@ typedef struct {
 static void *take(Arena *arena, int64_t bytes) {
     char *start = arena->next;
     arena->next += (bytes + 63) & ~(int64_t)63;
+#if defined(__SANITIZE_ADDRESS__) /* between the parts is nobody's */
+    arena->next += 64;
+    __asan_unpoison_memory_region(start, (size_t)bytes);
+    __asan_poison_memory_region(start + bytes, (size_t)(arena->next - start - bytes));
+#endif
     return start;
 }
 #define VECTORS(count) take(&arena, (int64_t)(count) * LANES * 8)
