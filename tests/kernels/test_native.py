@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -23,7 +24,6 @@ from anyk import kernels, topk_cross_entropy, topk_error
 from anyk.kernels import native
 from anyk.registry import SWAPS
 from judge import answer, arranged, assert_close, assert_same, by_kernel, kernel_only, plain, ties
-
 
 if native.status():
     pytest.skip(f"the native library: {native.status()}", allow_module_level=True)
@@ -116,26 +116,24 @@ def test_padding(name, family):
 
 
 class Case:
-    """A batch and a loss, drawn."""
+    """A batch and a loss, drawn by a seed."""
 
-    def __init__(self, data: st.DataObject) -> None:
-        draw = data.draw
-        self.dtype = draw(st.sampled_from((torch.float32, torch.float32, *DTYPES)))
-        self.family = draw(st.sampled_from(list(FAMILIES)))
-        self.name = draw(st.sampled_from(list(OPERATORS)))
-        n = draw(st.one_of(st.integers(1, 5), st.integers(6, 40), st.sampled_from([63, 64, 65, 130, 257, 600])))
-        k = draw(st.integers(1, min(n, 8)))
-        self.m = draw(st.one_of(st.sampled_from([None, "auto"]), st.integers(k, min(n, 70))))
-        rows = draw(st.sampled_from([1, 2, 15, 16, 17, 33]))
-        generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    def __init__(self, seed: int) -> None:
+        draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+        self.seed = seed
+        self.dtype = draw.choice((torch.float32, torch.float32, *DTYPES))
+        self.family = draw.choice(list(FAMILIES))
+        self.name = draw.choice([*OPERATORS, *[name for name in OPERATORS if "-" not in name] * 8])
+        n = draw.choice([draw.randint(1, 5), draw.randint(6, 40), draw.choice([63, 64, 65, 130, 257, 600])])
+        k = draw.randint(1, min(n, 8))
+        self.m = draw.choice([None, "auto", draw.randint(k, min(n, 70))])
+        rows = draw.choice([1, 2, 15, 16, 17, 33])
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator)
 
         target = torch.randint(n, (rows,), generator=generator)
-        self.kind = draw(
-            st.sampled_from(["normal", "wide", "ties", "equal", "ahead", "behind", "outlier", "padded", "shifted"])
-        )
+        self.kind = draw.choice(["normal", "wide", "ties", "equal", "ahead", "behind", "outlier", "padded", "shifted"])
         scores = normal(rows, n)
         if self.kind == "wide":
             scores = scores * 20
@@ -156,25 +154,25 @@ class Case:
             scores = scores + 100
         self.scores = scores.to(self.dtype)
         self.groups = ties(self.scores, target)
-        self.ignore = draw(st.sampled_from([-100, -100, 0, n - 1]))
-        self.weight = draw(st.sampled_from([None, None, torch.float32, torch.float64, torch.bfloat16]))
+        self.ignore = draw.choice([-100, -100, 0, n - 1])
+        self.weight = draw.choice([None, None, torch.float32, torch.float64, torch.bfloat16])
         weight = None if self.weight is None else torch.rand(n, generator=generator).to(self.weight)
         if self.family == "error-smoothed":
             weight = None  # the plain code's
-        p_k: object = torch.rand(k, generator=generator).add(0.01)
-        p_k = (p_k / p_k.sum()).tolist()
-        if k > 1 and draw(st.booleans()):
+        shares = torch.rand(k, generator=generator).add(0.01)
+        p_k: object = (shares / shares.sum()).tolist()
+        if draw.random() < 0.5:
             p_k = [0.0] * (k - 1) + [1.0]
         example = None
-        self.p_k_of = draw(st.sampled_from(["all", "all", "class", "row"]))
+        self.p_k_of = draw.choice(["all", "all", "class", "row"])
         if self.p_k_of != "all":
             several = torch.rand(n if self.p_k_of == "class" else rows, k, generator=generator).softmax(-1)
             several[0] = torch.tensor([1.0] + [0.0] * (k - 1))
             p_k, example = (several, None) if self.p_k_of == "class" else (None, several)
-        self.reduction = draw(st.sampled_from(["mean", "sum", "none"]))
-        self.temperature = draw(st.sampled_from([0.1, 1.0, 3.7]))
-        self.k, self.n, self.target = k, n, target.to(draw(st.sampled_from([torch.int64, torch.int32, torch.uint8]))
-                                                      if n < 256 else torch.int64)  # fmt: skip
+        self.reduction = draw.choice(["mean", "sum", "none"])
+        self.temperature = draw.choice([0.1, 1.0, 3.7])
+        self.k, self.n = k, n
+        self.target = target.to(draw.choice([torch.int64, torch.int32, torch.uint8]) if n < 256 else torch.int64)
         self.loss = loss_of(
             self.family, self.target, p_k, OPERATORS[self.name](self.temperature), m=self.m, ignore_index=self.ignore,
             weight=weight, example_p_k=example, reduction=self.reduction,
@@ -185,25 +183,38 @@ class Case:
         return self.k == 1 and self.family in ("separate", "mixed")
 
     @property
-    def order_of_equals_counts(self) -> bool:
-        """Where the target starts in a network depends on which of equals is named first."""
-        return self.name.endswith(("sorted", "given")) and bool((self.groups.sort(-1).values.diff(dim=-1) == 0).any())
+    def has_ties(self) -> bool:
+        by_score = self.scores.float().sort(-1).values
+        return bool((by_score[:, 1:] == by_score[:, :-1]).any())
+
+    @property
+    def keeps_all(self) -> bool:
+        return self.m is None or self.n <= (64 if self.m == "auto" else self.m)
 
     def __repr__(self) -> str:
         return str({name: value for name, value in vars(self).items() if name != "loss"})
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
-@given(data=st.data())
-def test_generated(data):
-    case = Case(data)
+@settings(max_examples=400, deadline=None)
+@given(seed=st.integers(0, 2**40))
+def test_generated(seed):
+    case = Case(seed)
     if case.is_cross_entropy:
         return
-    if case.order_of_equals_counts:
-        ours = by_kernel(case.loss, case.scores)
-        assert ours.loss.isfinite().all() or not case.loss(case.scores).isfinite().all()
+    if not case.has_ties or case.name in ("lapsum", "ksubset") or case.name.endswith("target"):
+        assert_same(case.loss, case.scores, case.groups)
         return
-    assert_same(case.loss, case.scores, case.groups)
+    # Which of equals is named first decides where the target starts in these networks, and which side of a kink the slope of
+    # the others is taken on. The plain code names the first class first, if all are kept.
+    ours, theirs, exact = (which(case.loss, case.scores) for which in (by_kernel, plain, plain_double))
+    if case.keeps_all or not case.name.endswith(("sorted", "given")):
+        assert_close("loss", ours.loss, theirs.loss, exact.loss, torch.float32)
+    assert torch.equal(ours.loss.isfinite(), theirs.loss.isfinite())
+    assert torch.equal(ours.gradient.isfinite(), theirs.gradient.isfinite())
+
+
+def plain_double(loss, scores):
+    return plain(loss, scores.double())
 
 
 @few_operators
