@@ -1048,7 +1048,7 @@ int EXPORTED(forward)(const Spec *spec, const Batch *batch, int64_t first, int64
             r->weight = batch->weight ? batch->weight[target] : 1;
             Sums sums = {0};
             r->top = find(scores_of_row, batch->dtype, n, m, spec->uses_softmax, smoothed, &kept, whole, &sums);
-            r->nan = kept.nan || own != own;
+            r->nan = kept.nan || own != own || r->top == INFINITY; /* inf - inf: what has overflown must show */
             if (r->nan) { /* the row's numbers are replaced in the end */
                 kept.count = 0;
                 for (int64_t i = 0; kept.count < m - 1; i++)
