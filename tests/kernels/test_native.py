@@ -261,21 +261,37 @@ def test_nan(name, family):
 
 
 @few_operators
+@every_family
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_infinite_scores(name, family, dtype):
+    """What has overflown gives NaN, as in the plain code: a GradScaler must see it."""
+    scores, target = batch(rows=20, n=40, dtype=dtype)
+    scores[3, target[3]] = torch.inf
+    scores[5, (target[5] + 1) % 40] = torch.inf
+    for m in (None, 9):
+        loss = loss_of(family, target, P_K, OPERATORS[name](1.0), m=m, reduction="none")
+        ours, theirs = by_kernel(loss, scores), plain(loss, scores)
+        assert ours.loss.isnan().nonzero().flatten().tolist() == [3, 5]
+        assert torch.equal(theirs.loss.isnan(), ours.loss.isnan())
+        assert torch.equal(theirs.gradient.isnan().any(-1), ours.gradient.isnan().any(-1))
+
+
+@every_operator
 def test_inclusion_through_the_loss(name):
-    """T itself, to float32's digits: 1 - T_j is a loss without a guide."""
-    scores, target = batch(rows=200, n=20)
+    """T itself, as the operator has it in float64, also beside far outliers: 1 - T_j and -log T_j are losses."""
+    scores, target = batch(rows=60, n=16)
+    generator = torch.Generator().manual_seed(1)
+    far = torch.rand(30, 16, generator=generator).argsort(-1)[:, :3]
+    scores[30:] = scores[30:].scatter(-1, far, torch.randn(30, 3, generator=generator).sign() * 1e5)
     operator = OPERATORS[name](1.0)
-    expected = operator.inclusion(scores.double(), target, 6).clamp(max=1)
-    for j in range(6):
-        p_k = [0.0] * j + [1.0]
+    for k in (1, 2, 5):
+        p_k = [0.0] * (k - 1) + [1.0]
+        log_inclusion = operator.log_inclusion(scores.double(), target, k)[:, -1].clamp(max=0)
         with kernel_only():
-            actual = 1 - topk_error(scores, target, p_k, operator, guide=0, reduction="none").double()
+            by_error = 1 - topk_error(scores, target, p_k, operator, guide=0, reduction="none").double()
             by_log = topk_error(scores, target, p_k, operator, guide=0, power=0, reduction="none").double()
-        # A network with fewer outputs is another network.
-        exact = operator.inclusion(scores.double(), target, j + 1)[:, j].clamp(max=1)
-        torch.testing.assert_close(actual, exact, rtol=0, atol=1e-7)
-        torch.testing.assert_close(by_log, -exact.log(), rtol=1e-6, atol=1e-7)
-        torch.testing.assert_close(exact, expected[:, j], rtol=0.5, atol=0.2)
+        torch.testing.assert_close(by_error, log_inclusion.exp(), rtol=0, atol=1e-7)
+        torch.testing.assert_close(by_log, -log_inclusion, rtol=1e-6, atol=1e-7)
 
 
 def test_ksubset_with_many_subsets():
