@@ -9,7 +9,7 @@
 # make docs    builds the guide into site/; a broken link or an undocumented name is an error
 # make pictures draws the guide's pictures again
 # make evidence writes docs/results.md from the run summaries in evidence/summaries
-# make torture runs hundreds of thousands of hard cases
+# make torture runs hundreds of thousands of hard cases, by each backend
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

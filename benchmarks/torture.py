@@ -4,9 +4,10 @@ A *case* is one row of scores with its target, in one operator, mode and dtype. 
 one batch; all is drawn from ``--seed``. What is checked is in :func:`broken_inclusion` and :func:`broken_loss`. Beside it
 the float32 cases go through difftopk's loss where it is installed and has the operator and the shape.
 
-    python benchmarks/torture.py [--quick] [--seed 0] [--only splitter/logistic]
+    python benchmarks/torture.py [--quick] [--seed 0] [--only splitter/logistic] [--backend torch]
 
-Exit code 1 if anyk failed anywhere.
+All of it runs once for each backend, with those cases alone that the backend computes. The native kernels are also held to the
+plain code's losses, with its float64 as the judge. Exit code 1 if anyk failed anywhere.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor
 
 import anyk
+from anyk.kernels import native
 from anyk.registry import SWAPS
 
 MODES = ("operator", "mixed", "separate", "error", "bounded")
@@ -37,6 +39,7 @@ MODES = ("operator", "mixed", "separate", "error", "bounded")
 BOUNDED = {"error": {}, "bounded": {"guide": 0.0, "power": 0.5}}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 HALF = (torch.bfloat16, torch.float16)
+BACKENDS = ("torch", "native")
 BATCHES, ROWS = 10, 20  # for each kind and dtype: 200 cases for each operator and mode
 QUICK_BATCHES, QUICK_ROWS = 1, 8
 
@@ -58,6 +61,7 @@ class Subject:
     peer: tuple[str, str | None] | None = None
     row_stochastic_only: bool = False
     exponential_tail: bool = True
+    has_kernel: bool = True
 
 
 def _art_tie_slope(temperature: float, m: int) -> float:
@@ -87,8 +91,8 @@ SUBJECTS = (
         row_stochastic_only=True,
     ),
     Subject("SoftSort", lambda t: anyk.SoftSort(t), peer=("softsort", None), row_stochastic_only=True),
-    Subject("Sinkhorn/all", lambda t: anyk.SinkhornSort(t), _sinkhorn_tie_slope),
-    Subject("Sinkhorn/topk", lambda t: anyk.SinkhornSort(t, anchors="topk"), _sinkhorn_tie_slope),
+    Subject("Sinkhorn/all", lambda t: anyk.SinkhornSort(t), _sinkhorn_tie_slope, has_kernel=False),
+    Subject("Sinkhorn/topk", lambda t: anyk.SinkhornSort(t, anchors="topk"), _sinkhorn_tie_slope, has_kernel=False),
     Subject("LapSum", lambda t: anyk.LapSum(t)),
     Subject("KSubset", lambda t: anyk.KSubset(t)),
     _network("splitter", "logistic"),
@@ -331,7 +335,17 @@ def broken_inclusion(subject: Subject, batch: Batch) -> Broken:
     return broken
 
 
-def broken_loss(subject: Subject, batch: Batch, mode: str) -> Broken:
+def broken_parity(subject: Subject, batch: Batch, mode: str, losses: Tensor) -> Tensor:
+    """Where the kernel's loss is not the plain one: within 2e-6, where the plain one is within 1e-6 of float64."""
+    with anyk.backend("torch"):
+        plain = run(subject, batch, mode, batch.scores).losses.double()
+        exact = run(subject, batch, mode, batch.scores.double()).losses
+    apart = (losses.double() - plain).abs()
+    held = (plain - exact).abs() <= 1e-6 * exact.abs()
+    return held & ~((apart <= 2e-6 * plain.abs()) | (apart <= 1e-7))
+
+
+def broken_loss(subject: Subject, batch: Batch, mode: str, backend: str) -> Broken:
     dtype = batch.scores.dtype
     result = run(subject, batch, mode, batch.scores)
     working = torch.promote_types(dtype, torch.float32)
@@ -345,6 +359,8 @@ def broken_loss(subject: Subject, batch: Batch, mode: str) -> Broken:
         "dtypes": torch.full_like(batch.target, result.losses.dtype != working or result.gradients.dtype != dtype).bool(),
         "no gradient on padding": ((batch.scores == -torch.inf) & (gradients != 0)).any(-1),
     }
+    if backend != "torch":
+        broken["kernel loss = plain loss"] = broken_parity(subject, batch, mode, result.losses)
     fits = torch.ones_like(batch.target, dtype=torch.bool)
     if dtype in HALF:
         exact = run(subject, batch, mode, batch.scores.float())
@@ -437,6 +453,8 @@ class Tally:
     groups: Counter[tuple[str, str, str, str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str, str, str, str], tuple[int, str]] = field(default_factory=dict)
     fewest: int = sys.maxsize
+    calls: int = 0  # of a kernel
+    left: int = 0  # by it to the plain code
 
     def note(self, subject: Subject, kind: str, mode: str, batch: Batch, broken: Broken) -> None:
         dtype = str(batch.scores.dtype).removeprefix("torch.")
@@ -474,23 +492,42 @@ def any_row(broken: Broken, batch: Batch) -> Tensor:
     return functools.reduce(torch.logical_or, broken.values(), torch.zeros_like(batch.target, dtype=torch.bool))
 
 
-def torture(subjects: list[Subject], seed: int, quick: bool, peer: object | None) -> Tally:
+@contextlib.contextmanager
+def counted(tally: Tally) -> Iterator[None]:
+    """Counts what the native kernels were asked, and what they left to the plain code."""
+    computed = native.loss
+
+    def counting(*arguments: object) -> Tensor | None:
+        result = computed(*arguments)  # type: ignore[arg-type]
+        tally.calls += 1
+        tally.left += result is None
+        return result
+
+    with mock.patch.object(native, "loss", counting):
+        yield
+
+
+def torture(subjects: list[Subject], seed: int, quick: bool, peer: object | None, backend: str) -> Tally:
     tally = Tally()
+    plain = backend == "torch"
     number_of_batches, rows = (QUICK_BATCHES, QUICK_ROWS) if quick else (BATCHES, ROWS)
     for number, (kind, dtype) in enumerate(itertools.product(KINDS, DTYPES)):
         if quick and (number + number // len(DTYPES)) % 2:  # two of the four dtypes, in turn
             continue
+        if not plain and dtype not in native.DTYPES:
+            continue
         drawn = list(batches(kind, dtype, seed, number_of_batches, rows))
         tally.fewest = min(tally.fewest, sum(len(batch.target) for batch in drawn))
         for subject, batch in itertools.product(subjects, drawn):
-            inclusion = caught(functools.partial(broken_inclusion, subject, batch), batch)
+            # T itself is the plain code's in any case.
+            inclusion = caught(functools.partial(broken_inclusion, subject, batch), batch) if plain else {}
             tally.note(subject, kind, "T", batch, inclusion)
             for mode in MODES:
-                broken = caught(functools.partial(broken_loss, subject, batch, mode), batch)
+                broken = caught(functools.partial(broken_loss, subject, batch, mode, backend), batch)
                 tally.note(subject, kind, mode, batch, broken)
                 tally.cases[kind] += len(batch.target)
                 tally.failed[kind] += int((any_row(inclusion, batch) | any_row(broken, batch)).sum())
-                there = None if peer is None else broken_peer(peer, subject, batch, mode)
+                there = broken_peer(peer, subject, batch, mode) if plain and peer is not None else None
                 if there is not None:
                     tally.peer_cases[kind] += len(batch.target)
                     tally.peer_failed[kind] += int(there.sum())
@@ -507,9 +544,11 @@ def print_tally(tally: Tally, peer: object | None) -> None:
         print(f"{kind:<20}{tally.cases[kind]:>12,}{tally.failed[kind]:>9,}{there}")
     sums = [counter.total() for counter in (tally.cases, tally.failed, tally.peer_cases, tally.peer_failed)]
     print(f"{'all':<20}{sums[0]:>12,}{sums[1]:>9,}{sums[2]:>17,}{sums[3]:>9,}")
+    if tally.calls:
+        print(f"native kernels: {tally.calls:,} batches, of which {tally.left:,} were left to the plain code")
     if peer is None:
         print("difftopk is not installed")
-    else:
+    elif sums[2]:
         print("difftopk: float32 alone; a non-finite or negative loss, a non-finite gradient, an exception count as failed.")
         print("          It documents nothing about -inf.")
     if tally.groups:
@@ -598,24 +637,43 @@ def small_inclusion(subjects: list[Subject], seed: int, rows: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small share of the cases, under 20 s")
+    parser.add_argument("--quick", action="store_true", help="a small share of the cases, some 20 s")
     parser.add_argument("--only", choices=[subject.name for subject in SUBJECTS], help="one operator")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", choices=BACKENDS, help="one of them; without it both in turn")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", "SinkhornSort: .* did not converge")
-    started = time.perf_counter()
-    subjects = [subject for subject in SUBJECTS if arguments.only in (None, subject.name)]
     peer = import_peer()
-    tally = torture(subjects, arguments.seed, arguments.quick, peer)
-    print_tally(tally, peer)
-    failures = (
-        len(tally.groups)
-        + sum(dead_gradients(subjects, temperature) for temperature in (0.01, 1.0, 100.0))
-        + small_inclusion(subjects, arguments.seed, 200 if arguments.quick else 2000)
-    )
-    print(f"\nseed {arguments.seed}, torch {torch.__version__}, {time.perf_counter() - started:.0f} s")
+    failures = 0
+    for backend in BACKENDS if arguments.backend is None else (arguments.backend,):
+        if backend == "native" and native.status():
+            print(f"\nno native kernels: {native.status()}")
+            failures += arguments.backend is not None
+            continue
+        with anyk.backend(backend):
+            failures += one_backend(backend, arguments.only, arguments.seed, arguments.quick, peer)
     print("anyk: no failure" if failures == 0 else f"anyk: {failures} kinds of failure, see above")
     return int(failures > 0)
+
+
+def one_backend(backend: str, only: str | None, seed: int, quick: bool, peer: object | None) -> int:
+    """How many kinds of failure there are."""
+    print(f"\nbackend: {backend}")
+    started = time.perf_counter()
+    subjects = [subject for subject in SUBJECTS if only in (None, subject.name) and (backend == "torch" or subject.has_kernel)]
+    if not subjects:
+        print(f"{only} has no kernel")
+        return 0
+    tally = Tally()
+    with counted(tally):
+        found = torture(subjects, seed, quick, peer, backend)
+    found.calls, found.left = tally.calls, tally.left
+    print_tally(found, peer)
+    failures = len(found.groups) + sum(dead_gradients(subjects, temperature) for temperature in (0.01, 1.0, 100.0))
+    if backend == "torch":
+        failures += small_inclusion(subjects, seed, 200 if quick else 2000)
+    print(f"\nseed {seed}, torch {torch.__version__}, {time.perf_counter() - started:.0f} s")
+    return failures
 
 
 if __name__ == "__main__":

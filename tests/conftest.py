@@ -3,4 +3,18 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(params=["torch", "native"])
+def backend(request):
+    """Runs a test twice: by the plain code alone, and with the native kernels."""
+    import anyk
+    from anyk.kernels import native
+
+    if request.param == "native" and native.status():
+        pytest.skip(f"the native library: {native.status()}")
+    with anyk.backend(request.param):
+        yield request.param

@@ -18,6 +18,7 @@ from strategies import distributions, is_doubly_stochastic, name, operators, row
 
 MODES = ("separate", "mixed", "operator")
 modes = pytest.mark.parametrize("top1", MODES)
+both_backends = pytest.mark.usefixtures("backend")  # the others are in float64, which no kernel computes
 every_operator = pytest.mark.parametrize("operator", operators(wires=("target", "given")), ids=name)
 few_operators = pytest.mark.parametrize(
     "operator", [anyk.LapSum(), anyk.KSubset(0.5), anyk.SortingNetwork(), anyk.SinkhornSort()], ids=name
@@ -113,6 +114,7 @@ def test_loss_does_not_depend_on_a_shift(operator, top1):
     )
 
 
+@both_backends
 @modes
 @every_operator
 def test_perfect_prediction_costs_nothing(operator, top1):
@@ -188,6 +190,7 @@ def test_p_k_by_class_and_by_example(operator, top1):
     torch.testing.assert_close(by_example, losses)
 
 
+@both_backends
 @pytest.mark.parametrize("top1", ["separate", "mixed"])
 def test_rows_with_only_top1_are_cross_entropy(top1):
     scores, target = batch(rows=6, n=5)
@@ -201,6 +204,7 @@ def test_rows_with_only_top1_are_cross_entropy(top1):
     assert gradient.isfinite().all()
 
 
+@both_backends
 def test_zeros_at_the_end_of_a_list_do_not_count():
     scores, target = batch()
     short = topk_cross_entropy(scores, target, [0.5, 0.5])
@@ -259,6 +263,7 @@ def test_probabilities_with_few_candidates(operator, top1):
     torch.testing.assert_close(actual, torch.as_tensor(expected + outside, dtype=torch.float64))
 
 
+@both_backends
 @modes
 def test_one_hot_probabilities_are_class_indices(top1):
     scores, target = batch(n=12)
@@ -302,6 +307,7 @@ def test_reductions_and_weights(operator, top1):
     torch.testing.assert_close(topk_cross_entropy(scores, target, **call, weight=weight), expected)
 
 
+@both_backends
 @modes
 @few_operators
 def test_ignored_examples(operator, top1):
@@ -322,6 +328,7 @@ def test_ignored_examples(operator, top1):
     assert (gradient[[1, 4]] == 0).all()
 
 
+@both_backends
 @modes
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_everything_ignored(top1, reduction):
@@ -335,6 +342,7 @@ def test_everything_ignored(top1, reduction):
     assert (ours.grad == 0).all()
 
 
+@both_backends
 @modes
 @few_operators
 def test_shapes(operator, top1):
@@ -363,6 +371,7 @@ def test_shapes(operator, top1):
     torch.testing.assert_close(by_example[1, 0, 0], expected)
 
 
+@both_backends
 @modes
 @every_operator
 def test_two_classes_and_m_equal_n(operator, top1):
@@ -395,6 +404,7 @@ def test_padded_rows(operator, top1):
         assert gradient.isfinite().all()
 
 
+@both_backends
 @modes
 @every_operator
 def test_nan_scores_give_a_nan_loss(operator, top1):
@@ -404,6 +414,7 @@ def test_nan_scores_give_a_nan_loss(operator, top1):
     assert losses.isnan().tolist() == [False, False, True, False, False, False]
 
 
+@both_backends
 @modes
 @every_operator
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -418,6 +429,7 @@ def test_half_precision(operator, top1, dtype):
     assert gradient.isfinite().all()
 
 
+@both_backends
 @modes
 @pytest.mark.parametrize("operator", operators(wires=("target",)), ids=name)
 def test_a_target_far_behind_still_pulls(operator, top1):
@@ -447,6 +459,7 @@ def test_sinkhorn_far_behind_has_the_gradient_of_the_limit():
     torch.testing.assert_close(gradient, torch.tensor([[1.0, -1.0]], dtype=torch.float64))
 
 
+@both_backends
 @modes
 @every_operator
 def test_one_candidate(operator, top1):
@@ -458,6 +471,7 @@ def test_one_candidate(operator, top1):
     assert (gradient == 0).all()
 
 
+@both_backends
 @every_operator
 def test_padding_among_far_scores(operator):
     inf = torch.inf
@@ -488,6 +502,7 @@ def test_float64_stays_float64():
     assert actual.item() == pytest.approx(expected, rel=1e-13)
 
 
+@both_backends
 @modes
 def test_empty_batch(top1):
     scores, target = torch.zeros(0, 5), torch.zeros(0, dtype=torch.long)
@@ -499,6 +514,7 @@ def test_empty_batch(top1):
 # ---- modules ------------------------------------------------------------------------------------------------------------
 
 
+@both_backends
 def test_module_is_the_function():
     scores, target = batch(rows=5, n=20)
     weight = torch.rand(20)
@@ -515,6 +531,7 @@ def test_module_is_the_function():
     assert criterion(scores, target, example_p_k=example) != expected
 
 
+@both_backends
 def test_module_state():
     criterion = TopKCrossEntropyLoss([0.5, 0, 0.5], weight=torch.ones(9))
     scores, target = batch()
@@ -544,6 +561,7 @@ def test_learned_temperature_belongs_to_the_module():
     assert temperature.grad.isfinite()
 
 
+@both_backends
 def test_trains():
     """A linear model on a problem it can solve: the loss goes to zero."""
     generator = torch.Generator().manual_seed(0)
@@ -570,6 +588,7 @@ def loss(scores=SCORES, target=TARGET, p_k=(0.5, 0.5), operator=None, **kwargs):
     return topk_cross_entropy(scores, target, p_k, operator, **kwargs)
 
 
+@both_backends
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

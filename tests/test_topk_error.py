@@ -20,6 +20,7 @@ from strategies import rows as strategy_rows
 
 SHAPES = [(0.2, 1.0), (0.0, 1.0), (0.5, 0.4), (0.0, 0.0), (0.3, 0.0)]
 shapes = pytest.mark.parametrize(("guide", "power"), SHAPES)
+both_backends = pytest.mark.usefixtures("backend")  # the others are in float64, which no kernel computes
 every_operator = pytest.mark.parametrize("operator", operators(wires=("target", "given")), ids=name)
 few_operators = pytest.mark.parametrize(
     "operator", [anyk.LapSum(), anyk.KSubset(0.5), anyk.SortingNetwork(), anyk.SinkhornSort(), anyk.SoftSort()], ids=name
@@ -51,6 +52,7 @@ def test_loss_is_the_formula(operator, guide, power, row, data):
     assert actual >= 0
 
 
+@both_backends
 @every_operator
 def test_bounded_without_the_guide(operator):
     scores, target = batch(rows=40, n=12)
@@ -61,6 +63,7 @@ def test_bounded_without_the_guide(operator):
         assert (losses <= 1 / power * (1 + 1e-6)).all()
 
 
+@both_backends
 def test_a_hopeless_example_pulls_less_the_further_it_is_behind():
     """Under cross-entropy it pulls as hard as it can; -log T harder still."""
     others = torch.linspace(1, 0, 9)
@@ -119,6 +122,7 @@ def test_padding_without_an_operator():
             topk_error(padded, torch.full((6, 10), 0.1, dtype=torch.float64), [0.5, 0.5], m=m, guide=0)
 
 
+@both_backends
 def test_guide_0_has_no_softmax():
     """Classes outside the candidates have no gradient at all."""
     scores, target = batch(n=20)
@@ -175,6 +179,7 @@ def spread_out(dtype, k):
     return scores, torch.full((len(scores),), 19)
 
 
+@both_backends
 @pytest.mark.parametrize("power", [1.0, 0.5])
 @pytest.mark.parametrize("k", [1, 5])
 @pytest.mark.parametrize("operator", operators(wires=("target",)), ids=name)
@@ -199,6 +204,7 @@ def test_gradients_keep_their_digits_in_float32(operator, k, power):
     assert wrong[counts].max() < (1e-3 if getattr(operator, "swap", "") in STEEP else 1e-5)
 
 
+@both_backends
 @pytest.mark.parametrize(
     "operator", [anyk.SortingNetwork(), anyk.SortingNetwork("bitonic"), anyk.KSubset(), anyk.LapSum()], ids=name
 )
@@ -333,6 +339,7 @@ def test_label_smoothing_is_the_guides_alone(m):
     torch.testing.assert_close(smoothed, 0.3 * (0.8 * plain + 0.2 * uniform) + 0.7 * bounded)
 
 
+@both_backends
 @few_operators
 def test_ignored_examples_and_reductions(operator):
     scores, target = batch()
@@ -363,6 +370,7 @@ def test_padded_rows(operator):
         assert (gradient[:, 6:] == 0).all()
 
 
+@both_backends
 @few_operators
 def test_shapes_and_p_k(operator):
     generator = torch.Generator().manual_seed(4)
@@ -382,6 +390,7 @@ def test_shapes_and_p_k(operator):
     )
 
 
+@both_backends
 @every_operator
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(operator, dtype):
@@ -405,6 +414,7 @@ def test_order_and_shift_of_the_classes(operator):
     torch.testing.assert_close(topk_error(scores + 31.0, target, P_K, operator, m=7), expected)
 
 
+@both_backends
 @every_operator
 def test_one_candidate_far_behind(operator):
     """It is the target, and the best class is not among the candidates."""
@@ -415,6 +425,7 @@ def test_one_candidate_far_behind(operator):
     torch.testing.assert_close(gradient, torch.tensor([[-0.2, 0.2, 0.0]]))
 
 
+@both_backends
 def test_nan_and_empty():
     scores, target = batch()
     scores[2, 4] = float("nan")
@@ -427,6 +438,7 @@ def test_nan_and_empty():
 # ---- modules ------------------------------------------------------------------------------------------------------------
 
 
+@both_backends
 def test_module_is_the_function():
     scores, target = batch(rows=5, n=20)
     weight = torch.rand(20)
@@ -445,6 +457,7 @@ def test_module_is_the_function():
     assert "KSubset" in repr(TopKErrorLoss(P_K))
 
 
+@both_backends
 def test_trains_from_equal_scores():
     """A linear model that starts at zero, on a problem it can solve."""
     generator = torch.Generator().manual_seed(0)
@@ -492,6 +505,7 @@ def test_bad_input(make, settings, error, message):
         make(**settings)
 
 
+@both_backends
 def test_no_p_k_at_all():
     with pytest.raises(ValueError, match="p_k: expected a distribution, or example_p_k at the call, got None for both"):
         loss(p_k=None)

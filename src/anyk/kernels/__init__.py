@@ -75,9 +75,7 @@ class backend:  # noqa: N801  # it is called, like torch.no_grad
     def __enter__(self) -> backend:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         global _setting
         _setting = self._before
 
@@ -108,6 +106,7 @@ def report() -> dict[str, Any]:
 
 
 _NATIVE = not native.status()
+_INDICES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 
 def uses_native(scores: Tensor) -> bool:
@@ -129,9 +128,7 @@ def _uses_triton(scores: Tensor) -> bool:
     return not _unusable("triton")
 
 
-def loss(
-    spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, example_p_k: Tensor | None
-) -> Tensor | None:
+def loss(spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, example_p_k: Tensor | None) -> Tensor | None:
     """What :func:`anyk.losses.topk_loss` returns, by a kernel; None: the plain code is to compute it.
 
     Whatever is unusual goes there too: it has the words for what is wrong.
@@ -230,7 +227,7 @@ def _as_rows(scores: Tensor, target: Tensor) -> tuple[int, Tensor | None, Tensor
     """Number of classes, scores (rows, n) and targets (rows,) as the kernels read them; None for what is not as it should be.
     The usual case costs next to nothing."""
     shape, dtype = scores.shape, target.dtype
-    if dtype.is_floating_point or len(shape) < 2 or not shape[1] or target.device != scores.device:
+    if dtype not in _INDICES or len(shape) < 2 or not shape[1] or target.device != scores.device:
         return 0, None, target
     if len(shape) == 2:
         if target.ndim != 1 or len(target) != shape[0]:
@@ -241,8 +238,6 @@ def _as_rows(scores: Tensor, target: Tensor) -> tuple[int, Tensor | None, Tensor
             return 0, None, target
         flat = scores.movedim(1, -1).reshape(-1, shape[1])
     if dtype is not torch.int64:
-        if dtype is torch.bool or dtype.is_complex:
-            return 0, None, target
         target = target.long()
     return shape[1], flat, target.reshape(-1).contiguous() if len(shape) > 2 or not target.is_contiguous() else target
 

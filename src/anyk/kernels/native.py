@@ -183,10 +183,11 @@ def _forward(
     size = () if single else (rows,)
     result = scores.new_empty(size) if scores.dtype is torch.float32 else scores.new_empty(size, dtype=torch.float32)
     gradient, classes, of_rest, divisor = _parts(prepared, rows, kept) if kept else (0, 0, 0, 0)
+    p_k_of, values = (0, 0) if p_k is None else (_P_K_OF[p_k.of], p_k.values.data_ptr())
     batch = _BATCH.pack(
         rows, scores.stride(0), conventions.ignore_index,
-        DTYPES[scores.dtype], 0 if p_k is None else _P_K_OF[p_k.of], _REDUCTIONS[conventions.reduction], torch.get_num_threads(),
-        scores.data_ptr(), target.data_ptr(), 0 if p_k is None else p_k.values.data_ptr(), 0 if weight is None else weight.data_ptr(),
+        DTYPES[scores.dtype], p_k_of, _REDUCTIONS[conventions.reduction], torch.get_num_threads(),
+        scores.data_ptr(), target.data_ptr(), values, 0 if weight is None else weight.data_ptr(),
         given, result.data_ptr(), gradient, classes, of_rest, divisor, of_given,
     )  # fmt: skip
     return None if prepared.run(prepared.spec, batch) else result
@@ -298,9 +299,7 @@ class _RowLosses(torch.autograd.Function):
             inputs = [tensor for tensor in (scores, cross_entropy) if tensor is not None and tensor.requires_grad]
             with torch.enable_grad():
                 again = iter(torch.autograd.grad(plain(scores, cross_entropy), inputs, incoming, create_graph=True))
-            found = [
-                next(again) if tensor is not None and tensor.requires_grad else None for tensor in (scores, cross_entropy)
-            ]
+            found = [next(again) if tensor is not None and tensor.requires_grad else None for tensor in (scores, cross_entropy)]
             return found[0], found[1], None
         return _backward(prepared, read, kept, incoming), None if of_given is None else of_given * incoming, None
 

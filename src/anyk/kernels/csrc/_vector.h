@@ -22,6 +22,8 @@ typedef double vd __attribute__((vector_size(BYTES)));
 typedef int64_t vl __attribute__((vector_size(BYTES)));
 typedef float vf __attribute__((vector_size(BYTES)));
 typedef int32_t vi __attribute__((vector_size(BYTES)));
+typedef uint64_t vul __attribute__((vector_size(BYTES))); /* for sums of bits: of signed numbers they may not overflow */
+typedef uint32_t vui __attribute__((vector_size(BYTES)));
 typedef float vfu __attribute__((vector_size(BYTES), aligned(4), may_alias));
 #define W ((int)(BYTES / 4))           /* floats in a vector */
 #define NV ((int)(LANES * 8 / BYTES))  /* vectors of doubles for the rows side by side */
@@ -136,7 +138,7 @@ INLINE vd exponential(vd x) {
     p = p * r + 0x1.0000000ba132cp-1;
     p = p * r + 1;
     p = p * r + 1;
-    return (vd)((vl)p + ((vl)t << 52));
+    return (vd)((vul)p + ((vul)t << 52));
 }
 
 /* log x for x > 0, to 1e-14 absolute */
@@ -174,5 +176,5 @@ INLINE vf exponentialf(vf x) {
     p = p * r + 0.5f;
     p = p * r + 1;
     p = p * r + 1;
-    return zero_below(x, least, (vf)((vi)p + ((vi)t << 23)));
+    return zero_below(x, least, (vf)((vui)p + ((vui)t << 23)));
 }

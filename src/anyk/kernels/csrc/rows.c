@@ -5,6 +5,9 @@
    anyk/losses.py defines; the formulae are explained there. */
 #include "anyk.h"
 #include "_vector.h"
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #define JOIN2(a, b) a##_##b
 #define JOIN(a, b) JOIN2(a, b)
@@ -113,13 +116,26 @@ INLINE bf16 narrow_bf16(float x) {
 }
 typedef uint16_t vhalf __attribute__((vector_size(BYTES / 2), aligned(2), may_alias));
 INLINE vf load_bf16(const bf16 *p) {
-    return (vf)(__builtin_convertvector(*(const vhalf *)p, vi) << 16);
+#if defined(__AVX512F__)
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif defined(__AVX2__)
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
+    return (vf)(__builtin_convertvector(*(const vhalf *)p, vui) << 16);
+#endif
 }
 INLINE void store_bf16(bf16 *p, vf x) {
-    vi bits = (vi)x;
-    vi rounded = (vi)(((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) & 0xffff);
-    vi nan = x != x;
-    *(vhalf *)p = __builtin_convertvector((rounded & ~nan) | (0x7fc0 & nan), vhalf);
+    vui bits = (vui)x;
+    vui rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, nan = (vui)(vi)(x != x);
+    rounded = (rounded & ~nan) | (0x7fc0 & nan);
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)rounded));
+#elif defined(__AVX2__)
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)rounded, (__m256i)rounded), 8);
+    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(packed));
+#else
+    *(vhalf *)p = __builtin_convertvector(rounded, vhalf);
+#endif
 }
 #define S bf16
 #define NAME(x) x##_bf16
@@ -281,8 +297,12 @@ static void merge_sort(Item *items, Item *other, int64_t count) {
    scores than were kept. `order` has room for the kept. */
 static void sort(Kept *kept, Item *order, Item *other) {
     int64_t count = kept->count, wanted = kept->wanted < count ? kept->wanted : count;
-    if (count <= 192) {
-        vi ranks[192 / W + 1];
+    if (count > wanted + wanted / 4 + 2 * W) {
+        compact(kept);
+        count = kept->count;
+    }
+    if (count <= 320) {
+        vi ranks[320 / W + 1];
         int vectors = (int)((count + W - 1) / W);
         for (int64_t i = count; i < vectors * W; i++) kept->score[i] = -INFINITY;
         for (int g = 0; g < vectors; g += 4) {
@@ -393,6 +413,11 @@ typedef struct {
 static void *take(Arena *arena, int64_t bytes) {
     char *start = arena->next;
     arena->next += (bytes + 63) & ~(int64_t)63;
+#if defined(__SANITIZE_ADDRESS__) /* between the parts is nobody's */
+    arena->next += 64;
+    __asan_unpoison_memory_region(start, (size_t)bytes);
+    __asan_poison_memory_region(start + bytes, (size_t)(arena->next - start - bytes));
+#endif
     return start;
 }
 #define VECTORS(count) take(&arena, (int64_t)(count) * LANES * 8)
@@ -1140,7 +1165,7 @@ int EXPORTED(forward)(const Spec *spec, const Batch *batch, int64_t first, int64
                 r->top = sums_of(rows_whole + lane * n, n, spec->uses_softmax, smoothed, &kept.nan, &sums);
             else
                 r->top = find(scores_of_row, batch->dtype, n, m, spec->uses_softmax, smoothed, &kept, whole, &sums);
-            r->nan = kept.nan || own != own;
+            r->nan = kept.nan || own != own || r->top == INFINITY; /* inf - inf: what has overflown must show */
             if (r->nan) { /* the row's numbers are replaced in the end */
                 kept.count = 0;
                 for (int64_t i = 0; kept.count < m - 1; i++)

@@ -1,0 +1,116 @@
+"""Nothing outside is read or written, nothing is undefined, and nothing is read that was not written: sanitized.py."""
+
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import anyk
+from anyk.kernels import build, native
+from anyk.kernels.description import describe
+from anyk.losses import cross_entropy_spec, error_spec
+from anyk.registry import SWAPS
+
+SCRIPT = Path(__file__).parent.parent / "sanitized.py"
+COMPILER = next((found for name in ("gcc", "cc") if (found := shutil.which(name))), None)
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers' libraries are Linux's"),
+    pytest.mark.skipif(COMPILER is None, reason="no C compiler"),
+]
+CASES = 300
+
+
+def runtime() -> str:
+    """The sanitizer's library, which must be there before anything else."""
+    found = subprocess.run([COMPILER, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
+    if not os.path.isabs(found):
+        pytest.skip("the compiler has no address sanitizer")
+    return found
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    try:
+        return build.build(sanitize=True)
+    except build.Unavailable as why:
+        pytest.skip(str(why))
+
+
+def losses(seed: int) -> list[dict[str, object]]:
+    """Of every operator, swap, policy and family, as the library is told of them."""
+    draw, made = random.Random(seed), []
+    while len(made) < CASES:
+        n = draw.choice([draw.randint(1, 6), draw.randint(1, 40), draw.choice([63, 64, 65, 130, 300, 1000])])
+        k = draw.randint(1, min(n, 7))
+        m = draw.choice([k, n, draw.randint(k, n)])
+        if m > 150:
+            continue
+        temperature = draw.choice([0.01, 1.0, 30.0])
+        operator = draw.choice([
+            anyk.NeuralSort, anyk.SoftSort, anyk.LapSum, anyk.KSubset,
+            lambda t: anyk.SortingNetwork(draw.choice(["splitter", "bitonic", "odd_even"]), t, draw.choice(list(SWAPS)),
+                                          draw.choice(["target", "sorted", "given"])),
+        ])(temperature)  # fmt: skip
+        p_k = [1 / k] * k
+        if draw.random() < 0.5:
+            top1, over = draw.choice(["separate", "mixed", "operator"]), draw.choice(["all", "candidates"])
+            spec = cross_entropy_spec(p_k, operator, m, top1, over)
+        else:
+            guide = draw.choice([0.0, 0.2])
+            spec = error_spec(p_k, operator, m, guide, draw.choice([0.0, 0.5, 1.0]), draw.choice([0.0, 0.1]) if guide else 0.0)
+        if spec.is_cross_entropy(k):
+            continue
+        description = describe(spec, n, k, m)
+        assert not isinstance(description, str)
+        prepared = native.prepare(description)
+        assert not isinstance(prepared, str)
+        wiring = description.wiring
+        tables = [] if wiring is None else [table.numpy().tobytes() for table in wiring]
+        *numbers, _, _, _ = native._SPEC.unpack(prepared.spec)
+        made.append({"n": n, "m": m, "k": k, "numbers": numbers, "tables": tables, "has_rest": prepared.has_rest})
+    return made
+
+
+@pytest.mark.parametrize("variant", [0, 1, 2])
+def test_sanitized(library, tmp_path, variant):
+    (tmp_path / "losses").write_bytes(pickle.dumps(losses(variant)))
+    digests = set()
+    for fill in (0x00, 0x7F, 0xFF):  # 0, large numbers, NaN
+        options = f"detect_leaks=0:max_malloc_fill_size=100000000:malloc_fill_byte={fill}"
+        environment = {
+            **os.environ, "LD_PRELOAD": runtime(), "ASAN_OPTIONS": options, "UBSAN_OPTIONS": "print_stacktrace=1",
+        }  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-S", str(SCRIPT), str(library), str(tmp_path / "losses"), str(variant), str(variant)],
+            env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-6000:]
+        if done.stdout.strip() == "not here":
+            pytest.skip("this machine has not got these instructions")
+        digests.add(done.stdout)
+    assert len(digests) == 1, "the result depends on memory that nobody wrote"
+
+
+def test_the_sanitizer_sees_a_byte(library):
+    """The buffers of the script end where they end: one class too many is seen."""
+    code = f"""
+import ctypes, sys
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+import sanitized
+buffers = sanitized.Buffers()
+library = ctypes.CDLL({str(library)!r})
+scores, classes = buffers.of(sanitized.packed([1.0] * 20, 0)), buffers.room(8)
+wide, address = ctypes.c_int64, ctypes.c_void_p
+library.anyk_best(address(scores), 0, wide(1), wide(21), wide(int(sys.argv[1])), wide(1), 1, address(classes), 1)
+"""
+    environment = {**os.environ, "LD_PRELOAD": runtime(), "ASAN_OPTIONS": "detect_leaks=0"}
+    for n, wrong in ((20, False), (21, True)):
+        done = subprocess.run([sys.executable, "-S", "-c", code, str(n)], env=environment, capture_output=True, text=True)
+        assert (done.returncode != 0) == wrong, done.stderr
+        assert ("heap-buffer-overflow" in done.stderr) == wrong

@@ -1,0 +1,197 @@
+"""Calls the native library that was built with --sanitize, with buffers that end where they end. Run by test_sanitized.py.
+
+Without torch and anyk, whose own memory would be watched too: what they know of the losses comes in a pickle. Every buffer is
+one allocation of exactly its size, so that a byte before or behind it is seen. What was never written shows as well: all the
+memory is filled with a byte that the caller chooses, and a digest of the results, which it must not change, is printed.
+
+    LD_PRELOAD=libasan.so ASAN_OPTIONS=malloc_fill_byte=… python sanitized.py LIBRARY LOSSES VARIANT SEED
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import pickle
+import random
+import struct
+import sys
+
+SPEC, BATCH, BACK = struct.Struct("3q6i4dq3P"), struct.Struct("3q4i9P"), struct.Struct("6q4i7P")
+FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW = range(4)
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+
+
+class Buffers:
+    """Memory of one case."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def of(self, content: bytes) -> int:
+        address = self.room(len(content))
+        ctypes.memmove(address, content, len(content))
+        return address
+
+    def room(self, size: int) -> int:
+        address = libc.malloc(size)
+        assert address
+        self.taken.append(address)
+        return address
+
+    def free(self) -> None:
+        for address in self.taken:
+            libc.free(address)
+
+
+def packed(values: list[float], dtype: int) -> bytes:
+    if dtype == 0:
+        return struct.pack(f"{len(values)}f", *values)
+    if dtype == 1:
+        return b"".join(struct.pack("f", value)[2:] for value in values)
+    return struct.pack(f"{len(values)}e", *(max(-65504.0, min(65504.0, v)) if math.isfinite(v) else v for v in values))
+
+
+def drawn_rows(draw: random.Random, rows: int, n: int, k: int, target: list[int]) -> list[list[float]]:
+    kind = draw.choice(
+        ["normal", "normal", "ties", "equal", "ascending", "descending", "huge", "padded", "nan", "inf", "zeros"]
+    )
+    scores = [[draw.gauss(0, 2) for _ in range(n)] for _ in range(rows)]
+    for row, own in zip(scores, target, strict=True):
+        own = own if 0 <= own < n else 0
+        if kind == "ties":
+            row[:] = [float(round(value)) for value in row]
+        elif kind == "equal":
+            row[:] = [row[0]] * n
+        elif kind in ("ascending", "descending"):
+            row.sort(reverse=kind == "descending")
+        elif kind == "huge":
+            row[:] = [value * 10 ** draw.uniform(-40, 37) for value in row]
+        elif kind == "padded":
+            left = draw.randint(k, n)
+            kept = {own, *draw.sample(range(n), left)}
+            row[:] = [value if c in kept else -math.inf for c, value in enumerate(row)]
+        elif kind == "nan":
+            row[draw.randrange(n)] = draw.choice([math.nan, -math.nan])
+        elif kind == "inf":
+            for c in range(n):
+                row[c] = draw.choice([row[c], row[c], math.inf, -math.inf if c != own else 0.0])
+        elif kind == "zeros":
+            row[:] = [draw.choice([0.0, -0.0, 1e-45, -1e-45]) for _ in row]
+    return scores
+
+
+def laid_out(draw: random.Random, scores: list[list[float]], n: int, dtype: int, buffers: Buffers) -> tuple[int, int]:
+    """Where the first row starts and how far the next is: side by side, apart, behind something, or one row for all."""
+    layout = draw.choice(["whole", "whole", "apart", "behind", "one"])
+    size = 4 if dtype == 0 else 2
+    if layout == "one" and scores:
+        scores[:] = [scores[0]] * len(scores)
+        return buffers.of(packed(scores[0], dtype)), 0
+    before, after = (0, 0) if layout == "whole" else (draw.randint(0, 9), draw.randint(0, 9))
+    beside = [math.nan]
+    flat = [value for row in scores for value in (*beside * before, *row, *beside * after)]
+    if layout == "behind" and after:  # the last row ends with the buffer
+        flat = flat[:-after]
+    return buffers.of(packed(flat, dtype)) + before * size, before + n + after
+
+
+def one_loss(library: ctypes.CDLL, loss: dict[str, object], draw: random.Random, digest: object) -> int:
+    buffers = Buffers()
+    n, m, k = loss["n"], loss["m"], loss["k"]
+    rows, dtype = draw.choice([0, 1, 2, 15, 16, 17, 31, 33, 50]), draw.randrange(3)
+    p_k_of, reduction, threads = draw.randrange(3), draw.randrange(3), draw.choice([1, 1, 4])
+    ignored = draw.choice([-100, 0])
+    target = [draw.randrange(n) for _ in range(rows)]
+    for row in range(rows):
+        if draw.random() < 0.1:
+            target[row] = ignored
+    wrong = rows > 0 and draw.random() < 0.05
+    if wrong:
+        target[draw.randrange(rows)] = draw.choice([-1, n, 2**40, -(2**62)])
+    scores = drawn_rows(draw, rows, n, k, target)
+    start, stride = laid_out(draw, scores, n, dtype, buffers)
+    shares = [1 / k] * k
+    if draw.random() < 0.3:
+        shares = [0.0] * (k - 1) + [1.0]
+    several = {0: 1, 1: n, 2: rows}[p_k_of]
+    tables = [buffers.of(table) for table in loss["tables"]] or [0, 0, 0]
+    spec = SPEC.pack(*loss["numbers"], *tables)
+    weight = buffers.of(struct.pack(f"{n}f", *(draw.random() for _ in range(n)))) if draw.random() < 0.3 else 0
+    result = 1 if reduction != 2 else rows
+    results = [buffers.room(4 * size) for size in (result, rows * m, rows * m, rows * 3, 1)]
+    with_gradient, has_rest = draw.random() < 0.8, loss["has_rest"]
+    kept = [address if with_gradient else 0 for address in results[1:]]
+    if not has_rest:
+        kept[2] = 0
+    batch = BATCH.pack(
+        rows, stride, ignored, dtype, p_k_of, reduction, threads, start, buffers.of(struct.pack(f"{rows}q", *target)),
+        buffers.of(struct.pack(f"{several * k}d", *shares * several)), weight, results[0], *kept,
+    )  # fmt: skip
+    status = library.anyk_forward(buffers_bytes(buffers, spec), buffers_bytes(buffers, batch))
+    assert status in (FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW), status
+    assert not wrong or status == BAD_TARGET, "a wrong target was taken"
+    if status == FINE:
+        digest.update(ctypes.string_at(results[0], 4 * result))
+    if status == FINE and with_gradient:
+        single = reduction != 2
+        apart = draw.choice([0, 1, 3])
+        incoming = buffers.of(
+            struct.pack("f", 0.5) if single or not apart else struct.pack("f", 0.5) * ((rows - 1) * apart + 1)
+        )
+        size, beside = 4 if dtype == 0 else 2, draw.choice([0, 0, 3])
+        out = buffers.room(max(0, rows * (n + beside) - beside) * size)
+        back = BACK.pack(
+            rows, n, m, stride, n + beside, 0 if single else apart, dtype, has_rest, threads, single,
+            start, kept[0], kept[1], kept[2], kept[3] if single else 0, incoming, out,
+        )  # fmt: skip
+        assert library.anyk_backward(buffers_bytes(buffers, back)) == FINE
+        for row in range(rows):
+            digest.update(ctypes.string_at(out + row * (n + beside) * size, n * size))
+    buffers.free()
+    return status
+
+
+def buffers_bytes(buffers: Buffers, content: bytes) -> ctypes.c_void_p:
+    return ctypes.c_void_p(buffers.of(content))
+
+
+def one_selection(library: ctypes.CDLL, draw: random.Random, digest: object) -> None:
+    buffers = Buffers()
+    n = draw.choice([draw.randint(1, 70), draw.randint(1, 70), draw.choice([127, 128, 129, 255, 257, 1000, 3000])])
+    m, rows, dtype = draw.choice([1, n, draw.randint(1, n), min(n, 64)]), draw.choice([0, 1, 3, 17]), draw.randrange(3)
+    scores = drawn_rows(draw, rows, n, 1, [0] * rows)
+    start, stride = laid_out(draw, scores, n, dtype, buffers)
+    classes = buffers.room(8 * rows * m)
+    wide, whole, address = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
+    status = library.anyk_best(
+        address(start), whole(dtype), wide(rows), wide(stride), wide(n), wide(m), whole(1), address(classes),
+        whole(draw.choice([1, 4])),
+    )  # fmt: skip
+    if status == FINE:
+        found = ctypes.string_at(classes, 8 * rows * m)
+        assert all(0 <= c < n for c in struct.unpack(f"{rows * m}q", found))
+        digest.update(found)
+    buffers.free()
+
+
+def main(path: str, losses_path: str, variant: int, seed: int) -> None:
+    library = ctypes.CDLL(path)
+    if not library.anyk_use(variant):
+        print("not here")  # noqa: T201
+        return
+    with open(losses_path, "rb") as file:
+        losses = pickle.load(file)
+    draw, digest, statuses = random.Random(seed), hashlib.sha256(), [0] * 4
+    for loss in losses:
+        for _ in range(2):
+            statuses[one_loss(library, loss, draw, digest)] += 1
+        one_selection(library, draw, digest)
+    assert all(statuses), statuses
+    print(digest.hexdigest())  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
