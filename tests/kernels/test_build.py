@@ -24,19 +24,24 @@ SOURCES = {
     "_part.c": "this is no C, and not compiled by itself\n",
     "rows.c": '#include "_names.h"\nint NAME(rows_, VARIANT)(void) { return NUMBER; }\n',
     "anyk.c": """
+        #include "_names.h"
         int rows_baseline(void);
-        #ifdef HAS_X86_VARIANTS
-        int rows_avx2(void), rows_avx512(void);
-        #endif
         __attribute__((visibility("default"))) int number(void) { return rows_baseline(); }
         __attribute__((visibility("default"))) int variants(void) {
-        #ifdef HAS_X86_VARIANTS
-            return rows_avx2() == rows_avx512() ? 3 : 0;
-        #elif defined(HAS_AVX2) || defined(HAS_AVX512)
-            return 2;
-        #else
-            return 1;
+            int count = 1;
+        #ifdef HAS_AVX2
+            int rows_avx2(void);
+            count += rows_avx2() == NUMBER;
         #endif
+        #ifdef HAS_AVX512
+            int rows_avx512(void);
+            count += rows_avx512() == NUMBER;
+        #endif
+        #ifdef HAS_AVX512BF16
+            int rows_avx512bf16(void);
+            count += rows_avx512bf16() == NUMBER;
+        #endif
+            return count;
         }
     """,
 }
@@ -148,7 +153,7 @@ def test_it_is_built_beside_the_script_for_every_instruction_set(tree):
     assert made(tree) == {"_native.so"}
     library = tree / KERNELS / "_native.so"
     assert call(library, "number") == 7
-    assert call(library, "variants") == (3 if X86 else 1)
+    assert call(library, "variants") == (4 if X86 else 1)
     assert str(tree).encode() not in library.read_bytes()
 
 
@@ -206,7 +211,7 @@ def test_make_goes_on_without_a_compiler_and_not_with_a_broken_file(tree, empty)
 
 @needs_compiler
 @pytest.mark.skipif(not X86, reason="only x86-64 has several")
-@pytest.mark.parametrize(("unknown", "kind"), [("avx512*", 2), ("avx*", 1)])
+@pytest.mark.parametrize(("unknown", "kind"), [("avx512bf16", 3), ("avx512*", 2), ("avx*", 1)])
 def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(tree, unknown, kind):
     refuse = f'for word; do case "$word" in -m{unknown}) echo "unknown $word" >&2; exit 1;; esac; done'
     build(tree, CC=compiler(tree / "cc", f'{refuse}\nexec {COMPILER} "$@"'))

@@ -855,7 +855,7 @@ def variants():
         number += 1
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_every_instruction_set(variants, number):
     if not variants(number):
         pytest.skip("this machine has not got it")

@@ -77,7 +77,7 @@ def losses(seed: int) -> list[dict[str, object]]:
     return made
 
 
-@pytest.mark.parametrize("variant", [0, 1, 2])
+@pytest.mark.parametrize("variant", [0, 1, 2, 3])
 def test_sanitized(library, tmp_path, variant):
     (tmp_path / "losses").write_bytes(pickle.dumps(losses(variant)))
     digests = set()

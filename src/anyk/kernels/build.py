@@ -36,7 +36,7 @@ FLAGS = (
 SANITIZE = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover")
 AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx512cd", *AVX2, "-mprefer-vector-width=512")
-X86_VARIANTS = {"avx2": AVX2, "avx512": AVX512}
+X86_VARIANTS = {"avx2": AVX2, "avx512": AVX512, "avx512bf16": (*AVX512, "-mavx512bf16")}
 """csrc/rows.c is compiled once more for each; the library chooses when it is loaded"""
 
 
@@ -147,8 +147,6 @@ def _objects(compiler: list[str], folder: Path, sanitize: bool) -> list[Path]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         built = {variant: target for variant, target in zip(variants, pool.map(rows, variants), strict=True) if target}
     have = [f"-DHAS_{variant.upper()}" for variant in built if variant != "baseline"]
-    if x86 and len(built) == len(variants):
-        have.append("-DHAS_X86_VARIANTS")
     objects = list(built.values())
     for file in sorted((HERE / "csrc").glob("*.c")):
         if file.name != "rows.c" and not file.name.startswith("_"):  # those are included by others

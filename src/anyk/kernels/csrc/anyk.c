@@ -35,6 +35,9 @@ DECLARE(avx2)
 #if defined(HAS_AVX512)
 DECLARE(avx512)
 #endif
+#if defined(HAS_AVX512BF16)
+DECLARE(avx512bf16)
+#endif
 
 typedef struct {
     const char *name;
@@ -47,6 +50,9 @@ typedef struct {
 } Variant;
 
 static const Variant variants[] = {
+#if defined(HAS_AVX512BF16)
+    VARIANT_OF(avx512bf16),
+#endif
 #if defined(HAS_AVX512)
     VARIANT_OF(avx512),
 #endif
@@ -62,9 +68,12 @@ static int runs_here(const Variant *variant) {
 #if defined(HAS_AVX2) || defined(HAS_AVX512)
     __builtin_cpu_init();
     int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-    if (!strcmp(variant->name, "avx512"))
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+    int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+#if defined(HAS_AVX512BF16)
+    if (!strcmp(variant->name, "avx512bf16")) return avx512 && __builtin_cpu_supports("avx512bf16");
+#endif
+    if (!strcmp(variant->name, "avx512")) return avx512;
     if (!strcmp(variant->name, "avx2")) return avx2;
 #endif
     return !strcmp(variant->name, "baseline");

@@ -125,9 +125,12 @@ INLINE vf load_bf16(const bf16 *p) {
 #endif
 }
 INLINE void store_bf16(bf16 *p, vf x) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
     vui bits = (vui)x;
-    vui rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, nan = (vui)(vi)(x != x);
-    rounded = (rounded & ~nan) | (0x7fc0 & nan);
+    /* NaN stays NaN: the lower half of those that get here is zero */
+    vui rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 #if defined(__AVX512F__)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)rounded));
 #elif defined(__AVX2__)
@@ -135,6 +138,7 @@ INLINE void store_bf16(bf16 *p, vf x) {
     _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(packed));
 #else
     *(vhalf *)p = __builtin_convertvector(rounded, vhalf);
+#endif
 #endif
 }
 #define S bf16
