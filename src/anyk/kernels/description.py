@@ -130,8 +130,8 @@ def describe(spec: Spec, n: int, k: int, m: int | None, given: bool = False) -> 
     if not 1e-30 < scale < 1e30:
         return "its temperature is too extreme"
     return Description(
-        code, swap, wires, family, all_classes, spec.uses_softmax and not given, guide, power, smoothing, scale, n, m, k, wiring,
-        sorting_of(n) if m == n and FEWEST_SORTED <= n <= MOST_SORTED else None,
+        code, swap, wires, family, all_classes, spec.uses_softmax and not given, guide, power, smoothing, scale, n, m, k,
+        wiring, sorting_of(n) if m == n and FEWEST_SORTED <= n <= MOST_SORTED else None,
     )  # fmt: skip
 
 

@@ -1,0 +1,397 @@
+/* Finding and sorting the best scores of a row. */
+
+/* Scores that are not lower than a threshold, and how many of the best are wanted. */
+typedef struct {
+    vf threshold;
+    int64_t count, wanted, room;
+    float *score;
+    int32_t *class;
+    int nan;
+} Kept;
+
+typedef struct {
+    double exponentials, shifted;
+    int64_t real;
+} Sums;
+
+/* Integers in the order of the floats. */
+INLINE int32_t key_of(float x) {
+    int32_t bits;
+    x += 0.0f; /* -0 becomes 0 */
+    memcpy(&bits, &x, 4);
+    return bits ^ ((bits >> 31) & INT32_MAX);
+}
+INLINE float of_key(int32_t key) {
+    key ^= (key >> 31) & INT32_MAX;
+    float x;
+    memcpy(&x, &key, 4);
+    return x;
+}
+
+/* The largest key that at least `wanted` of the scores reach; or, with slack, a lower one that up to `slack` more reach. */
+static int32_t key_reached_by(const float *scores, int64_t count, int64_t wanted, int64_t slack) {
+    int32_t low = INT32_MAX, high = INT32_MIN;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t key = key_of(scores[i]);
+        low = key < low ? key : low;
+        high = key > high ? key : high;
+    }
+    while (low < high) { /* low is reached by at least `wanted`, high + 1 by fewer */
+        int32_t middle = (int32_t)(((int64_t)low + high + 1) >> 1);
+        int64_t reached = 0;
+        int64_t i = 0;
+        vi sums = {0}, limit = alli(middle);
+        for (; i + W <= count; i += W) {
+            vi bits = (vi)((vf)*(const vfu *)(scores + i) + 0.0f);
+            sums -= (vi)((bits ^ ((bits >> 31) & INT32_MAX)) >= limit);
+        }
+        reached = sum_of(sums);
+        for (; i < count; i++) reached += key_of(scores[i]) >= middle;
+        if (reached >= wanted) {
+            low = middle;
+            if (reached <= wanted + slack) break;
+        } else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* Keeps the best of what was collected, the earlier of equals, and raises the threshold above them. */
+static void compact(Kept *kept) {
+    for (int64_t i = 0; i < kept->count; i++) kept->nan |= kept->score[i] != kept->score[i];
+    int32_t least = key_reached_by(kept->score, kept->count, kept->wanted, 0);
+    int64_t above = 0, count = 0;
+    for (int64_t i = 0; i < kept->count; i++) above += key_of(kept->score[i]) > least;
+    int64_t ties = kept->wanted - above;
+    for (int64_t i = 0; i < kept->count; i++) {
+        int32_t key = key_of(kept->score[i]);
+        if (key > least || (key == least && ties-- > 0)) {
+            kept->score[count] = kept->score[i];
+            kept->class[count++] = kept->class[i];
+        }
+    }
+    kept->count = count;
+    /* NaN in, NaN out: nothing more needs to be found. Above +inf there is nothing but NaN. */
+    if (kept->nan || least >= key_of(INFINITY))
+        kept->threshold = allf(INFINITY), kept->nan |= least > key_of(INFINITY);
+    else
+        kept->threshold = allf(of_key(least + 1));
+    if (kept->threshold[0] == INFINITY && kept->count > kept->room) kept->count = kept->room;
+}
+
+/* float32 */
+INLINE vf load_f32(const float *p) { return (vf)*(const vfu *)p; }
+INLINE float one_f32(float x) { return x; }
+INLINE void store_f32(float *p, vf x) { *(vfu *)p = (vfu)x; }
+INLINE float narrow_f32(float x) { return x; }
+#define S float
+#define NAME(x) x##_f32
+#include "_scores.h"
+
+/* bfloat16: the upper half of a float */
+typedef uint16_t bf16;
+INLINE float one_bf16(bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+INLINE bf16 narrow_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if (x != x) return 0x7fc0;
+    return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+typedef uint16_t vhalf __attribute__((vector_size(BYTES / 2), aligned(2), may_alias));
+INLINE vf load_bf16(const bf16 *p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif defined(__AVX2__)
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
+    return (vf)(__builtin_convertvector(*(const vhalf *)p, vui) << 16);
+#endif
+}
+INLINE void store_bf16(bf16 *p, vf x) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
+    vui bits = (vui)x;
+    /* NaN stays NaN: the lower half of those that get here is zero */
+    vui rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)rounded));
+#elif defined(__AVX2__)
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)rounded, (__m256i)rounded), 8);
+    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(packed));
+#else
+    *(vhalf *)p = __builtin_convertvector(rounded, vhalf);
+#endif
+#endif
+}
+#define S bf16
+#define NAME(x) x##_bf16
+#include "_scores.h"
+
+/* float16 */
+typedef uint16_t f16;
+#if defined(__F16C__)
+INLINE float one_f16(f16 x) { return _cvtsh_ss(x); }
+INLINE f16 narrow_f16(float x) { return _cvtss_sh(x, 0); }
+#else
+INLINE float one_f16(f16 x) {
+    uint32_t sign = (uint32_t)(x & 0x8000) << 16, exponent = (x >> 10) & 31, mantissa = x & 1023, bits;
+    float y;
+    if (exponent == 0) {
+        y = (float)mantissa * 0x1p-24f;
+        return sign ? -y : y;
+    }
+    bits = sign | (exponent == 31 ? 0x7f800000 : (exponent + 112) << 23) | mantissa << 13;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+INLINE f16 narrow_f16(float x) {
+    uint32_t bits, sign;
+    memcpy(&bits, &x, 4);
+    sign = (bits >> 16) & 0x8000;
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return (f16)(sign | 0x7e00);
+    if (bits >= 0x477ff000) return (f16)(sign | 0x7c00);
+    if (bits < 0x38800000) { /* subnormal: the sum rounds as it should */
+        float y;
+        memcpy(&y, &bits, 4);
+        y += 0.5f;
+        memcpy(&bits, &y, 4);
+        return (f16)(sign | (bits - 0x3f000000));
+    }
+    bits += 0xc8000fff + ((bits >> 13) & 1);
+    return (f16)(sign | bits >> 13);
+}
+#endif
+INLINE vf load_f16(const f16 *p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__F16C__) && BYTES == 32
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
+    vf x;
+    for (int l = 0; l < W; l++) x[l] = one_f16(p[l]);
+    return x;
+#endif
+}
+INLINE void store_f16(f16 *p, vf x) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)x, 0));
+#elif defined(__F16C__) && BYTES == 32
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)x, 0));
+#else
+    for (int l = 0; l < W; l++) p[l] = narrow_f16(x[l]);
+#endif
+}
+#define S f16
+#define NAME(x) x##_f16
+#include "_scores.h"
+
+INLINE size_t item_size(int dtype) { return dtype == FLOAT32 ? 4 : 2; }
+INLINE const void *row_of(const void *scores, int dtype, int64_t offset) {
+    return (const char *)scores + offset * (int64_t)item_size(dtype);
+}
+static float score_at(const void *row, int dtype, int64_t i) {
+    if (dtype == FLOAT32) return ((const float *)row)[i];
+    return dtype == BFLOAT16 ? one_bf16(((const bf16 *)row)[i]) : one_f16(((const f16 *)row)[i]);
+}
+
+/* The `wanted` best scores of a row, and perhaps some more, in the order of their classes. Returns the largest score. */
+static float find(const void *row, int dtype, int64_t n, int64_t wanted, int sums, int smoothed, Kept *kept, float *whole,
+                  Sums *out) {
+    int groups = 1;
+    while (groups < 16 && groups * W < 4 * wanted) groups *= 2;
+    float most;
+    kept->count = 0;
+    kept->nan = 0;
+    kept->wanted = wanted;
+    int all_kept = wanted >= n;
+    if (all_kept || n <= groups * W * 2 || groups * W < wanted + wanted / 4) {
+        if (dtype == FLOAT32)
+            most = most_f32(row, n);
+        else
+            most = dtype == BFLOAT16 ? most_bf16(row, n) : most_f16(row, n);
+        if (!all_kept) {
+            for (int64_t i = 0; i < n; i++) whole[i] = score_at(row, dtype, i);
+            kept->threshold = allf(of_key(key_reached_by(whole, n, wanted, wanted / 8 + 2)));
+        }
+    } else {
+        vf maxima[16];
+        if (dtype == FLOAT32)
+            most = maxima_f32(row, n, groups, maxima);
+        else
+            most = dtype == BFLOAT16 ? maxima_bf16(row, n, groups, maxima) : maxima_f16(row, n, groups, maxima);
+        kept->threshold = allf(of_key(key_reached_by((const float *)maxima, groups * W, wanted, wanted / 8 + 1)));
+    }
+    if (all_kept) {
+        if (dtype == FLOAT32)
+            keep_all_f32(row, n, kept);
+        else if (dtype == BFLOAT16)
+            keep_all_bf16(row, n, kept);
+        else
+            keep_all_f16(row, n, kept);
+        if (!sums) return most;
+    } else if (kept->threshold[0] != kept->threshold[0])
+        kept->threshold = allf(INFINITY), kept->nan = 1;
+    Kept *to = all_kept ? NULL : kept;
+    if (dtype == FLOAT32)
+        collect_f32(row, n, to, most, sums, smoothed, out);
+    else if (dtype == BFLOAT16)
+        collect_bf16(row, n, to, most, sums, smoothed, out);
+    else
+        collect_f16(row, n, to, most, sums, smoothed, out);
+    for (int64_t i = 0; to && i < kept->count; i++) kept->nan |= kept->score[i] != kept->score[i];
+    return most;
+}
+
+/* All scores of a row. */
+static void read_all(const void *row, int dtype, int64_t n, float *scores) {
+    if (dtype == FLOAT32)
+        memcpy(scores, row, (size_t)n * 4);
+    else
+        for (int64_t i = 0; i < n; i++) scores[i] = score_at(row, dtype, i);
+}
+
+/* The largest of few scores, whether there is NaN among them, and their sums. */
+static float sums_of(const float *scores, int64_t n, int sums, int smoothed, int *nan, Sums *out) {
+    int strange = 0;
+    for (int64_t i = 0; i < n; i++) strange |= scores[i] != scores[i];
+    *nan = strange;
+    float most = most_f32(scores, n);
+    if (sums) collect_f32(scores, n, NULL, most, 1, smoothed, out);
+    return most;
+}
+
+typedef struct {
+    int32_t key, class;
+} Item;
+
+/* Stable, descending. */
+static void merge_sort(Item *items, Item *other, int64_t count) {
+    for (int64_t width = 1; width < count; width *= 2) {
+        for (int64_t start = 0; start < count; start += 2 * width) {
+            int64_t middle = start + width < count ? start + width : count;
+            int64_t end = start + 2 * width < count ? start + 2 * width : count;
+            int64_t i = start, j = middle;
+            for (int64_t place = start; place < end; place++)
+                other[place] = j >= end || (i < middle && items[i].key >= items[j].key) ? items[i++] : items[j++];
+        }
+        memcpy(items, other, (size_t)count * sizeof(Item));
+    }
+}
+
+/* Sorts what was kept, descending, the earlier class first among equals, and keeps the wanted ones. There is room for W more
+   scores than were kept. `order` has room for the kept. */
+static void sort(Kept *kept, Item *order, Item *other) {
+    int64_t count = kept->count, wanted = kept->wanted < count ? kept->wanted : count;
+    if (count > wanted + wanted / 4 + 2 * W) {
+        compact(kept);
+        count = kept->count;
+    }
+    if (count <= 320) {
+        vi ranks[320 / W + 1];
+        int vectors = (int)((count + W - 1) / W);
+        for (int64_t i = count; i < vectors * W; i++) kept->score[i] = -INFINITY;
+        for (int g = 0; g < vectors; g += 4) {
+            vi r0 = {0}, r1 = {0}, r2 = {0}, r3 = {0};
+            vf x0 = load_f32(kept->score + g * W), x1 = x0, x2 = x0, x3 = x0;
+            if (g + 1 < vectors) x1 = load_f32(kept->score + (g + 1) * W);
+            if (g + 2 < vectors) x2 = load_f32(kept->score + (g + 2) * W);
+            if (g + 3 < vectors) x3 = load_f32(kept->score + (g + 3) * W);
+            if (g + 1 >= vectors)
+                for (int64_t j = 0; j < count; j++) r0 = count_if_above(r0, allf(kept->score[j]), x0);
+            else if (g + 2 >= vectors)
+                for (int64_t j = 0; j < count; j++) {
+                    vf y = allf(kept->score[j]);
+                    r0 = count_if_above(r0, y, x0), r1 = count_if_above(r1, y, x1);
+                }
+            else
+                for (int64_t j = 0; j < count; j++) {
+                    vf y = allf(kept->score[j]);
+                    r0 = count_if_above(r0, y, x0), r1 = count_if_above(r1, y, x1);
+                    r2 = count_if_above(r2, y, x2), r3 = count_if_above(r3, y, x3);
+                }
+            ranks[g] = r0;
+            if (g + 1 < vectors) ranks[g + 1] = r1;
+            if (g + 2 < vectors) ranks[g + 2] = r2;
+            if (g + 3 < vectors) ranks[g + 3] = r3;
+        }
+        const int32_t *rank = (const int32_t *)ranks;
+        for (int64_t i = 0; i < count; i++) order[i].class = -1;
+        for (int64_t i = 0; i < count; i++) {
+            int32_t r = rank[i];
+            while (order[r].class >= 0) r++; /* equals have the same rank: the later one goes behind */
+            order[r].key = (int32_t)i;
+            order[r].class = kept->class[i];
+        }
+        float *sorted = (float *)other;
+        for (int64_t i = 0; i < wanted; i++) sorted[i] = kept->score[order[i].key];
+        for (int64_t i = 0; i < wanted; i++) {
+            kept->score[i] = sorted[i];
+            kept->class[i] = order[i].class;
+        }
+    } else {
+        for (int64_t i = 0; i < count; i++) order[i] = (Item){key_of(kept->score[i]), kept->class[i]};
+        merge_sort(order, other, count);
+        for (int64_t i = 0; i < wanted; i++) {
+            kept->score[i] = of_key(order[i].key);
+            kept->class[i] = order[i].class;
+        }
+    }
+    kept->count = wanted;
+}
+
+/* Sorts the scores of LANES rows at once, descending, the earlier class first among equals, each row's `last` class behind all.
+   The keys are the scores without their lowest bits, where the class is: what that leaves undecided is put right in `unpack`. */
+static void sort_block(const Spec *spec, const float *scores, const int32_t *last, int32_t *keys) {
+    int64_t n = spec->n;
+    for (int lane = 0; lane < LANES; lane++) {
+        const float *row = scores + lane * n;
+        for (int64_t i = 0; i < n; i++) {
+            keys[i * LANES + lane] = (key_of(row[i]) & ~(MOST_SORTED - 1)) | (int32_t)(MOST_SORTED - 1 - i);
+        }
+        keys[last[lane] * LANES + lane] = INT32_MIN | (MOST_SORTED - 1 - last[lane]);
+    }
+    const int32_t *pair = spec->sorting;
+    for (int64_t number = 0; number < spec->sorting_size; number++, pair += 2) {
+        vi *upper = (vi *)(keys + pair[0] * LANES), *lower = (vi *)(keys + pair[1] * LANES);
+        for (int v = 0; v < LANES / W; v++) {
+            vi a = upper[v], b = lower[v];
+            upper[v] = larger_int(a, b);
+            lower[v] = smaller_int(a, b);
+        }
+    }
+}
+
+/* A row's sorted scores, without the last one. */
+static void unpack(const int32_t *keys, const float *row, int lane, Kept *kept) {
+    for (int64_t i = 0; i < kept->wanted; i++) {
+        int32_t class = MOST_SORTED - 1 - (keys[i * LANES + lane] & (MOST_SORTED - 1));
+        kept->class[i] = class;
+        kept->score[i] = row[class];
+    }
+    kept->count = kept->wanted;
+    /* Mostly all is decided. Behind the scores there is room for a vector. */
+    int undecided = 0;
+    kept->score[kept->wanted] = -INFINITY;
+    for (int64_t i = 0; i < kept->wanted; i += W) {
+        uint32_t not_less = reach(load_f32(kept->score + i + 1), load_f32(kept->score + i));
+        int64_t left = kept->wanted - i;
+        undecided |= (not_less & (left < W ? (1u << left) - 1 : ~0u)) != 0;
+    }
+    if (!undecided) return;
+    for (int64_t i = 1; i < kept->wanted; i++)
+        for (int64_t j = i; j > 0 && (kept->score[j] > kept->score[j - 1] ||
+                                      (kept->score[j] == kept->score[j - 1] && kept->class[j] < kept->class[j - 1]));
+             j--) {
+            float score = kept->score[j];
+            int32_t class = kept->class[j];
+            kept->score[j] = kept->score[j - 1], kept->class[j] = kept->class[j - 1];
+            kept->score[j - 1] = score, kept->class[j - 1] = class;
+        }
+}
