@@ -294,6 +294,23 @@ def test_inclusion_through_the_loss(name):
         torch.testing.assert_close(by_log, -log_inclusion, rtol=1e-6, atol=1e-7)
 
 
+@every_operator
+def test_the_largest_scores(name):
+    """As large as float32 has them, over small temperatures."""
+    scores, target = batch(rows=16, n=12)
+    scores = scores.clamp(-1, 1)
+    padded = scores.masked_fill(torch.arange(12) > 8, -torch.inf)
+    largest = 3e32 if name == "lapsum" else 3e38  # it holds its thresholds to 1e36
+    for temperature, size in ((1e-3, largest), (1e-12, 3e20), (1.0, largest), (1e10, 1e-38)):
+        for family in ("separate-candidates", "error-log"):
+            for made, goal in ((scores * size, target), (padded * size, target % 9)):
+                loss = loss_of(family, goal, P_K, OPERATORS[name](temperature), reduction="none")
+                with kernel_only():
+                    ours = loss(made)
+                with anyk.backend("torch"):
+                    assert_close("loss", ours, loss(made), loss(made.double()), torch.float32)
+
+
 def test_ksubset_with_many_subsets():
     scores, target = batch(rows=20, n=1000)
     p_k = [0.0] * 99 + [1.0]
