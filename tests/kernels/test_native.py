@@ -311,6 +311,19 @@ def test_the_largest_scores(name):
                     assert_close("loss", ours, loss(made), loss(made.double()), torch.float32)
 
 
+@pytest.mark.parametrize("n", [64, 257, 1000])
+@pytest.mark.parametrize("smoothed", [False, True])
+def test_a_target_that_is_well_ahead(n, smoothed):
+    """Its softmax is near 1, and what is missing to 1 is its gradient."""
+    scores, target = batch(rows=1000, n=n)
+    rest = scores.scatter(-1, target[:, None], -torch.inf).logsumexp(-1)
+    lead = torch.linspace(1, 8, 1000)
+    scores = scores.scatter(-1, target[:, None], (rest + lead)[:, None])
+    family = "error-smoothed" if smoothed else "error"
+    loss = loss_of(family, target, [0.5, 0.5], anyk.KSubset(), m=20, reduction="sum")
+    assert_same(loss, scores)
+
+
 def test_ksubset_with_many_subsets():
     scores, target = batch(rows=20, n=1000)
     p_k = [0.0] * 99 + [1.0]
