@@ -337,6 +337,18 @@ def test_a_large_network():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-6])
+def test_half_precision_is_rounded_once(dtype, size):
+    """Of the same scores in float32 the gradient is the same, but for its rounding, to the nearest, subnormals too."""
+    scores, target = batch(rows=33, n=75, dtype=dtype)
+    for m in (None, 20):
+        loss = loss_of("error-smoothed", target, P_K, anyk.LapSum(), m=m, reduction="none")
+        half, whole = (by_kernel(loss, made, lambda result: torch.full_like(result, size)) for made in (scores, scores.float()))
+        assert torch.equal(half.loss, whole.loss)
+        assert torch.equal(half.gradient, whole.gradient.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_gradients_are_scaled_before_they_are_rounded(dtype):
     """What a GradScaler multiplies a loss with, it must find in the gradient: 2^-20 of it would be nothing in float16."""
     scores, target = batch(rows=64, n=50, dtype=dtype)
