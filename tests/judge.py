@@ -93,11 +93,12 @@ def assert_close(what: str, ours: Tensor, theirs: Tensor, exact: Tensor, dtype: 
     ours, theirs, exact = ours.double(), theirs.double(), exact.double()
     rounding = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
     least = ABSOLUTE if dtype == torch.float32 else max(ABSOLUTE, torch.finfo(dtype).tiny * torch.finfo(dtype).eps)
-    off = (theirs - exact).abs()
+    off = (theirs - exact).abs().nan_to_num(nan=torch.inf)  # the plain float32 code may have overflown
     good = (off <= (GOOD + rounding) * exact.abs()) | (off <= least / 2)
     near = (ours - theirs).abs() <= ((RELATIVE + 2 * rounding) * theirs.abs()).clamp(min=least)
     better = (ours - exact).abs() <= off + ((RELATIVE + rounding) * exact.abs()).clamp(min=least)
     right = torch.where(good, near, better) | (ours == theirs) | (ours.isnan() & theirs.isnan())
+    right &= exact.isnan() <= ours.isnan()
     if not right.all():
         where = (~right).nonzero()[0].tolist()
         place = tuple(where)

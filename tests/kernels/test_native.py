@@ -294,6 +294,36 @@ def test_inclusion_through_the_loss(name):
         torch.testing.assert_close(by_log, -log_inclusion, rtol=1e-6, atol=1e-7)
 
 
+@every_operator
+def test_the_largest_scores(name):
+    """As large as float32 has them, over small temperatures."""
+    scores, target = batch(rows=16, n=12)
+    scores = scores.clamp(-1, 1)
+    padded = scores.masked_fill(torch.arange(12) > 8, -torch.inf)
+    largest = 3e32 if name == "lapsum" else 3e38  # it holds its thresholds to 1e36
+    for temperature, size in ((1e-3, largest), (1e-12, 3e20), (1.0, largest), (1e10, 1e-38)):
+        for family in ("separate-candidates", "error-log"):
+            for made, goal in ((scores * size, target), (padded * size, target % 9)):
+                loss = loss_of(family, goal, P_K, OPERATORS[name](temperature), reduction="none")
+                with kernel_only():
+                    ours = loss(made)
+                with anyk.backend("torch"):
+                    assert_close("loss", ours, loss(made), loss(made.double()), torch.float32)
+
+
+@pytest.mark.parametrize("n", [64, 257, 1000])
+@pytest.mark.parametrize("smoothed", [False, True])
+def test_a_target_that_is_well_ahead(n, smoothed):
+    """Its softmax is near 1, and what is missing to 1 is its gradient."""
+    scores, target = batch(rows=1000, n=n)
+    rest = scores.scatter(-1, target[:, None], -torch.inf).logsumexp(-1)
+    lead = torch.linspace(1, 8, 1000)
+    scores = scores.scatter(-1, target[:, None], (rest + lead)[:, None])
+    family = "error-smoothed" if smoothed else "error"
+    loss = loss_of(family, target, [0.5, 0.5], anyk.KSubset(), m=20, reduction="sum")
+    assert_same(loss, scores)
+
+
 def test_ksubset_with_many_subsets():
     scores, target = batch(rows=20, n=1000)
     p_k = [0.0] * 99 + [1.0]
@@ -304,6 +334,18 @@ def test_a_large_network():
     scores, target = batch(rows=17, n=700)
     for kind in KINDS[:2]:
         assert_same(loss_of("operator", target, P_K, anyk.SortingNetwork(kind), m=600, reduction="none"), scores)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-6])
+def test_half_precision_is_rounded_once(dtype, size):
+    """Of the same scores in float32 the gradient is the same, but for its rounding, to the nearest, subnormals too."""
+    scores, target = batch(rows=33, n=75, dtype=dtype)
+    for m in (None, 20):
+        loss = loss_of("error-smoothed", target, P_K, anyk.LapSum(), m=m, reduction="none")
+        half, whole = (by_kernel(loss, made, lambda result: torch.full_like(result, size)) for made in (scores, scores.float()))
+        assert torch.equal(half.loss, whole.loss)
+        assert torch.equal(half.gradient, whole.gradient.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

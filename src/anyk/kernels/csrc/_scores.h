@@ -59,7 +59,7 @@ INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, 
         /* Float sums of few numbers, their sum in double: no digits are lost over a long row. */
         int64_t end = i + 64 * W <= n ? i + 64 * W : n - W + 1;
         vf some = {0}, shifted_sum = {0};
-        vi reals = {0};
+        vi reals = {0}, tops = {0};
         for (; i < end; i += W) {
             vf x = NAME(load)(row + i);
             if (kept) {
@@ -79,7 +79,11 @@ INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, 
             }
             if (sums) {
                 vf shifted = x - top;
-                some += exponentialf(shifted);
+                /* The largest are counted: beside their 1 the digits of the others would go, which are the target's gradient
+                   where it is the largest. */
+                vi is_top = shifted == 0;
+                tops -= is_top;
+                some += (vf)((vi)exponentialf(shifted) & ~is_top);
                 if (smoothed) {
                     vi is_real = x > -INFINITY;
                     reals -= is_real;
@@ -88,9 +92,9 @@ INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, 
             }
         }
         if (sums) {
-            float part = 0, shifted_part = 0;
-            for (int l = 0; l < W; l++) part += some[l], shifted_part += shifted_sum[l];
-            sum += part;
+            double part = 0, shifted_part = 0;
+            for (int l = 0; l < W; l++) part += (double)some[l], shifted_part += (double)shifted_sum[l];
+            sum += part + sum_of(tops);
             total += shifted_part;
             real += sum_of(reals);
         }
