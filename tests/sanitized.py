@@ -17,8 +17,9 @@ import random
 import struct
 import sys
 
-SPEC, BATCH, BACK = struct.Struct("3q6i4dq3P"), struct.Struct("3q4i9P"), struct.Struct("6q4i7P")
-FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW = range(4)
+SPEC, SMOOTH = struct.Struct("3q6i4dq3PqP"), struct.Struct("2q3d")
+BATCH, BACK = struct.Struct("3q4i11P"), struct.Struct("6q4id7P")
+FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW, _, STRANGE = range(6)
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
@@ -117,24 +118,36 @@ def one_loss(library: ctypes.CDLL, loss: dict[str, object], draw: random.Random,
     if draw.random() < 0.3:
         shares = [0.0] * (k - 1) + [1.0]
     several = {0: 1, 1: n, 2: rows}[p_k_of]
-    tables = [buffers.of(table) for table in loss["tables"]] or [0, 0, 0]
-    spec = SPEC.pack(*loss["numbers"], *tables)
+    powers, rate = loss["powers"], loss["rate"]
+    if powers:
+        spec, run = SMOOTH.pack(*loss["numbers"]), library.anyk_smooth
+    else:
+        tables = [buffers.of(table) for table in loss["tables"]] or [0, 0, 0]
+        sorting = loss["sorting"]
+        spec = SPEC.pack(*loss["numbers"], *tables, len(sorting) // 8, buffers.of(sorting) if sorting else 0)
+        run = library.anyk_forward
     weight = buffers.of(struct.pack(f"{n}f", *(draw.random() for _ in range(n)))) if draw.random() < 0.3 else 0
     result = 1 if reduction != 2 else rows
-    results = [buffers.room(4 * size) for size in (result, rows * m, rows * m, rows * 3, 1)]
-    with_gradient, has_rest = draw.random() < 0.8, loss["has_rest"]
+    results = [buffers.room(4 * size) for size in (result, rows * m, rows * m, rows * loss["rest"], 1, rows)]
+    with_gradient, given = draw.random() < 0.8, 0
     kept = [address if with_gradient else 0 for address in results[1:]]
-    if not has_rest:
+    if not loss["rest"]:
         kept[2] = 0
+    if loss["given"]:
+        given = buffers.of(struct.pack(f"{rows}f", *(draw.random() for _ in range(rows))))
+    else:
+        kept[4] = 0
     batch = BATCH.pack(
         rows, stride, ignored, dtype, p_k_of, reduction, threads, start, buffers.of(struct.pack(f"{rows}q", *target)),
-        buffers.of(struct.pack(f"{several * k}d", *shares * several)), weight, results[0], *kept,
+        buffers.of(struct.pack(f"{several * k}d", *shares * several)), weight, given, results[0], *kept,
     )  # fmt: skip
-    status = library.anyk_forward(buffers_bytes(buffers, spec), buffers_bytes(buffers, batch))
-    assert status in (FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW), status
+    status = run(buffers_bytes(buffers, spec), buffers_bytes(buffers, batch))
+    assert status in (FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW, STRANGE), status
     assert not wrong or status == BAD_TARGET, "a wrong target was taken"
     if status == FINE:
         digest.update(ctypes.string_at(results[0], 4 * result))
+    if status == FINE and with_gradient and loss["given"]:
+        digest.update(ctypes.string_at(kept[4], 4 * rows))
     if status == FINE and with_gradient:
         single = reduction != 2
         apart = draw.choice([0, 1, 3])
@@ -144,7 +157,7 @@ def one_loss(library: ctypes.CDLL, loss: dict[str, object], draw: random.Random,
         size, beside = 4 if dtype == 0 else 2, draw.choice([0, 0, 3])
         out = buffers.room(max(0, rows * (n + beside) - beside) * size)
         back = BACK.pack(
-            rows, n, m, stride, n + beside, 0 if single else apart, dtype, has_rest, threads, single,
+            rows, n, m, stride, n + beside, 0 if single else apart, dtype, powers, threads, single, rate,
             start, kept[0], kept[1], kept[2], kept[3] if single else 0, incoming, out,
         )  # fmt: skip
         assert library.anyk_backward(buffers_bytes(buffers, back)) == FINE
@@ -167,7 +180,7 @@ def one_selection(library: ctypes.CDLL, draw: random.Random, digest: object) -> 
     classes = buffers.room(8 * rows * m)
     wide, whole, address = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
     status = library.anyk_best(
-        address(start), whole(dtype), wide(rows), wide(stride), wide(n), wide(m), whole(1), address(classes),
+        address(start), whole(dtype), wide(rows), wide(stride), wide(n), wide(m), address(classes),
         whole(draw.choice([1, 4])),
     )  # fmt: skip
     if status == FINE:
@@ -184,12 +197,12 @@ def main(path: str, losses_path: str, variant: int, seed: int) -> None:
         return
     with open(losses_path, "rb") as file:
         losses = pickle.load(file)
-    draw, digest, statuses = random.Random(seed), hashlib.sha256(), [0] * 4
+    draw, digest, statuses = random.Random(seed), hashlib.sha256(), [0] * 6
     for loss in losses:
         for _ in range(2):
             statuses[one_loss(library, loss, draw, digest)] += 1
         one_selection(library, draw, digest)
-    assert all(statuses), statuses
+    assert all(statuses[:4]), statuses
     print(digest.hexdigest())  # noqa: T201
 
 

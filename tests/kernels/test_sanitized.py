@@ -66,14 +66,28 @@ def losses(seed: int) -> list[dict[str, object]]:
             spec = error_spec(p_k, operator, m, guide, draw.choice([0.0, 0.5, 1.0]), draw.choice([0.0, 0.1]) if guide else 0.0)
         if spec.is_cross_entropy(k):
             continue
-        description = describe(spec, n, k, m)
+        given = spec.uses_softmax and m == n and draw.random() < 0.3
+        description = describe(spec, n, k, m, given)
         assert not isinstance(description, str)
         prepared = native.prepare(description)
         assert not isinstance(prepared, str)
         wiring = description.wiring
         tables = [] if wiring is None else [table.numpy().tobytes() for table in wiring]
-        *numbers, _, _, _ = native._SPEC.unpack(prepared.spec)
-        made.append({"n": n, "m": m, "k": k, "numbers": numbers, "tables": tables, "has_rest": prepared.has_rest})
+        numbers = native._SPEC.unpack(prepared.spec)[:-5]
+        sorting = b"" if description.sorting is None else description.sorting.numpy().tobytes()
+        made.append({
+            "n": n, "m": m, "k": k, "numbers": numbers, "tables": tables, "sorting": sorting, "given": given,
+            "rest": prepared.rest, "powers": 0, "rate": 0.0,
+        })  # fmt: skip
+    for _ in range(CASES // 10):
+        k = draw.randint(1, native.MOST_K)
+        n = draw.choice([k + 1, k + 2, draw.randint(k + 1, 70), 300, 1000])
+        prepared = native.prepare_smooth(n, k, draw.choice([0.01, 1.0, 30.0]), 1.0, draw.choice([None, 1.0, 1e3]))
+        assert not isinstance(prepared, str)
+        made.append({
+            "n": n, "m": k + 1, "k": k, "numbers": native._SMOOTH.unpack(prepared.spec), "given": False,
+            "rest": prepared.rest, "powers": k, "rate": prepared.rate,
+        })  # fmt: skip
     return made
 
 
@@ -107,7 +121,7 @@ buffers = sanitized.Buffers()
 library = ctypes.CDLL({str(library)!r})
 scores, classes = buffers.of(sanitized.packed([1.0] * 20, 0)), buffers.room(8)
 wide, address = ctypes.c_int64, ctypes.c_void_p
-library.anyk_best(address(scores), 0, wide(1), wide(21), wide(int(sys.argv[1])), wide(1), 1, address(classes), 1)
+library.anyk_best(address(scores), 0, wide(1), wide(21), wide(int(sys.argv[1])), wide(1), address(classes), 1)
 """
     environment = {**os.environ, "LD_PRELOAD": runtime(), "ASAN_OPTIONS": "detect_leaks=0"}
     for n, wrong in ((20, False), (21, True)):

@@ -22,7 +22,7 @@ from anyk.conventions import Conventions
 from anyk.kernels.description import Description
 from anyk.p_k import PK
 
-ABI = 1
+ABI = 2
 FILE = "_native.so"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _P_K_OF = {"all": 0, "class": 1, "row": 2}
@@ -63,7 +63,7 @@ def _load() -> tuple[_Library | None, str]:
     library.anyk_smooth.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.anyk_backward.argtypes = [ctypes.c_char_p]
     wide, whole, address = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
-    library.anyk_best.argtypes = [address, whole, wide, wide, wide, wide, whole, address, whole]
+    library.anyk_best.argtypes = [address, whole, wide, wide, wide, wide, address, whole]
     variant = library.anyk_variant().decode()
     return (
         _Library(
@@ -313,6 +313,6 @@ def best(scores: Tensor, m: int) -> Tensor | None:
         rows = rows.contiguous()
     classes = torch.empty(*scores.shape[:-1], m, dtype=torch.long)
     refused = _library.best(
-        rows.data_ptr(), DTYPES[rows.dtype], len(rows), rows.stride(0), n, m, 1, classes.data_ptr(), torch.get_num_threads()
+        rows.data_ptr(), DTYPES[rows.dtype], len(rows), rows.stride(0), n, m, classes.data_ptr(), torch.get_num_threads()
     )
     return None if refused else classes

@@ -10,7 +10,6 @@ typedef struct {
     int32_t *number;   /* (lanes) how many are not padding */
     int32_t *rivals;   /* (k, lanes) networks: where the best others stand */
     vd *log_t, *of_log_t; /* (k) */
-    vd *target;        /* the target's x: 0 */
     int padded;        /* some row has padding */
     vd *work;          /* what the operator asked for */
 } Block;

@@ -23,7 +23,7 @@ __asm__(".symver pthread_create,pthread_create@GLIBC_2.17");
     int backward_##variant(const Back *, int64_t, int64_t);                                                           \
     int smooth_##variant(const SmoothSpec *, const Batch *, int64_t, int64_t, char *);                                \
     int64_t best_size_##variant(int64_t, int64_t);                                                                    \
-    int best_##variant(const void *, int, int64_t, int64_t, int64_t, int, int64_t *, int64_t, int64_t, char *);
+    int best_##variant(const void *, int, int64_t, int64_t, int64_t, int64_t *, int64_t, int64_t, char *);
 #define VARIANT_OF(variant) \
     {#variant,           arena_size_##variant, forward_##variant, backward_##variant, \
      smooth_##variant,   best_size_##variant,  best_##variant}
@@ -46,7 +46,7 @@ typedef struct {
     int (*backward)(const Back *, int64_t, int64_t);
     int (*smooth)(const SmoothSpec *, const Batch *, int64_t, int64_t, char *);
     int64_t (*best_size)(int64_t, int64_t);
-    int (*best)(const void *, int, int64_t, int64_t, int64_t, int, int64_t *, int64_t, int64_t, char *);
+    int (*best)(const void *, int, int64_t, int64_t, int64_t, int64_t *, int64_t, int64_t, char *);
 } Variant;
 
 static const Variant variants[] = {
@@ -260,7 +260,7 @@ typedef struct {
     int64_t rows, step;
     const void *scores;
     int64_t stride, n, m;
-    int dtype, in_order;
+    int dtype;
     int64_t *out;
 } Split;
 
@@ -297,7 +297,7 @@ static int best_part(const void *given, int64_t part) {
     const Split *s = given;
     Arena *arena = arena_of(variant()->best_size(s->n, s->m));
     if (!arena) return NO_MEMORY;
-    int status = variant()->best(s->scores, s->dtype, s->stride, s->n, s->m, s->in_order, s->out, part * s->step,
+    int status = variant()->best(s->scores, s->dtype, s->stride, s->n, s->m, s->out, part * s->step,
                                  end_of(s, part), arena->memory);
     give_back(arena);
     return status;
@@ -359,10 +359,10 @@ VISIBLE int anyk_backward(const Back *back) {
     return run_job(backward_part, &split, (back->rows + split.step - 1) / split.step, threads);
 }
 
-VISIBLE int anyk_best(const void *scores, int dtype, int64_t rows, int64_t stride, int64_t n, int64_t m, int in_order,
+VISIBLE int anyk_best(const void *scores, int dtype, int64_t rows, int64_t stride, int64_t n, int64_t m,
                       int64_t *out, int wanted_threads) {
     int threads = threads_for(wanted_threads, rows * n);
-    Split split = {.rows = rows, .scores = scores, .stride = stride, .n = n, .m = m, .dtype = dtype, .in_order = in_order,
+    Split split = {.rows = rows, .scores = scores, .stride = stride, .n = n, .m = m, .dtype = dtype,
                    .out = out, .step = rows_in_part(rows, threads)};
     return run_job(best_part, &split, (rows + split.step - 1) / split.step, threads);
 }

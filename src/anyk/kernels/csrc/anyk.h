@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define ANYK_ABI 1
+#define ANYK_ABI 2
 #define LANES 16 /* rows that are computed side by side */
 
 enum { NETWORK, LAPSUM, KSUBSET, SOFTSORT, NEURALSORT };

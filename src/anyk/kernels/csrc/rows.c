@@ -17,7 +17,7 @@
 
 /* Memory for the work on a block of rows, of which parts are taken from the front. */
 typedef struct {
-    char *next, *end;
+    char *next;
 } Arena;
 
 static void *take(Arena *arena, int64_t bytes) {
@@ -134,7 +134,7 @@ typedef struct {
 
 static Job job_of(const Spec *spec, const Batch *batch, char *memory) {
     int64_t n = spec->n, m = spec->m, k = spec->k, room = room_of(spec);
-    Arena arena = {memory, NULL};
+    Arena arena = {memory};
     Job job = {.spec = spec, .batch = batch, .b = {.spec = spec, .m = m, .k = k}, .kept = {.room = room - 64}};
     job.over_candidates = spec->family != OPERATOR && spec->family != ERROR && !spec->all_classes;
     job.smoothed = spec->smoothing > 0 && spec->uses_softmax;
@@ -407,16 +407,16 @@ int EXPORTED(backward)(const Back *back, int64_t first, int64_t last) {
     return FINE;
 }
 
-/* The classes of the m best scores of each row; descending if in order. */
+/* The classes of the m best scores of each row, descending. */
 int64_t EXPORTED(best_size)(int64_t n, int64_t m) {
     Spec spec = {.n = n, .m = m};
     return room_of(&spec) * 40 + n * 4 + 64 * 16;
 }
 
-int EXPORTED(best)(const void *scores, int dtype, int64_t stride, int64_t n, int64_t m, int in_order, int64_t *out,
+int EXPORTED(best)(const void *scores, int dtype, int64_t stride, int64_t n, int64_t m, int64_t *out,
                    int64_t first, int64_t last, char *memory) {
     Spec spec = {.n = n, .m = m};
-    Arena arena = {memory, NULL};
+    Arena arena = {memory};
     int64_t room = room_of(&spec);
     Kept kept = {.room = room - 64};
     kept.score = take(&arena, room * 4);
@@ -427,7 +427,6 @@ int EXPORTED(best)(const void *scores, int dtype, int64_t stride, int64_t n, int
         Sums sums;
         find(row_of(scores, dtype, row * stride), dtype, n, m, 0, 0, &kept, whole, &sums);
         if (kept.nan) return STRANGE; /* it has no order here; the plain code has one */
-        (void)in_order;
         sort(&kept, order, other);
         for (int64_t i = 0; i < m; i++) out[row * m + i] = kept.class[i];
     }
@@ -439,7 +438,7 @@ int EXPORTED(best)(const void *scores, int dtype, int64_t stride, int64_t n, int
 int EXPORTED(smooth)(const SmoothSpec *spec, const Batch *batch, int64_t first, int64_t last, char *memory) {
     int64_t n = spec->n, k = spec->k;
     Spec sizes = {.n = n, .m = k + 2 < n ? k + 2 : n};
-    Arena arena = {memory, NULL};
+    Arena arena = {memory};
     int64_t room = room_of(&sizes);
     Kept kept = {.room = room - 64};
     kept.score = take(&arena, room * 4);
