@@ -151,7 +151,7 @@ HEADS = {
     "LinearHead": lambda: call_head(linear_head),
 }
 CALLS = {**LOSSES, **FAMILIES, **OPERATORS, **METRICS, **HEADS}
-NOTHING_TO_CALL = {"Operator", "networks", "parallel", "registry"}
+NOTHING_TO_CALL = {"backend", "Operator", "networks", "parallel", "registry"}
 
 PARALLEL = {
     "TopKCrossEntropyLoss": lambda: call_parallel(lambda **more: anyk.parallel.TopKCrossEntropyLoss(P_K, **more)),

@@ -34,6 +34,16 @@ def is_transformed(tensor: Tensor) -> bool:
     )
 
 
+def is_recorded() -> bool:
+    """Whether ``torch.jit.trace``, ``make_fx`` or another dispatch mode watches which operations run: a kernel is none."""
+    return torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack() > 0
+
+
+def version_of(tensor: Tensor) -> int:
+    """A number that changes with every change in place, as far as torch counts them."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def constant_when_traced(function: Function) -> Function:
     """Let torch.compile call the function while it traces, and take what it returns as a constant.
 

@@ -148,6 +148,11 @@ class SmoothTopKLoss(TopKLoss, name="smooth"):
     def _by_kernel(self, scores: Tensor, target: Tensor) -> Tensor | None:
         if not kernels.uses_native(scores) or not isinstance(target, Tensor) or scores.ndim < 2:
             return None
+        numbers = (self.temperature, self.margin, self.hard_threshold or 1.0)  # that may have been assigned
+        if type(self.k) is not int or self.k < 1 or not all(type(number) in (int, float) for number in numbers):
+            return None
+        if not 1e-25 < self.temperature < 1e25:
+            return None
         prepared = native.prepare_smooth(scores.shape[1], self.k, self.temperature, self.margin, self.hard_threshold)
         return kernels.smooth_loss(prepared, scores, target, self.conventions, self._plain)
 

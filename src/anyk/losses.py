@@ -438,7 +438,7 @@ class TopKLossModule(nn.Module, ABC):
             return self.spec, self.conventions
         last = self.__dict__.get("_last")
         # torch.func.functional_call changes these two behind the back of __setattr__.
-        if last is None or last[0].operator is not self._modules["operator"] or last[1].weight is not self._buffers["weight"]:
+        if last is None or last[0].operator is not self.operator or last[1].weight is not self.weight:
             last = self.__dict__["_last"] = self.spec, self.conventions
         return last
 

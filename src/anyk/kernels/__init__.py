@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from anyk import candidates, checks
+from anyk import _compat, candidates, checks
 from anyk import p_k as p_ks
 from anyk.kernels import native
-from anyk.kernels.description import describe
+from anyk.kernels.description import Description, describe
 from anyk.p_k import PK
 from anyk.registry import NETWORKS, SWAPS
 
@@ -73,6 +73,8 @@ class backend:  # noqa: N801  # it is called, like torch.no_grad
         _setting = name
 
     def __enter__(self) -> backend:
+        global _setting
+        _setting = self.name  # again: the same object may have been used before
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -91,6 +93,8 @@ def _from_environment() -> str:
 
 
 _setting = _from_environment()
+if _setting == "native" and native.status():
+    raise RuntimeError(f"ANYK_BACKEND=native: anyk's native kernels cannot be used: {native.status()}")
 
 
 def report() -> dict[str, Any]:
@@ -114,6 +118,7 @@ def uses_native(scores: Tensor) -> bool:
     return (
         checks.eager(scores)  # first: while a trace looks at this, nothing else may happen
         and _NATIVE
+        and not _compat.is_recorded()
         and (_setting == "auto" or _setting == "native")
         and scores.is_cpu
         and scores.dtype in native.DTYPES
@@ -121,7 +126,12 @@ def uses_native(scores: Tensor) -> bool:
 
 
 def _uses_triton(scores: Tensor) -> bool:
-    if not (checks.eager(scores) and (_setting == "auto" or _setting == "triton") and scores.dtype in native.DTYPES):
+    if not (
+        checks.eager(scores)
+        and not _compat.is_recorded()
+        and (_setting == "auto" or _setting == "triton")
+        and scores.dtype in native.DTYPES
+    ):
         return False
     if not scores.is_cuda and _setting != "triton":
         return False
@@ -150,6 +160,10 @@ def loss(spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, e
         """From the rows: the second derivative is wanted by them."""
         from anyk.losses import plain_loss
 
+        k = p_k.values.shape[-1]
+        now = _prepared(spec, n, k, candidates.number(spec.m, n, k))
+        if isinstance(now, str) or not _same(now.description, prepared.description):
+            raise RuntimeError("operator: expected as it was in the forward pass, got one that was changed before the backward")
         return plain_loss(spec, flat, goal, conventions, None if example_p_k is None else p_k.values)
 
     if by_native:
@@ -165,11 +179,20 @@ def loss(spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, e
     return result
 
 
+def _same(one: Description | None, other: Description | None) -> bool:
+    """Whether two descriptions tell of the same loss."""
+    assert one is not None
+    assert other is not None
+    numbers = len(one) - 2  # all but the tables
+    sizes = [0 if each.wiring is None else len(each.wiring.comparators) for each in (one, other)]
+    return one[:numbers] == other[:numbers] and sizes[0] == sizes[1]
+
+
 def _with_weight(conventions: Conventions, n: int, like: Tensor) -> Conventions | None:
     """With the weights as the kernels read them; None: they are not as they should be."""
     weight = conventions.weight
     assert weight is not None
-    if weight.shape != (n,) or weight.requires_grad or weight.device != like.device:
+    if weight.shape != (n,) or weight.requires_grad or weight.device != like.device or not checks.eager(weight):
         return None
     if weight.dtype == torch.float32 and weight.is_contiguous():
         return conventions
@@ -198,13 +221,16 @@ def smooth_loss(
 def _fitted(spec: Spec, n: int) -> tuple[native.Prepared, PK] | None:
     """:func:`_fit`, from the last call unless something was assigned since."""
     own = spec.operator.__dict__
+    if spec.p_k is None or spec.p_k.values.requires_grad:
+        return None
     state = (
-        *(n, NETWORKS.version, SWAPS.version),
+        # P_K may have been learned before, and be the user's own tensor
+        *(n, _compat.version_of(spec.p_k.values), NETWORKS.version, SWAPS.version),
         *(own.get("temperature"), own.get("kind"), own.get("swap"), own.get("wires"), own.get("power")),
     )
     last = spec.__dict__.get("_fitted")
     if last is None or last[0] != state:
-        last = state, None if spec.p_k is None else _fit(spec, n, spec.p_k)
+        last = state, _fit(spec, n, spec.p_k)
         if own.get("temperature") is not None:  # a tensor is none of them, and may change
             spec.__dict__["_fitted"] = last
     return last[1]
@@ -227,7 +253,7 @@ def _as_rows(scores: Tensor, target: Tensor) -> tuple[int, Tensor | None, Tensor
     """Number of classes, scores (rows, n) and targets (rows,) as the kernels read them; None for what is not as it should be.
     The usual case costs next to nothing."""
     shape, dtype = scores.shape, target.dtype
-    if dtype not in _INDICES or len(shape) < 2 or not shape[1] or target.device != scores.device:
+    if dtype not in _INDICES or len(shape) < 2 or not shape[1] or target.device != scores.device or not checks.eager(target):
         return 0, None, target
     if len(shape) == 2:
         if target.ndim != 1 or len(target) != shape[0]:

@@ -119,9 +119,9 @@ def describe(spec: Spec, n: int, k: int, m: int | None, given: bool = False) -> 
         swap, wires = number, _WIRES[operator.wires]
         wiring = wiring_of(operator.kind, NETWORKS[operator.kind], m, k)
     guide, power, smoothing = 0.0, 1.0, 0.0
-    if isinstance(spec, CrossEntropySpec):
+    if type(spec) is CrossEntropySpec:  # what a subclass computes is not known here
         family, all_classes = _FAMILIES[spec.top1], spec.softmax_over == "all"
-    elif isinstance(spec, ErrorSpec):
+    elif type(spec) is ErrorSpec:
         family, all_classes = ERROR, True
         guide, power, smoothing = float(spec.guide), float(spec.power), float(spec.label_smoothing)
     else:
@@ -140,7 +140,7 @@ def sorting_of(n: int) -> Tensor:
     """The comparators of a network that sorts n numbers."""
     network = networks.selection(n, n, kind="pairwise")
     with torch.inference_mode(False):
-        return torch.tensor([pair for layer in network.layers for pair in layer], dtype=torch.int32)
+        return torch.tensor([pair for layer in network.layers for pair in layer], dtype=torch.int32, device="cpu")
 
 
 @lru_cache(maxsize=128)
@@ -151,11 +151,11 @@ def wiring_of(name: str, kind: Kind, m: int, k: int) -> Wiring:
         network = network.packed()
     comparators = [(i, j, layer) for layer, pairs in enumerate(network.layers) for i, j in pairs]
     with torch.inference_mode(False):
-        number = torch.arange(m + 1)
+        number = torch.arange(m + 1, device="cpu")  # not the default device: the kernels read these tables
         first, end = (0, torch.full_like(number, len(network.layers))) if kind.active is None else kind.active(m, number)
-        starts = [kind.target_wire(number), torch.as_tensor(first).expand_as(number), end]
+        starts = [kind.target_wire(number), torch.as_tensor(first, device="cpu").expand_as(number), end]
         return Wiring(
-            torch.tensor(comparators, dtype=torch.int32).reshape(-1, 3),
-            torch.tensor(network.outputs[:k], dtype=torch.int32),
+            torch.tensor(comparators, dtype=torch.int32, device="cpu").reshape(-1, 3),
+            torch.tensor(network.outputs[:k], dtype=torch.int32, device="cpu"),
             torch.stack([column.to(torch.int32) for column in starts], -1).contiguous(),
         )

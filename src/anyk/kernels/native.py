@@ -216,9 +216,9 @@ class _Loss(torch.autograd.Function):
         if result is None:
             return None
         if read is scores:
-            ctx.save_for_backward(scores)
+            ctx.save_for_backward(scores, target)
         else:
-            ctx.save_for_backward(scores, read)
+            ctx.save_for_backward(scores, target, read)
         ctx.call = prepared, plain, kept
         return result
 
@@ -230,7 +230,7 @@ class _Loss(torch.autograd.Function):
             with torch.enable_grad():
                 (again,) = torch.autograd.grad(plain(saved[0]), saved[:1], incoming, create_graph=True)
             return again, None
-        return _backward(prepared, saved[-1], kept, incoming), None
+        return _backward(prepared, saved[2] if len(saved) > 2 else saved[0], kept, incoming), None
 
 
 _apply = _compat.apply_of(_Loss)
@@ -311,7 +311,7 @@ def best(scores: Tensor, m: int) -> Tensor | None:
     rows = scores.reshape(-1, n)
     if rows.stride(1) != 1 and n > 1:
         rows = rows.contiguous()
-    classes = torch.empty(*scores.shape[:-1], m, dtype=torch.long)
+    classes = scores.new_empty(*scores.shape[:-1], m, dtype=torch.long)
     refused = _library.best(
         rows.data_ptr(), DTYPES[rows.dtype], len(rows), rows.stride(0), n, m, classes.data_ptr(), torch.get_num_threads()
     )

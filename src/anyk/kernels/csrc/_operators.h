@@ -550,7 +550,7 @@ static void shape(Block *b, const vd *p, const vd *cross_entropy, vd *loss, vd *
             for (int64_t j = 0; j < k; j++) {
                 vd log_t = smaller(b->log_t[j * NV + v], all(0)), weight = rest * p[j * NV + v];
                 vd t = exponential(power * log_t); /* T^power */
-                vd error = power == 0 ? -log_t : (1 - t) / power;
+                vd error = power == 0 ? -log_t : one_less(power * log_t, t) / power;
                 sum += weight * error;
                 b->of_log_t[j * NV + v] = only(~(vl)(b->log_t[j * NV + v] > 0), -weight * t);
             }

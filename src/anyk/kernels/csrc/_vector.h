@@ -141,6 +141,18 @@ INLINE vd exponential(vd x) {
     return (vd)((vul)p + ((vul)t << 52));
 }
 
+/* 1 - e^x, with all digits near x = 0; e is e^x */
+INLINE vd one_less(vd x, vd e) {
+    vd p = all(1.0 / 5040);
+    p = p * x + 1.0 / 720;
+    p = p * x + 1.0 / 120;
+    p = p * x + 1.0 / 24;
+    p = p * x + 1.0 / 6;
+    p = p * x + 0.5;
+    p = p * x + 1;
+    return pick(x > -0.1, -x * p, 1 - e);
+}
+
 /* log x for x > 0, to 1e-14 absolute */
 INLINE vd logarithm(vd x) {
     x = larger(x, all(1e-300));

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -120,7 +121,7 @@ static Arena *arena_of(int64_t size) {
 }
 
 static void give_back(Arena *arena) {
-    for (int i = 0; i < ARENAS && arena->size < (64 << 20); i++) {
+    for (int i = 0; i < ARENAS && arena->size < (8 << 20); i++) { /* at most 256 MiB stay */
         Arena *none = NULL;
         if (atomic_compare_exchange_strong(spare + i, &none, arena)) return;
     }
@@ -239,7 +240,8 @@ static int run_job(int (*run)(const void *, int64_t), const void *argument, int6
         pthread_cond_broadcast(&here->wake);
         pthread_mutex_unlock(&here->lock);
         work_on(&job);
-        while (atomic_load_explicit(&job.working, memory_order_acquire)) pause_a_little();
+        for (int64_t i = 0; atomic_load_explicit(&job.working, memory_order_acquire); i++)
+            i < 10000 ? pause_a_little() : (void)sched_yield(); /* a helper that lost its core */
         atomic_flag_clear(&here->busy);
     } else
         work_on(&job); /* another thread of this process has the workers */

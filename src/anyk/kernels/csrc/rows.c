@@ -462,12 +462,13 @@ int EXPORTED(smooth)(const SmoothSpec *spec, const Batch *batch, int64_t first, 
         Sums unused;
         find(scores, batch->dtype, n, sizes.m, 0, 0, &kept, whole, &unused);
         kept.wanted = sizes.m;
-        if (kept.nan || own != own) return STRANGE;
+        if (kept.nan || own != own || own == INFINITY) return STRANGE;
         sort(&kept, order, other);
         int64_t found = 0;
         for (int64_t i = 0; i < kept.count; i++)
             if (kept.class[i] != target) kept.score[found] = kept.score[i], kept.class[found++] = kept.class[i];
         float kth = kept.score[k - 1];
+        if (kept.score[0] == INFINITY) return STRANGE; /* what has overflown must show */
         if (kth == -INFINITY) return TOO_FEW; /* or just enough: the plain code knows */
         double sums[MOST_K] = {0}, by_first[MOST_K], by_own, by_powers[MOST_K];
         int64_t equal;
