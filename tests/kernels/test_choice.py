@@ -104,7 +104,8 @@ def test_everything_may_be_assigned_after_a_call():
     scores, target = batch()
     criterion = anyk.TopKErrorLoss(P_K, "splitter", m=16)
     for name, value in (
-        ("m", 20), ("guide", 0.7), ("power", 0.5), ("reduction", "sum"), ("ignore_index", int(target[0])), ("operator", "lapsum"),
+        ("m", 20), ("guide", 0.7), ("power", 0.5), ("reduction", "sum"), ("ignore_index", int(target[0])),
+        ("operator", "lapsum"),
         ("p_k", [0.1, 0.9]), ("weight", torch.rand(37)), ("label_smoothing", 0.0),
         ("weight", nn.Parameter(torch.rand(37))),
     ):  # fmt: skip
