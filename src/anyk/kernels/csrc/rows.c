@@ -407,6 +407,26 @@ int EXPORTED(backward)(const Back *back, int64_t first, int64_t last) {
     return FINE;
 }
 
+/* Memory to find and sort the m best of n scores in. */
+typedef struct {
+    Kept kept;
+    Item *order, *other;
+    float *whole; /* (n) */
+} Finder;
+
+static Finder finder_of(int64_t n, int64_t m, char *memory) {
+    Spec sizes = {.n = n, .m = m};
+    Arena arena = {memory};
+    int64_t room = room_of(&sizes);
+    Finder finder = {.kept = {.room = room - 64}};
+    finder.kept.score = take(&arena, room * 4);
+    finder.kept.class = take(&arena, room * 4);
+    finder.order = take(&arena, room * 8);
+    finder.other = take(&arena, room * 8);
+    finder.whole = take(&arena, n * 4);
+    return finder;
+}
+
 /* The classes of the m best scores of each row, descending. */
 int64_t EXPORTED(best_size)(int64_t n, int64_t m) {
     Spec spec = {.n = n, .m = m};
@@ -415,20 +435,13 @@ int64_t EXPORTED(best_size)(int64_t n, int64_t m) {
 
 int EXPORTED(best)(const void *scores, int dtype, int64_t stride, int64_t n, int64_t m, int64_t *out,
                    int64_t first, int64_t last, char *memory) {
-    Spec spec = {.n = n, .m = m};
-    Arena arena = {memory};
-    int64_t room = room_of(&spec);
-    Kept kept = {.room = room - 64};
-    kept.score = take(&arena, room * 4);
-    kept.class = take(&arena, room * 4);
-    Item *order = take(&arena, room * 8), *other = take(&arena, room * 8);
-    float *whole = take(&arena, n * 4);
+    Finder finder = finder_of(n, m, memory);
     for (int64_t row = first; row < last; row++) {
         Sums sums;
-        find(row_of(scores, dtype, row * stride), dtype, n, m, 0, 0, &kept, whole, &sums);
-        if (kept.nan) return STRANGE; /* it has no order here; the plain code has one */
-        sort(&kept, order, other);
-        for (int64_t i = 0; i < m; i++) out[row * m + i] = kept.class[i];
+        find(row_of(scores, dtype, row * stride), dtype, n, m, 0, 0, &finder.kept, finder.whole, &sums);
+        if (finder.kept.nan) return STRANGE; /* it has no order here; the plain code has one */
+        sort(&finder.kept, finder.order, finder.other);
+        for (int64_t i = 0; i < m; i++) out[row * m + i] = finder.kept.class[i];
     }
     return FINE;
 }
@@ -436,15 +449,9 @@ int EXPORTED(best)(const void *scores, int dtype, int64_t stride, int64_t n, int
 #include "_smooth.h"
 
 int EXPORTED(smooth)(const SmoothSpec *spec, const Batch *batch, int64_t first, int64_t last, char *memory) {
-    int64_t n = spec->n, k = spec->k;
-    Spec sizes = {.n = n, .m = k + 2 < n ? k + 2 : n};
-    Arena arena = {memory};
-    int64_t room = room_of(&sizes);
-    Kept kept = {.room = room - 64};
-    kept.score = take(&arena, room * 4);
-    kept.class = take(&arena, room * 4);
-    Item *order = take(&arena, room * 8), *other = take(&arena, room * 8);
-    float *whole = take(&arena, n * 4);
+    int64_t n = spec->n, k = spec->k, wanted = k + 2 < n ? k + 2 : n;
+    Finder finder = finder_of(n, wanted, memory);
+    Kept kept = finder.kept;
     double rate = 1 / ((double)k * spec->temperature);
     for (int64_t row = first; row < last; row++) {
         float *gradient = batch->gradient ? batch->gradient + row * (k + 1) : NULL;
@@ -460,10 +467,9 @@ int EXPORTED(smooth)(const SmoothSpec *spec, const Batch *batch, int64_t first, 
         float own = score_at(scores, batch->dtype, target);
         if (own == -INFINITY) return PADDED_TARGET;
         Sums unused;
-        find(scores, batch->dtype, n, sizes.m, 0, 0, &kept, whole, &unused);
-        kept.wanted = sizes.m;
+        find(scores, batch->dtype, n, wanted, 0, 0, &kept, finder.whole, &unused);
         if (kept.nan || own != own || own == INFINITY) return STRANGE;
-        sort(&kept, order, other);
+        sort(&kept, finder.order, finder.other);
         int64_t found = 0;
         for (int64_t i = 0; i < kept.count; i++)
             if (kept.class[i] != target) kept.score[found] = kept.score[i], kept.class[found++] = kept.class[i];
