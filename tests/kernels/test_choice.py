@@ -1,7 +1,10 @@
 """Which code computes a loss: what no kernel may touch goes to the plain code, and nothing that was assigned is missed."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -176,3 +179,12 @@ def test_a_setting_may_be_entered_again():
         with setting:
             assert kernels._setting == "torch"
         assert kernels._setting == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="triton may be usable here")
+def test_the_variable_insists_too():
+    code = "import torch, anyk\nanyk.topk_error(torch.randn(2, 9), torch.tensor([1, 2]), {1: 1.0}, m=4)"
+    environment = {**os.environ, "ANYK_BACKEND": "triton", "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "ANYK_BACKEND=triton: anyk's triton kernels cannot be used: " in done.stderr

@@ -135,7 +135,10 @@ def _uses_triton(scores: Tensor) -> bool:
         return False
     if not scores.is_cuda and _setting != "triton":
         return False
-    return not _unusable("triton")
+    why = _unusable("triton")
+    if why and _setting == "triton":  # by ANYK_BACKEND: anyk.backend has refused it
+        raise RuntimeError(f"ANYK_BACKEND=triton: anyk's triton kernels cannot be used: {why}")
+    return not why
 
 
 def loss(spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, example_p_k: Tensor | None) -> Tensor | None:
