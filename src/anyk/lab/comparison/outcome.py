@@ -21,12 +21,15 @@ BASELINE = "softmax"
 
 @dataclass(frozen=True)
 class Try:
-    """One point of the tuning grid. ``score`` is the validation metric tuned for; None where training diverged."""
+    """One point of the tuning, on one or more tuning seeds, at one length."""
 
     learning_rate: float
-    temperature: float
-    score: float | None
-    validation: Mapping[str, float] = field(default_factory=dict)
+    knob: float | None
+    """the value of the method's own knob, where it has one"""
+    epochs: int
+    """shorter than the recipe's own in the first, cheap stage"""
+    scores: tuple[float | None, ...]
+    """the validation metric tuned for, of each tuning seed; None where training diverged"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,41 @@ class Method:
     recipe: Recipe
     tries: tuple[Try, ...]
     runs: tuple[SeedRun, ...]
+    knob: str | None = None
+    """the field of the recipe that was tuned beside the learning rate"""
+    capped: str = ""
+    """what ended the tuning before the best point lay inside what was tried, in words; "" if nothing did"""
+    bounds: tuple[str, ...] = ()
+    """where the best point lies at the end of what is possible, in words: "label smoothing 0, the smallest there is\""""
+    longer: Mapping[str, float] | None = None
+    """the validation metrics of a run of twice the epochs with the tuned recipe, on the tuning seed"""
+    same_length: Mapping[str, float] | None = None
+    """those of the tuned recipe itself, on the same seed: what ``longer`` is to be compared with"""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Hits of a method minus hits of another on the same test examples and seeds, for one k.
+
+    With d(i, s) in {-1, 0, 1} for example i and seed s: what a two-way test needs, and no more.
+    """
+
+    method: str
+    against: str
+    metric: str
+    """top1, top5, ..."""
+    by_seed: tuple[int, ...]
+    """sum over the examples of d(i, s), for each seed"""
+    examples: int
+    """N"""
+    differing: int
+    """examples with d(i, s) != 0 for at least one s"""
+    totals: Mapping[int, int]
+    """of sums over the seeds of d(i, s), added up in each cluster: how many clusters have that sum"""
+    clusters: int
+    """G; N where every example stands for itself"""
+    squared_sizes: int
+    """sum over the clusters of their squared number of examples; N where every example stands for itself"""
 
 
 @dataclass(frozen=True)
@@ -97,6 +135,12 @@ class Comparison:
     """budget, seeds, metric (the validation metric tuned for), p_k, m, ...: shown as they are"""
     methods: tuple[Method, ...]
     """in the order of the report, the baseline (softmax) among them"""
+    controls: tuple[Method, ...] = ()
+    """softmax once more with the learning rate of a method that wins, named ``softmax, learning rate of METHOD``; no tries"""
+    contrasts: tuple[Contrast, ...] = ()
+    """every method and control against the baseline, every top-k that was measured"""
+    want: tuple[int, ...] = (1, 5)
+    """the k that the user will show to people: the verdict is about these"""
     moves: Moves | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     """as in a run's environment.json"""
