@@ -1,0 +1,334 @@
+"""The search for the best point of one method: which runs to make next, and when to stop. No training in here, and no files.
+
+An axis is a list of numbers; a point has a place on each axis. The caller makes the trials that it is asked for and tells
+their scores; which trials come next follows from the scores alone, so that the same scores lead the same way again.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Point = tuple[int, ...]
+
+#: points of the first, cheap stage, and how many of them are tried at full length
+COARSE_POINTS, SURVIVORS = 5, 3
+#: how many of the points that noise could have put in another order are tried on the further seeds, and on how many in all
+FINALISTS, TUNING_SEEDS = 4, 3
+#: extra points that are tried at once; not the number of jobs, so that the outcome does not depend on the machine
+ROUND = 4
+#: what is said of a search that was out of time
+TIME = "the time"
+#: what a method usually needs: points at full length, and runs on further seeds. For the plan, not for the search.
+USUAL_POINTS, USUAL_REPEATS = 14, 7
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One number to tune.
+
+    Args:
+        name: the field of the recipe.
+        values: all that can be tried, ascending; the ends are bounds.
+        start: the place of the value to start with.
+        steps: so many places apart are the points of a stage, coarse to fine.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    start: int
+    steps: tuple[int, ...]
+
+    def step(self, stage: int) -> int:
+        """The places between the points of a stage; the last step serves all further stages."""
+        return self.steps[min(stage, len(self.steps) - 1)]
+
+
+def geometric(name: str, start: float, *, base: float, places: int, powers: int, steps: tuple[int, ...]) -> Axis:
+    """Values around ``start`` in equal ratios: ``places`` of them for each factor of ``base``, ``powers`` of it either way.
+
+    >>> geometric("temperature", 1.0, base=2, places=1, powers=2, steps=(1,)).values
+    (0.25, 0.5, 1.0, 2.0, 4.0)
+    """
+    exponents = range(-powers * places, powers * places + 1)
+    # Four digits: they are read by people, and the start stays what it was.
+    values = [float(f"{start * base ** (exponent / places):.4g}") if exponent else start for exponent in exponents]
+    return Axis(name, tuple(values), powers * places, steps)
+
+
+def listed(name: str, start: float, values: Iterable[float]) -> Axis:
+    """These values and the start, if it is none of them.
+
+    >>> listed("guide", 0.3, (0.1, 0.2, 0.5)).values
+    (0.1, 0.2, 0.3, 0.5)
+    """
+    ordered = tuple(sorted({*values, start}))
+    return Axis(name, ordered, ordered.index(start), (1,))
+
+
+def learning_rates(start: float) -> Axis:
+    """Steps of 10, of the root of 10, of 1.8, and 1.3 for extra tries; eight powers of ten either way, which training
+    leaves long before: there it stands still, or diverges."""
+    return geometric("learning_rate", start, base=10, places=8, powers=8, steps=(8, 4, 2))
+
+
+class Trial(NamedTuple):
+    """One run: a point, whether it is a short one of the first stage, and the number of the tuning seed."""
+
+    point: Point
+    short: bool = False
+    seed: int = 0
+
+
+class Tuner:
+    """The search for the best point of one method.
+
+    >>> tuner = Tuner([learning_rates(1e-3)], examples=1000)
+    >>> for trials in tuner.search():
+    ...     for trial in trials:
+    ...         tuner.tell(trial, 0.9 - abs(math.log10(tuner.values(trial.point)[0]) + 1) / 10)
+    >>> tuner.values(tuner.best)
+    (0.1,)
+
+    Args:
+        axes: the learning rate first.
+        examples: how many the scores, which are shares of hits, were counted on: the noise follows from it.
+        shortens: whether the first stage is of short runs.
+        budget: the most points to try at full length.
+        expired: whether there is no time for more; asked before each round.
+    """
+
+    def __init__(
+        self,
+        axes: Sequence[Axis],
+        *,
+        examples: int,
+        shortens: bool = True,
+        budget: int | None = None,
+        expired: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.axes, self.examples, self.shortens = tuple(axes), examples, shortens
+        self.budget, self.expired = budget, expired
+        self.scores: dict[Trial, float | None] = {}
+        self._cap = ""
+        self._finalists: dict[Point, None] = {}  # in the order in which they came
+
+    # What was found --------------------------------------------------------------------------------------------------------
+
+    def values(self, point: Point) -> tuple[float, ...]:
+        """The numbers at a point."""
+        return tuple(axis.values[place] for axis, place in zip(self.axes, point, strict=True))
+
+    @property
+    def tries(self) -> int:
+        """Points that were tried at full length."""
+        return len(self._tried())
+
+    @property
+    def best(self) -> Point | None:
+        """The best point so far: of those tried on all seeds, if there are any; None if every run diverged."""
+        complete = [point for point in self._finalists if len(self.seeds(point)) == TUNING_SEEDS]
+        top = max(complete, key=self.mean, default=None)
+        if top is not None and self.mean(top) > -math.inf:
+            return top
+        return self._top(short=False) or self._top(short=True)
+
+    @property
+    def capped(self) -> str:
+        """What ended the search before it was at its end; "" if nothing did."""
+        if self._cap != TIME and self.best in self._tried() and not self._missing_neighbours(self.best, self._last):
+            return ""
+        return self._cap
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """Where the best point lies at the end of an axis, in words."""
+        best, words = self.best, []
+        for axis, place in zip(self.axes, best, strict=True) if best is not None else ():
+            if len(axis.values) > 1 and place in (0, len(axis.values) - 1):
+                end = "smallest" if place == 0 else "largest"
+                words.append(f"{axis.name.replace('_', ' ')} {axis.values[place]:g}, the {end} that is tried")
+        return tuple(words)
+
+    def seeds(self, point: Point) -> list[float | None]:
+        """The scores of a point at full length, seed by seed."""
+        trials = (Trial(point, seed=seed) for seed in range(TUNING_SEEDS))
+        return [self.scores[trial] for trial in trials if trial in self.scores]
+
+    def mean(self, point: Point) -> float:
+        """The mean score of a point; minus infinity where a run diverged."""
+        scores = [score for score in self.seeds(point) if score is not None]
+        return math.fsum(scores) / len(scores) if len(scores) == len(self.seeds(point)) else -math.inf
+
+    def _tried(self, short: bool = False) -> list[Point]:
+        return [trial.point for trial in self.scores if trial.short == short and trial.seed == 0]
+
+    def _first(self, point: Point, short: bool = False) -> float:
+        """The score on the first seed: all points have that one, so it compares them as equals. A point that diverged on a
+        further seed is out."""
+        score = self.scores[Trial(point, short)]
+        return -math.inf if score is None or (not short and None in self.seeds(point)) else score
+
+    def _top(self, short: bool) -> Point | None:
+        """The best on the first seed, the first tried among equals."""
+        top = max(self._tried(short), key=lambda point: self._first(point, short), default=None)
+        return top if top is not None and self._first(top, short) > -math.inf else None
+
+    # The search ------------------------------------------------------------------------------------------------------------
+
+    def tell(self, trial: Trial, score: float | None) -> None:
+        """Take note of a score; None: it diverged."""
+        self.scores[trial] = score if score is not None and math.isfinite(score) else None
+
+    def stop(self) -> None:
+        """Take note that there is no time for the trials that were asked for."""
+        self._cap = TIME
+
+    def search(self) -> Iterator[list[Trial]]:
+        """Rounds of trials, until the best point has worse neighbours on both sides in every dimension, or lies at a bound.
+
+        It ends because the axes do: every round has a trial that was not made before, and there are finitely many.
+        """
+        yield from self._coarse()
+        for stage in range(self._last + 1):
+            while (top := self._top(short=False)) is not None and (missing := self._missing_neighbours(top, stage)):
+                made = self._allowed(missing)
+                if not made:
+                    break
+                yield [Trial(point) for point in made]
+        yield from self._settle()
+
+    def spend(self, tries: int) -> Iterator[list[Trial]]:
+        """Rounds until so many points were tried: the nearest to the best, which may move it.
+
+        After a move the best must have its neighbours again, so that there can be more tries than asked for: see
+        :func:`behind`.
+        """
+        while self.tries < tries:
+            made = self._allowed(self._extras()[: min(ROUND, tries - self.tries)])
+            if not made:
+                return
+            yield [Trial(point) for point in made]
+            yield from self._settle()
+
+    def _coarse(self) -> Iterator[list[Trial]]:
+        """Learning rates over four powers of ten or more, in short runs; the best few are tried at full length."""
+        rate, *others = self.axes
+        step, rest = rate.step(0), tuple(axis.start for axis in others)
+        offsets = sorted(range(-(COARSE_POINTS // 2), COARSE_POINTS // 2 + 1), key=abs)
+        asked = [rate.start + offset * step for offset in offsets]
+        short = self.shortens
+        while asked := [place for place in asked if 0 <= place < len(rate.values)]:
+            points = [(place, *rest) for place in asked]
+            made = self._allowed(points, short)
+            if made:
+                yield [Trial(point, short) for point in made]
+            if len(made) < len(points):
+                break
+            places, top = [point[0] for point in self._tried(short)], self._top(short)
+            if top is None or top[0] == min(places):  # all diverged: no larger rate will help
+                asked = [min(places) - step]
+            elif top[0] == max(places):
+                asked = [max(places) + step]
+            else:
+                break
+        if short:
+            ranked = sorted(self._tried(short), key=lambda point: -self._first(point, short))
+            survivors = [point for point in ranked[:SURVIVORS] if self._first(point, short) > -math.inf]
+            if made := self._allowed(survivors):
+                yield [Trial(point) for point in made]
+
+    def _settle(self) -> Iterator[list[Trial]]:
+        """Let further seeds decide between points that are within noise, until the best of them has its neighbours."""
+        while (top := self._top(short=False)) is not None:
+            known = len(self.scores), len(self._finalists)
+            self._finalists |= dict.fromkeys(self._contenders(top))
+            repeats = [
+                trial
+                for point in (self._finalists if len(self._finalists) > 1 else ())
+                for seed in range(1, TUNING_SEEDS)
+                if (trial := Trial(point, seed=seed)) not in self.scores
+            ]
+            if repeats and not self._out_of_time():
+                yield repeats
+            best = self.best
+            assert best is not None
+            if made := self._allowed(self._missing_neighbours(best, self._last)):
+                yield [Trial(point) for point in made]
+            tried = set(self._tried())
+            rivals = (point for point in self._neighbours(best, self._last) if point in tried)
+            self._finalists |= dict.fromkeys(point for point in rivals if self._first(point) > self._first(best))
+            if known == (len(self.scores), len(self._finalists)):
+                return
+
+    def _contenders(self, top: Point) -> list[Point]:
+        """The points that noise alone could have put behind the top, the best few: a standard error of the hits counted."""
+        highest = self._first(top)
+        noise = math.sqrt(max(highest * (1 - highest), 0.0) / self.examples)
+        ranked = sorted(self._tried(), key=lambda point: -self._first(point))
+        return [point for point in ranked[:FINALISTS] if self._first(point) >= highest - noise]
+
+    def _neighbours(self, point: Point, stage: int) -> list[Point]:
+        """On both sides along each axis, a step of the stage away or less: the nearest that was tried, or else one to try."""
+        found, tried = [], set(self._tried())
+        for number, axis in enumerate(self.axes):
+            for sign in (1, -1):
+                places = [point[number] + sign * distance for distance in range(1, axis.step(stage) + 1)]
+                places = [place for place in places if 0 <= place < len(axis.values)]
+                line = [(*point[:number], place, *point[number + 1 :]) for place in places]
+                if line:
+                    found.append(next((other for other in line if other in tried), line[-1]))
+        return found
+
+    def _missing_neighbours(self, point: Point, stage: int) -> list[Point]:
+        tried = set(self._tried())
+        return [other for other in self._neighbours(point, stage) if other not in tried]
+
+    def _extras(self) -> list[Point]:
+        """Untried points around the best: the diagonals, which a search along the axes does not see, then the nearest."""
+        best = self.best
+        if best is None:
+            return []
+        steps, tried = [axis.steps[-1] for axis in self.axes], set(self._tried())
+
+        def order(point: Point) -> tuple[bool, float]:
+            offsets = [(place - own) / step for place, own, step in zip(point, best, steps, strict=True)]
+            return {abs(offset) for offset in offsets} != {1.0}, math.hypot(*offsets)
+
+        everywhere = itertools.product(*(range(len(axis.values)) for axis in self.axes))
+        return sorted((point for point in everywhere if point not in tried), key=order)
+
+    @property
+    def _last(self) -> int:
+        """The finest stage."""
+        return max(len(axis.steps) for axis in self.axes) - 1
+
+    # Caps ------------------------------------------------------------------------------------------------------------------
+
+    def _allowed(self, points: list[Point], short: bool = False) -> list[Point]:
+        """As many of the points as the caps allow."""
+        if not points or self._out_of_time():
+            return []
+        if short or self.budget is None:
+            return points
+        left = max(self.budget - self.tries, 0)
+        if left < len(points):
+            self._cap = f"the budget of {self.budget} {'try' if self.budget == 1 else 'tries'}"
+        return points[:left]
+
+    def _out_of_time(self) -> bool:
+        if self.expired():
+            self._cap = TIME
+        return self._cap == TIME
+
+
+def behind(tuners: Sequence[Tuner]) -> tuple[list[Tuner], int]:
+    """The searches that have had fewer tries than another, and as many as that one had: what they may still spend.
+
+    To be asked again after they have spent them, because an extra try may move a best point and cost more tries than the
+    others had. That comes to an end: each turn tries a new point of one of them, and the points are finitely many. It ends
+    soon, because the more points were tried, the rarer one more is the best.
+    """
+    most = max(tuner.tries for tuner in tuners)
+    return [tuner for tuner in tuners if tuner.tries < most and not tuner.capped and tuner._extras()], most

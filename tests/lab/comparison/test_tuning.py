@@ -1,0 +1,227 @@
+"""The search for a method's best point, on landscapes that are made up."""
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anyk.lab.comparison.tuning import TUNING_SEEDS, Axis, Point, Trial, Tuner, behind, geometric, learning_rates, listed
+
+Landscape = Callable[[Trial], float | None]
+SMOOTHING = listed("label_smoothing", 0.0, (0.0, 0.05, 0.1, 0.2))
+TEMPERATURE = geometric("temperature", 1.0, base=2, places=2, powers=8, steps=(4, 2))
+
+
+def hill(axes: list[Axis], top: list[float], *, noise: float = 0.0, salt: int = 0, cliff: float = math.inf) -> Landscape:
+    """Highest at ``top`` (in coarse steps from the start), with noise by the trial; beyond the cliff it diverges."""
+
+    def score(trial: Trial) -> float | None:
+        offsets = [(place - axis.start) / axis.step(0) for axis, place in zip(axes, trial.point, strict=True)]
+        if offsets[0] > cliff:
+            return None
+        height = 0.9 - sum(abs(offset - at) ** 1.5 for offset, at in zip(offsets, top, strict=True)) / 40
+        return min(max(height + noise * random.Random(repr((trial, salt))).gauss(), 0.0), 1.0)
+
+    return score
+
+
+def make(rounds: Iterator[list[Trial]], tuner: Tuner, landscape: Landscape) -> None:
+    for trials in rounds:
+        assert trials, "a round without a trial would never end"
+        assert len(set(trials)) == len(trials)
+        assert not set(trials) & tuner.scores.keys(), "nothing is tried twice"
+        for trial in trials:
+            tuner.tell(trial, landscape(trial))
+
+
+def surrounded(tuner: Tuner) -> bool:
+    """Whether the best point has a tried point on both sides along each axis, not far off, or lies at a bound that is named."""
+    best = tuner.best
+    assert best is not None
+    tried = {trial.point for trial in tuner.scores if not trial.short}
+    named = " ".join(tuner.bounds)
+    for number, axis in enumerate(tuner.axes):
+        line = [point[number] - best[number] for point in tried if _without(point, number) == _without(best, number)]
+        for sign, end in ((1, len(axis.values) - 1), (-1, 0)):
+            near = any(0 < sign * offset <= axis.steps[-1] for offset in line)
+            if not near and not (best[number] == end and axis.name.replace("_", " ") in named):
+                return False
+    return True
+
+
+def _without(point: Point, number: int) -> Point:
+    return point[:number] + point[number + 1 :]
+
+
+axes = st.sampled_from([[learning_rates(1e-3), SMOOTHING], [learning_rates(0.1), TEMPERATURE], [learning_rates(2e-3)]])
+places = st.floats(-9, 9)
+landscapes = st.fixed_dictionaries(
+    {"noise": st.sampled_from([0.0, 0.003, 0.02, 0.1]), "salt": st.integers(0, 99), "cliff": st.floats(-3, 9)}
+)
+
+
+@given(axes, st.tuples(places, places), landscapes, st.booleans(), st.sampled_from([50, 1000, 10**6]))
+def test_it_ends_with_the_best_point_inside(given_axes, top, shape, shortens, examples):
+    landscape = hill(given_axes, list(top[: len(given_axes)]), **shape)
+    tuner = Tuner(given_axes, examples=examples, shortens=shortens)
+    make(tuner.search(), tuner, landscape)
+    assert tuner.capped == ""
+    assert surrounded(tuner)
+    best = tuner.best
+    assert best is not None
+    for other in {trial.point for trial in tuner.scores if not trial.short} - {best}:
+        if len(tuner.seeds(other)) == TUNING_SEEDS == len(tuner.seeds(best)):  # the same number of looks decides by the mean
+            assert tuner.mean(other) <= tuner.mean(best)
+    again = Tuner(given_axes, examples=examples, shortens=shortens)
+    make(again.search(), again, landscape)
+    assert list(again.scores.items()) == list(tuner.scores.items())  # in the same order
+
+
+@given(st.tuples(st.floats(-5, 5), st.floats(-3, 3)), st.booleans())
+def test_it_finds_the_top_of_a_hill(top, shortens):
+    given_axes = [learning_rates(1e-3), TEMPERATURE]
+    tuner = Tuner(given_axes, examples=10**12, shortens=shortens)
+    make(tuner.search(), tuner, hill(given_axes, list(top)))
+    assert tuner.best is not None
+    for place, axis, at in zip(tuner.best, given_axes, top, strict=True):
+        assert abs(place - axis.start - at * axis.step(0)) <= axis.steps[-1]  # a finest step
+    assert tuner.tries < 40
+
+
+def test_the_first_stage_covers_four_powers_of_ten_in_short_runs_and_goes_on_beyond():
+    given_axes = [learning_rates(1e-3), SMOOTHING]
+    tuner = Tuner(given_axes, examples=1000)
+    make(tuner.search(), tuner, hill(given_axes, [3.0, 0.0]))
+    short = {tuner.values(trial.point)[0] for trial in tuner.scores if trial.short}
+    assert {1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0} == short
+    full = [tuner.values(trial.point)[0] for trial in tuner.scores if not trial.short]
+    assert min(full) >= 0.09  # what was hopeless is not trained to its end
+
+
+def test_points_within_noise_are_decided_by_more_seeds():
+    """The point that is lucky on the first seed is not the one with the best mean."""
+    given_axes = [learning_rates(1e-3)]
+    lucky = given_axes[0].start + 2
+
+    def landscape(trial: Trial) -> float | None:
+        height = 0.5 - abs(trial.point[0] - given_axes[0].start) / 1000
+        return height + 0.005 if trial == Trial((lucky,)) else height
+
+    tuner = Tuner(given_axes, examples=200)
+    make(tuner.search(), tuner, landscape)
+    assert tuner.best == (given_axes[0].start,)
+    assert len(tuner.seeds((lucky,))) == TUNING_SEEDS
+    far_apart = Tuner(given_axes, examples=10**6)
+    make(far_apart.search(), far_apart, hill(given_axes, [0.0]))
+    assert all(trial.seed == 0 for trial in far_apart.scores)  # no seeds where there is no doubt
+
+
+def test_a_point_that_diverges_on_another_seed_is_out():
+    given_axes = [learning_rates(1e-3)]
+    first = hill(given_axes, [0.0])
+    tuner = Tuner(given_axes, examples=10)
+    make(tuner.search(), tuner, lambda trial: None if trial.seed and abs(trial.point[0] - 64) < 3 else first(trial))
+    assert tuner.best is not None
+    assert abs(tuner.best[0] - 64) >= 3
+    assert surrounded(tuner)
+
+
+def test_if_all_diverges_it_goes_down_and_ends():
+    tuner = Tuner([learning_rates(1e-3), SMOOTHING], examples=100)
+    make(tuner.search(), tuner, lambda trial: None)
+    assert tuner.best is None
+    assert tuner.tries == 0
+    assert {tuner.values(trial.point)[0] for trial in tuner.scores} >= {1e-11, 1e-1}
+
+
+def test_on_a_plateau_it_stays_where_it_started():
+    given_axes = [learning_rates(1e-3), TEMPERATURE]
+    tuner = Tuner(given_axes, examples=100)
+    make(tuner.search(), tuner, lambda trial: 0.5)
+    assert tuner.best is not None
+    assert tuner.values(tuner.best) == (1e-3, 1.0)
+
+
+def test_a_bound_is_named():
+    tuner = Tuner([learning_rates(1e-3), SMOOTHING], examples=10**6)
+    make(tuner.search(), tuner, hill([learning_rates(1e-3), SMOOTHING], [0.0, -1.0]))
+    assert tuner.bounds == ("label smoothing 0, the smallest that is tried",)
+
+
+tops = st.lists(st.tuples(places, places), min_size=2, max_size=4)
+
+
+@given(tops, landscapes, st.sampled_from([50, 1000, 10**6]), st.none() | st.integers(1, 30))
+def test_all_methods_get_as_many_tries(given_tops, shape, examples, budget):
+    kinds = itertools.cycle([[learning_rates(1e-3), SMOOTHING], [learning_rates(1e-3), TEMPERATURE]])
+    shape = {**shape, "cliff": math.inf}
+    searches = []
+    for top, kind in zip(given_tops, kinds, strict=False):
+        searches.append((Tuner(kind, examples=examples, budget=budget), hill(kind, list(top), **shape)))
+    for tuner, landscape in searches:
+        make(tuner.search(), tuner, landscape)
+    landscape_of = {id(tuner): landscape for tuner, landscape in searches}
+    tuners = [tuner for tuner, _ in searches]
+    while (late := behind(tuners))[0]:
+        for tuner in late[0]:
+            make(tuner.spend(late[1]), tuner, landscape_of[id(tuner)])
+    assert len({tuner.tries for tuner in tuners}) == 1
+    for tuner in tuners:
+        assert budget is None or tuner.tries <= budget
+        assert (tuner.capped == "") == surrounded(tuner)
+
+
+def test_extra_tries_look_at_the_diagonals_and_may_move_the_best():
+    """A ridge between the axes: along each of them, the start is the best."""
+    given_axes = [learning_rates(1e-3), TEMPERATURE]
+
+    def ridge(trial: Trial) -> float | None:
+        x, y = ((place - axis.start) / axis.steps[-1] for place, axis in zip(trial.point, given_axes, strict=True))
+        return 0.5 + min(x + y, 2) / 100 - abs(x - y) / 10
+
+    tuner = Tuner(given_axes, examples=10**9)
+    make(tuner.search(), tuner, ridge)
+    assert tuner.best == tuple(axis.start for axis in given_axes)
+    make(tuner.spend(tuner.tries + 4), tuner, ridge)
+    assert tuner.best == tuple(axis.start + axis.steps[-1] for axis in given_axes)
+    assert surrounded(tuner)
+
+
+@given(st.integers(1, 40), st.tuples(places, places), landscapes)
+def test_a_budget_is_kept_and_a_larger_one_continues(budget, top, shape):
+    given_axes = [learning_rates(1e-3), SMOOTHING]
+    landscape = hill(given_axes, list(top), **{**shape, "cliff": math.inf})
+    small, large = (Tuner(given_axes, examples=500, budget=most) for most in (budget, None))
+    for tuner in (small, large):
+        make(tuner.search(), tuner, landscape)
+    assert small.tries <= budget
+    assert bool(small.capped) == (not surrounded(small))
+    if small.capped:
+        assert small.capped == f"the budget of {budget} {'try' if budget == 1 else 'tries'}"
+        shared = [trial for trial in small.scores if trial.seed == 0]
+        assert shared[: budget // 2] == [trial for trial in large.scores if trial.seed == 0][: budget // 2]  # the same way
+    else:
+        assert small.best == large.best
+
+
+def test_when_the_time_is_over_it_ends_and_says_so():
+    given_axes = [learning_rates(1e-3), TEMPERATURE]
+    landscape, needed = hill(given_axes, [3.0, 2.0], noise=0.01), 0
+    for rounds in itertools.count():
+        made = []
+        tuner = Tuner(given_axes, examples=500, expired=lambda made=made, rounds=rounds: len(made) >= rounds)
+        for trials in tuner.search():
+            made.append(trials)
+            for trial in trials:
+                tuner.tell(trial, landscape(trial))
+        assert len(made) <= rounds
+        assert (tuner.best is None) == (rounds == 0)
+        if not tuner.capped:
+            needed = rounds
+            break
+        assert tuner.capped == "the time"
+    assert needed > 8
+    assert surrounded(tuner)
