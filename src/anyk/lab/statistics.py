@@ -1,11 +1,19 @@
-"""Means over seeds, and whether two methods differ on the same seeds by more than chance."""
+"""Means over seeds, and whether two methods differ by more than chance: on the same seeds, and on the same examples too."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 SIGNIFICANT = 0.05
+#: with fewer seeds there is no test
+ENOUGH_SEEDS = 3
+#: with fewer examples (or groups of them) that differ, a variance says little: their signs are counted
+ENOUGH_DIFFERING = 10
 
 
 def mean(values: Sequence[float]) -> float:
@@ -33,8 +41,8 @@ def std(values: Sequence[float]) -> float | None:
 class Paired:
     """The mean difference of two methods over the same seeds.
 
-    ``low`` and ``high`` bound its confidence interval, ``p`` is of the two-sided paired t-test. Where there is no test,
-    these three are None and ``reason`` says why.
+    ``low`` and ``high`` bound its confidence interval, ``p`` is of the two-sided test. Where there is no interval, or no
+    test, they are None; ``reason`` says why there is no test.
     """
 
     difference: float
@@ -43,6 +51,13 @@ class Paired:
     high: float | None = None
     p: float | None = None
     reason: str | None = None
+    examples: int | None = None
+    """the number of test examples, where the difference is one of hits"""
+
+    @property
+    def hits(self) -> float | None:
+        """The difference as a number of test examples, the mean over the seeds."""
+        return None if self.examples is None else self.difference * self.examples
 
 
 def paired(values: Sequence[float], baseline: Sequence[float], confidence: float = CONFIDENCE) -> Paired:
@@ -68,8 +83,138 @@ def paired(values: Sequence[float], baseline: Sequence[float], confidence: float
     return Paired(difference, count, difference - half, difference + half, p)
 
 
+@dataclass(frozen=True)
+class Contrast:
+    """Hits of a method minus hits of another on the same test examples and seeds, for one k.
+
+    With d(i, s) in {-1, 0, 1} for example i and seed s: what :func:`two_way` needs, and no more. Examples that belong
+    together are a cluster; without clusters, each example is its own. T is the sum of d over the seeds and the examples of a
+    cluster, n the number of its examples.
+    """
+
+    method: str
+    against: str
+    metric: str
+    """top1, top5, ..."""
+    by_seed: tuple[int, ...]
+    """the sum of d(i, s) over the examples, for each seed"""
+    examples: int
+    """N"""
+    clusters: int
+    """G; N where every example stands for itself"""
+    differing: int
+    """clusters with a d(i, s) that is not 0"""
+    gained: int
+    """clusters with T > 0"""
+    lost: int
+    """clusters with T < 0"""
+    squared_totals: int
+    """the sum of T²"""
+    sized_totals: int
+    """the sum of T n"""
+    squared_sizes: int
+    """the sum of n²"""
+
+
+def contrast(
+    method: str, against: str, metric: str, differences: NDArray[Any], clusters: NDArray[Any] | None = None
+) -> Contrast:
+    """Count what the test needs.
+
+    Args:
+        method: whose hits count as 1.
+        against: whose hits count as -1.
+        metric: which hits.
+        differences: (S, N), the d(i, s).
+        clusters: (N,), to which cluster each example belongs, as integers; None: each to its own.
+
+    >>> found = contrast("a", "b", "top1", np.array([[1, 0, -1], [1, 0, 0]]))
+    >>> found.by_seed, found.differing, found.gained, found.lost
+    ((0, 1), 2, 1, 1)
+    """
+    differences = np.asarray(differences)
+    totals, differing = differences.sum(0, dtype=np.int64), (differences != 0).any(0)
+    sizes = np.ones_like(totals)
+    if clusters is not None:
+        _, place = np.unique(clusters, return_inverse=True)
+        # bincount adds in float64, which holds these counts exactly.
+        totals, sizes, differing = (np.bincount(place, each).astype(np.int64) for each in (totals, sizes, differing))
+    return Contrast(
+        method,
+        against,
+        metric,
+        by_seed=tuple(int(total) for total in differences.sum(1, dtype=np.int64)),
+        examples=differences.shape[1],
+        clusters=len(totals),
+        differing=int((differing > 0).sum()),
+        gained=int((totals > 0).sum()),
+        lost=int((totals < 0).sum()),
+        squared_totals=int((totals**2).sum()),
+        sized_totals=int((totals * sizes).sum()),
+        squared_sizes=int((sizes**2).sum()),
+    )
+
+
+def two_way(counted: Contrast, confidence: float = CONFIDENCE) -> Paired:
+    """Whether a difference in hits is more than the luck of the seeds and of the test examples.
+
+    The variance of the mean of d is that of the seeds' means over S, plus that of the examples' means over N (of the
+    clusters' in a mean of ratios). It is too large by what is of neither alone, never too small. Student's t has
+    Satterthwaite's degrees of freedom, of S - 1 and G - 1. Where fewer than ten examples differ, their signs must say the
+    same: p is then the larger of t's and the exact sign test's over the examples, and there is no interval.
+
+    >>> gains = np.zeros((3, 400), dtype=int)
+    >>> gains[:, 7] = 1  # one example of 400, on every seed
+    >>> two_way(contrast("a", "b", "top1", gains)).reason
+    'only 1 of the 400 test examples differs: too few to tell'
+    """
+    from scipy.special import stdtr, stdtrit  # a third of a second, which a table without tests need not wait for
+
+    seeds, examples, groups = len(counted.by_seed), counted.examples, counted.clusters
+    total = sum(counted.by_seed)
+    difference = total / (seeds * examples)
+
+    def untested(reason: str) -> Paired:
+        return Paired(difference, seeds, reason=reason, examples=examples)
+
+    what = "test examples" if groups == examples else "groups of test examples"
+    if seeds < ENOUGH_SEEDS:
+        return untested("there is one seed only" if seeds == 1 else f"{seeds} seeds are too few to tell")
+    if not counted.differing:
+        return untested("no test example differs")
+    few = counted.differing < ENOUGH_DIFFERING
+    if few and _sign_test(counted.gained + counted.lost, 0) >= SIGNIFICANT:
+        verb = "differs" if counted.differing == 1 else "differ"
+        return untested(f"only {counted.differing} of the {groups:,} {what} {verb}: too few to tell")
+    of_seeds = (std([hits / examples for hits in counted.by_seed]) or 0.0) ** 2 / seeds
+    # The sum of (T - n S D)², in whole numbers as far as they go: S D = total / N.
+    squares = counted.squared_totals * examples**2 - 2 * total * examples * counted.sized_totals
+    squares += total**2 * counted.squared_sizes
+    of_examples = groups / (groups - 1) * squares / (examples**2 * seeds) ** 2
+    variance = of_seeds + of_examples
+    if not variance:  # all examples differ, in the same way on every seed
+        return Paired(difference, seeds, p=_sign_test(counted.gained, counted.lost), examples=examples)
+    freedom = variance**2 / (of_seeds**2 / (seeds - 1) + of_examples**2 / (groups - 1))
+    error = math.sqrt(variance)
+    p = 2 * float(stdtr(freedom, -abs(difference) / error))
+    if few:
+        return Paired(difference, seeds, p=max(p, _sign_test(counted.gained, counted.lost)), examples=examples)
+    half = float(stdtrit(freedom, (1 + confidence) / 2)) * error
+    return Paired(difference, seeds, difference - half, difference + half, p, examples=examples)
+
+
+def _sign_test(gained: int, lost: int) -> float:
+    """The two-sided p of so many signs, if both are equally likely.
+
+    >>> _sign_test(5, 1), _sign_test(6, 0)
+    (0.21875, 0.03125)
+    """
+    count, fewer = gained + lost, min(gained, lost)
+    return min(1.0, 2 * sum(math.comb(count, hits) for hits in range(fewer + 1)) / 2**count)
+
+
 def exceeds(found: Paired, bound: float = 0.0) -> float:
-    """The p of the one-sided test that the mean difference is above ``bound``.
+    """The p of the one-sided test that the mean difference, of :func:`paired`, is above ``bound``.
 
     >>> result = paired([3.0, 4.0, 6.0], [1.0, 3.0, 3.0])
     >>> round(exceeds(result), 4), round(exceeds(result, bound=2.0), 4)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from PIL import Image
 
-from anyk.lab.comparison.outcome import BASELINE, Comparison, Example, Guess, Moves, best
+from anyk.lab.comparison.outcome import BASELINE, Comparison, Example, Guess, Moves, picked
 from anyk.lab.run.evaluation import Predictor
 
 GUESSES = 5
@@ -24,7 +24,7 @@ def find_moves(outcome: Comparison, out: Path) -> Moves | None:
     )
     if not others.methods or outcome.data["classes"] <= GUESSES:
         return None
-    name = best(others).name
+    name = picked(others).name
     seed = min(baseline.keys() & finished[name].keys())
     before, after = (Predictor(out / runs[seed].folder) for runs in (baseline, finished[name]))
     guesses = [predictor.test_guesses(GUESSES) for predictor in (before, after)]

@@ -3,20 +3,32 @@
 The dataclasses hold what was measured and nothing derived from it; the functions below derive the rest.
 """
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from anyk.lab import statistics
 from anyk.lab.errors import Failure
+from anyk.lab.run import names
+from anyk.lab.run.folder import Run
 from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.summaries import metrics_of
-from anyk.lab.statistics import Paired, holm, paired
+from anyk.lab.statistics import ENOUGH_SEEDS, SIGNIFICANT, Contrast, Paired, holm
 from anyk.lab.tables import Difference, Measured
 
 BASELINE = "softmax"
 """what the other losses are measured against"""
+LEARNING_RATE_OF = "softmax, learning rate of "
+"""how the name of a control begins, before that of the method whose learning rate it has"""
+BOUNDED = "gce"
+"""the loss that is a control of the error losses: bounded as they are, but it knows no k"""
+MUCH_LONGER = 0.005
+"""what twice the epochs may gain in the metric tuned for, before the epochs count as too few"""
 
 
 @dataclass(frozen=True)
@@ -55,38 +67,13 @@ class Method:
     knob: str | None = None
     """the field of the recipe that was tuned beside the learning rate"""
     capped: str = ""
-    """what ended the tuning before the best point lay inside what was tried, in words; "" if nothing did"""
+    """what ended the tuning before the best point lay inside what was tried, an option: "--budget 14\"; "" if nothing did"""
     bounds: tuple[str, ...] = ()
     """where the best point lies at the end of what is possible, in words: "label smoothing 0, the smallest there is\""""
     longer: Mapping[str, float] | None = None
     """the validation metrics of a run of twice the epochs with the tuned recipe, on the tuning seed"""
     same_length: Mapping[str, float] | None = None
     """those of the tuned recipe itself, on the same seed: what ``longer`` is to be compared with"""
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """Hits of a method minus hits of another on the same test examples and seeds, for one k.
-
-    With d(i, s) in {-1, 0, 1} for example i and seed s: what a two-way test needs, and no more.
-    """
-
-    method: str
-    against: str
-    metric: str
-    """top1, top5, ..."""
-    by_seed: tuple[int, ...]
-    """sum over the examples of d(i, s), for each seed"""
-    examples: int
-    """N"""
-    differing: int
-    """examples with d(i, s) != 0 for at least one s"""
-    totals: Mapping[int, int]
-    """of sums over the seeds of d(i, s), added up in each cluster: how many clusters have that sum"""
-    clusters: int
-    """G; N where every example stands for itself"""
-    squared_sizes: int
-    """sum over the clusters of their squared number of examples; N where every example stands for itself"""
 
 
 @dataclass(frozen=True)
@@ -138,7 +125,7 @@ class Comparison:
     controls: tuple[Method, ...] = ()
     """softmax once more with the learning rate of a method that wins, named ``softmax, learning rate of METHOD``; no tries"""
     contrasts: tuple[Contrast, ...] = ()
-    """every method and control against the baseline, every top-k that was measured"""
+    """every method and control against the baseline, and methods against their controls: every top-k that was measured"""
     want: tuple[int, ...] = (1, 5)
     """the k that the user will show to people: the verdict is about these"""
     moves: Moves | None = None
@@ -148,10 +135,80 @@ class Comparison:
     """runs that ended with an error"""
 
 
+# What is measured against what ---------------------------------------------------------------------------------------------
+
+
+def contrasts(comparison: Comparison, out: str | Path) -> tuple[Contrast, ...]:
+    """Count the hits that every method and control gains on the baseline, and every method on its controls.
+
+    Reads ``test.safetensors`` of the runs. Runs without it, and pairs without a common seed, have no contrast.
+
+    Args:
+        comparison: the methods and controls with their runs.
+        out: the folder that the runs' folders are in.
+    """
+    ranks: dict[str, dict[str, Any]] = {}
+
+    def of(run: SeedRun) -> dict[str, Any] | None:
+        if run.folder not in ranks:
+            found = Run(Path(out) / run.folder).load_tensors("test.safetensors", ("ranks", "groups"))
+            ranks[run.folder] = {} if found is None else {name: tensor.numpy() for name, tensor in found[0].items()}
+        return ranks[run.folder] or None
+
+    found = []
+    for method, against in _pairs(comparison):
+        seeds = [(of(own), of(other)) for own, other in _shared(method, against)]
+        read = [(own, other) for own, other in seeds if own is not None and other is not None]
+        for metric in metrics(comparison) if read else ():
+            k = int(metric.removeprefix("top"))
+            hits = [(own["ranks"] <= k).astype("int8") - (other["ranks"] <= k) for own, other in read]
+            clusters = read[0][0].get("groups")
+            found.append(statistics.contrast(method.name, against.name, metric, np.stack(hits), clusters))
+    return tuple(found)
+
+
+def _pairs(comparison: Comparison) -> Iterator[tuple[Method, Method]]:
+    """Every method and control with the baseline, and every method with its controls."""
+    baseline = _baseline(comparison)
+    if baseline is not None:
+        yield from ((method, baseline) for method in (*comparison.methods, *comparison.controls) if method is not baseline)
+    for method in comparison.methods:
+        yield from ((method, control) for control in controls_of(comparison, method))
+
+
+def controls_of(comparison: Comparison, method: Method) -> list[Method]:
+    """What has a part of what the method has, and no more: softmax with its learning rate; of an error loss, gce."""
+    found = [control for control in comparison.controls if control.name == LEARNING_RATE_OF + method.name]
+    if names.find(method.recipe.loss).family == "error":
+        found += [other for other in comparison.methods if other.recipe.loss == BOUNDED]
+    return found
+
+
+def _baseline(comparison: Comparison) -> Method | None:
+    return next((method for method in comparison.methods if method.name == BASELINE), None)
+
+
+def _shared(method: Method, other: Method) -> list[tuple[SeedRun, SeedRun]]:
+    """The runs of both with the same seeds."""
+    others = {run.seed: run for run in other.runs}
+    return [(run, others[run.seed]) for run in sorted(method.runs, key=lambda run: run.seed) if run.seed in others]
+
+
+# What follows --------------------------------------------------------------------------------------------------------------
+
+
 def metrics(comparison: Comparison) -> list[str]:
-    """The test metrics that at least one run has, in the order of the report."""
-    names = metrics_of(method.recipe for method in comparison.methods)
-    return [name for name in names if any(name in run.test for method in comparison.methods for run in method.runs)]
+    """The test metrics that at least one run has, in the order of the report: first what the user wants."""
+    methods = (*comparison.methods, *comparison.controls)
+    first = [f"top{k}" for k in comparison.want]
+    listed = dict.fromkeys([*first, *metrics_of(method.recipe for method in methods)])
+    return [name for name in listed if any(name in run.test for method in methods for run in method.runs)]
+
+
+def wanted(comparison: Comparison) -> list[str]:
+    """The metrics that the verdict is about, in the order of the wish; the first one measured, if none of them was."""
+    measured = metrics(comparison)
+    return [name for k in comparison.want if (name := f"top{k}") in measured] or measured[:1]
 
 
 def measured(method: Method, metric: str) -> Measured | None:
@@ -161,27 +218,44 @@ def measured(method: Method, metric: str) -> Measured | None:
 
 
 def differences(comparison: Comparison) -> dict[tuple[str, str], Difference]:
-    """Every other method against the baseline on the seeds that both have, for each (method, metric).
+    """Every other method and control against the baseline on the seeds that both have, for each (method, metric).
 
-    The p are corrected by Holm's method over all of them: they are one family.
+    Only methods in metrics that are wanted have an interval and a p. The p are corrected by Holm's method over all of them:
+    they are one family. There is none where a cap has ended the tuning.
     """
-    baseline = next((method for method in comparison.methods if method.name == BASELINE), None)
-    if baseline is None:
-        return {}
-    found: dict[tuple[str, str], Paired] = {}
-    for method in comparison.methods:
-        for metric in metrics(comparison) if method is not baseline else ():
-            base = {run.seed: run.test[metric] for run in baseline.runs if metric in run.test}
-            own = {run.seed: run.test[metric] for run in method.runs if metric in run.test}
-            seeds = sorted(base.keys() & own.keys())
-            if seeds:
-                found[method.name, metric] = paired([own[seed] for seed in seeds], [base[seed] for seed in seeds])
-    corrected = holm([pair.p for pair in found.values()])
-    return {key: Difference(pair, p) for (key, pair), p in zip(found.items(), corrected, strict=True)}
+    found = {
+        (method.name, metric): pair
+        for method, against in _pairs(comparison)
+        for metric in metrics(comparison)
+        if against.name == BASELINE and (pair := difference(comparison, method, against, metric)) is not None
+    }
+    judged = [] if capped(comparison) else [(m.name, k) for m in comparison.methods for k in wanted(comparison)]
+    family = {key: found[key].p for key in judged if key in found}
+    corrected = dict(zip(family, holm(list(family.values())), strict=True))
+    shown = {key: pair if key in family else _untested(pair) for key, pair in found.items()}
+    return {key: Difference(pair, corrected.get(key)) for key, pair in shown.items()}
 
 
-def best(comparison: Comparison) -> Method:
-    """The method with the best mean, over the seeds, of the validation metric tuned for; the first one of equals.
+def difference(comparison: Comparison, method: Method, against: Method, metric: str) -> Paired | None:
+    """The difference of two methods in one metric on the seeds that both have, and its test if their hits were counted."""
+    key = (method.name, against.name, metric)
+    for counted in comparison.contrasts:
+        if (counted.method, counted.against, counted.metric) == key:
+            return statistics.two_way(counted)
+    both = [(own.test, other.test) for own, other in _shared(method, against) if metric in own.test and metric in other.test]
+    if not both:
+        return None
+    mean = statistics.mean([own[metric] - other[metric] for own, other in both])
+    return Paired(mean, len(both), reason="the hits were not counted", examples=comparison.data.get("test"))
+
+
+def _untested(pair: Paired) -> Paired:
+    return dataclasses.replace(pair, low=None, high=None, p=None, reason=None)
+
+
+def picked(comparison: Comparison) -> Method:
+    """The method with the best mean, over the seeds, of the validation metric tuned for; the first one of equals, softmax
+    before all.
 
     Validation and not test: the test must not choose what it is to judge.
     """
@@ -189,8 +263,112 @@ def best(comparison: Comparison) -> Method:
     return max(ranked, key=lambda method: validation_score(comparison, method))
 
 
+def chosen(comparison: Comparison) -> Method:
+    """What to use: the method that validation picks if the test confirms it, otherwise the baseline."""
+    best = picked(comparison)
+    return best if confirmed(comparison, best) else _baseline(comparison) or best
+
+
+def confirmed(comparison: Comparison, method: Method) -> bool:
+    """Whether the test shows that a method gains in a metric that is wanted, and no loss in another."""
+    return bool(significant(comparison, method, 1)) and not significant(comparison, method, -1)
+
+
+def significant(comparison: Comparison, method: Method, sign: int) -> dict[str, Difference]:
+    """The wanted metrics in which the test shows a gain (sign 1) or a loss (sign -1) against the baseline."""
+    found = differences(comparison)
+    own = {metric: found[method.name, metric] for metric in wanted(comparison) if (method.name, metric) in found}
+    return {
+        metric: one
+        for metric, one in own.items()
+        if one.p is not None and one.p < SIGNIFICANT and sign * one.paired.difference > 0
+    }
+
+
 def validation_score(comparison: Comparison, method: Method) -> float:
     """The mean of the validation metric tuned for; minus infinity where there is none."""
-    metric = comparison.settings.get("metric", "mean")
-    scores = [run.validation[metric] for run in method.runs if metric in run.validation]
+    scores = _validation_scores(comparison, method)
     return statistics.mean(scores) if scores and all(map(math.isfinite, scores)) else -math.inf
+
+
+def _validation_scores(comparison: Comparison, method: Method) -> list[float]:
+    metric = tuned_metric(comparison)
+    return [run.validation[metric] for run in method.runs if metric in run.validation]
+
+
+def tuned_metric(comparison: Comparison) -> str:
+    """The validation metric that the tuning maximised."""
+    return str(comparison.settings.get("metric", "mean"))
+
+
+# Whether it is decided -----------------------------------------------------------------------------------------------------
+
+
+def decided(comparison: Comparison) -> bool:
+    """Whether the comparison has an answer; that there is no difference is one, too."""
+    return bool(judged(comparison)) and not capped(comparison) and not overtaking(comparison)
+
+
+def compared(comparison: Comparison) -> list[Method]:
+    """The methods that share a seed and a metric with the baseline, without it."""
+    baseline = _baseline(comparison)
+    return [
+        method
+        for method in comparison.methods
+        if baseline is not None and method is not baseline
+        for both in [_shared(method, baseline)]
+        if any(own.test.keys() & other.test.keys() for own, other in both)
+    ]
+
+
+def judged(comparison: Comparison) -> list[Method]:
+    """Those of the compared methods that have seeds enough for a verdict."""
+    baseline = _baseline(comparison)
+    return [m for m in compared(comparison) if baseline is not None and len(_shared(m, baseline)) >= ENOUGH_SEEDS]
+
+
+def capped(comparison: Comparison) -> list[Method]:
+    """The compared methods, and the baseline, whose tuning was ended by a cap."""
+    methods = compared(comparison)
+    return [m for m in comparison.methods if m.capped and (m in methods or (m.name == BASELINE and methods))]
+
+
+def gain_of_longer(comparison: Comparison, method: Method) -> float | None:
+    """What twice the epochs gain in the validation metric tuned for; None where that was not tried."""
+    metric = tuned_metric(comparison)
+    if method.longer is None or method.same_length is None:
+        return None
+    longer, own = method.longer.get(metric), method.same_length.get(metric)
+    return None if longer is None or own is None else longer - own
+
+
+def undertrained(comparison: Comparison) -> dict[str, float]:
+    """The methods that gain more than half a point, or than twice the seeds' deviation, by twice the epochs; and how much."""
+    gains = {}
+    for method in comparison.methods:
+        gain = gain_of_longer(comparison, method)
+        noise = statistics.std(_validation_scores(comparison, method))
+        if gain is not None and gain > min(MUCH_LONGER, 2 * noise if noise is not None else math.inf):
+            gains[method.name] = gain
+    return gains
+
+
+def overtaking(comparison: Comparison) -> list[tuple[Method, Method]]:
+    """Pairs, one of which is the baseline: the first is behind on validation, but might be ahead after twice the epochs.
+
+    One run each shows what twice the epochs gain. The difference of two such gains must be above four times the seeds'
+    deviation, twice its own, to be more than luck.
+    """
+    baseline, late = _baseline(comparison), undertrained(comparison)
+    found = []
+    for method in judged(comparison):
+        assert baseline is not None
+        behind, ahead = sorted((method, baseline), key=lambda one: validation_score(comparison, one))
+        gains = [gain_of_longer(comparison, one) for one in (behind, ahead)]
+        if behind.name not in late or gains[0] is None or gains[1] is None:
+            continue
+        noise = max(statistics.std(_validation_scores(comparison, one)) or 0.0 for one in (behind, ahead))
+        lead = validation_score(comparison, ahead) - validation_score(comparison, behind)
+        if gains[0] - gains[1] > max(lead, 4 * noise):
+            found.append((behind, ahead))
+    return found

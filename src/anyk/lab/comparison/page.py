@@ -16,7 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from anyk.lab import files
-from anyk.lab.comparison.outcome import BASELINE, Comparison, Method, Try, best, differences, measured, metrics
+from anyk.lab.comparison.outcome import BASELINE, Comparison, Method, Try, chosen, differences, measured, metrics
 from anyk.lab.comparison.snippet import code
 from anyk.lab.comparison.verdict import notes, verdict
 from anyk.lab.statistics import CONFIDENCE, SIGNIFICANT, mean
@@ -57,7 +57,7 @@ def render(comparison: Comparison) -> str:
         keys=[(method.name, _swatch(number)) for number, method in enumerate(_ordered(comparison))],
         tunings=[_tuning(method) for method in comparison.methods if method.tries],
         baseline=BASELINE,
-        best=best(comparison).name if comparison.methods else None,
+        best=chosen(comparison).name if comparison.methods else None,
         codes=[(method.name, code(method.recipe, comparison.data.get("classes"))) for method in comparison.methods],
         seeds=max((len(method.runs) for method in comparison.methods), default=0),
         confidence=f"{CONFIDENCE:.0%}",

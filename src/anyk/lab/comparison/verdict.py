@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterable, Mapping
 
-from anyk.lab.comparison.outcome import BASELINE, Comparison, Method, best, differences, measured, metrics, validation_score
+from anyk.lab.comparison.outcome import BASELINE, Comparison, Method, differences, measured, metrics, validation_score
+from anyk.lab.comparison.outcome import chosen as best
 from anyk.lab.errors import failure_sentences
 from anyk.lab.run import names
 from anyk.lab.statistics import SIGNIFICANT

@@ -25,6 +25,8 @@ class Split:
     labels: Tensor
     maps: tuple[MappedRows, ...] = ()
     """where the parts are memory-mapped, the mapping of each"""
+    groups: Tensor | None = None
+    """(N,), int64: examples with the same number belong together (a user, a file) and are not independent of each other"""
 
     def __len__(self) -> int:
         return len(self.labels)

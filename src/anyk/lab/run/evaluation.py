@@ -1,6 +1,7 @@
 """What a model is worth: its accuracies, and the guesses of a trained one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +18,54 @@ from anyk.lab.run.processes import ALONE, Ranks
 from anyk.lab.run.reading import Reader, find_device, resolved
 
 KS = (1, 5, 10, 20)
+#: guesses that are kept of each test example
+GUESSES = 20
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What a model does with each of some examples."""
+
+    ranks: Tensor
+    """(N,), int32: the rank of the target, 1 for the best, as :func:`anyk.target_ranks` counts"""
+    guesses: Tensor
+    """(N, g), int32: the first classes, best first; g = 0 where nobody asked"""
+    cross_entropy: float
+    """its mean"""
+
+    def accuracies(self, ks: Iterable[int]) -> dict[str, float]:
+        """Top-k accuracies, their mean over top-1 and top-5, and the cross-entropy."""
+        measured = {f"top{k}": int((self.ranks <= k).sum()) / len(self.ranks) for k in ks}
+        counted = [measured[metric] for metric in ("top1", "top5") if metric in measured]
+        return {**measured, "mean": sum(counted) / len(counted), "cross_entropy": self.cross_entropy}
 
 
 @torch.no_grad()
-def accuracies(
+def examine(
     model: nn.Module,
     examples: Split,
     index: Tensor,
     reader: Reader,
-    classes: int,
-    ks: Sequence[int] = KS,
+    guesses: int = 0,
     amp: bool = False,
     ranks: Ranks = ALONE,
-) -> dict[str, float]:
-    """Top-k accuracies, their mean over top-1 and top-5, and the cross-entropy, in evaluation mode.
-
-    Each rank counts in its part of the examples; the counts are added up."""
-    ks = [k for k in ks if k < classes] or [1]
-    hits = torch.zeros(len(ks), dtype=torch.int64, device=reader.device)
+) -> Examined:
+    """Show a model the examples at some positions, in evaluation mode. Each rank has its part of them; all get the whole."""
+    nothing = torch.empty(0, guesses, dtype=torch.int32, device=reader.device)
+    found = [(nothing.new_empty(0), nothing)]  # all that a rank without examples has
     cross_entropy = torch.zeros((), device=reader.device)
     model.eval()
     for block in reader.blocks(examples, ranks.shard(index)):
         target = examples.labels[block].to(reader.device)
         with torch.autocast(reader.device.type, torch.bfloat16, enabled=amp):
             scores = model(reader(examples, block))
-        hits += torch.stack(list(anyk.topk_hits(scores, target, ks).values()))
+        first = scores.topk(guesses).indices if guesses else scores.new_empty(len(scores), 0)
+        found.append((anyk.target_ranks(scores, target).int(), first.int()))
         cross_entropy += functional.cross_entropy(scores.float(), target, reduction="sum")
     model.train()
-    hits, cross_entropy = ranks.all_reduce(hits), ranks.all_reduce(cross_entropy)
-    measured = {f"top{k}": count / len(index) for k, count in zip(ks, hits.tolist(), strict=True)}
-    counted = [measured[metric] for metric in ("top1", "top5") if metric in measured]
-    return {**measured, "mean": sum(counted) / len(counted), "cross_entropy": float(cross_entropy) / len(index)}
+    own = [torch.cat(tensors).cpu() for tensors in zip(*found, strict=True)]
+    every_rank, every_guess = (torch.cat(tensors) for tensors in zip(*ranks.all_gather(own), strict=True))
+    return Examined(every_rank, every_guess, float(ranks.all_reduce(cross_entropy)) / len(index))
 
 
 class Predictor:

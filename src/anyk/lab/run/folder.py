@@ -6,12 +6,13 @@ metrics.jsonl           one line for each evaluation
 checkpoint.safetensors  weights, optimizer, and where the run stands
 best-*.safetensors      the weights that the validation examples liked best
 model.safetensors       the same, when the run has ended, and what model it is: see models.load
+test.safetensors        of each test example the rank of its class, the first guesses, its group; not with select=each
 result.json             the outcome; its presence says that the run has ended
 error.txt               why the run failed
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -125,9 +126,14 @@ class Run:
         """Note why the run failed; a later start begins where it stood."""
         files.write_atomically(self.folder / "error.txt", (message.strip() + "\n").encode())
 
-    def finish(self, result: Mapping[str, Any], weights: Mapping[str, Tensor], plan: Mapping[str, Any]) -> None:
-        """Write the model with its plan and the outcome, and drop what only a running run needs."""
+    def finish(
+        self, result: Mapping[str, Any], weights: Mapping[str, Tensor], plan: Mapping[str, Any], test: Mapping[str, Tensor]
+    ) -> None:
+        """Write the model with its plan, what it does with each test example and the outcome; drop what only a running run
+        needs."""
         self.save_tensors("model.safetensors", weights, plan)
+        if test:
+            self.save_tensors("test.safetensors", test, {})
         files.write_object(self.folder / "result.json", {"format": FORMAT, **result})
         self._tidy()
 
@@ -167,13 +173,13 @@ class Run:
         with files.replacing(self.folder / name) as path:
             safetensors.torch.save_file(own, path, {"state": json.dumps(state)})
 
-    def load_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What :meth:`save_tensors` wrote, or None."""
+    def load_tensors(self, name: str, only: Collection[str] | None = None) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """What :meth:`save_tensors` wrote, or those of it that are named; None where there is no such file."""
         path = self.folder / name
         if not path.exists():
             return None
         try:
-            return read_tensors(path)
+            return read_tensors(path, only)
         except ValueError as error:
             raise LabError(f"{path} is damaged ({error}): delete {self.folder} and run again.") from None
 
@@ -181,13 +187,14 @@ class Run:
         return files.read_object(self.folder / name, f"delete {self.folder} and run again")
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What :meth:`Run.save_tensors` wrote, or a ValueError that says what is wrong with the file."""
+def read_tensors(path: Path, only: Collection[str] | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What :meth:`Run.save_tensors` wrote, or those of it that are named; a ValueError says what is wrong with the file."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             state = json.loads((file.metadata() or {}).get("state", "null"))
             # clone: a later save replaces the file that would otherwise stay mapped
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+            wanted = [key for key in file.keys() if only is None or key in only]  # noqa: SIM118
+            tensors = {key: file.get_tensor(key).clone() for key in wanted}
     except (safetensors.SafetensorError, OSError, RecursionError) as error:
         raise ValueError(str(error)) from None
     if not isinstance(state, dict):

@@ -26,7 +26,7 @@ from anyk.lab.data import Dataset, Parts, Split, load, split
 from anyk.lab.data.streaming import block_order
 from anyk.lab.errors import LabError, Stopped, explain
 from anyk.lab.run import losses, models
-from anyk.lab.run.evaluation import KS, accuracies
+from anyk.lab.run.evaluation import GUESSES, KS, Examined, examine
 from anyk.lab.run.folder import Run
 from anyk.lab.run.processes import ALONE, Ranks, synchronise_batch_norm
 from anyk.lab.run.reading import Reader, check_select, describe, find_device, resolved, shuffle_of
@@ -123,8 +123,10 @@ class _Training:
 
         torch.manual_seed(_seed(recipe.seed, "weights"))
         self.model = synchronise_batch_norm(models.build(recipe, self.dataset).to(self.device), ranks)
-        self.criterion = losses.criterion(recipe, len(self.dataset.classes)).to(self.device)
-        self.ks = sorted({*KS, *recipe.measure, *losses.trained_ks(self.criterion, recipe)})
+        classes = len(self.dataset.classes)
+        self.criterion = losses.criterion(recipe, classes).to(self.device)
+        ks = {*KS, *recipe.measure, *losses.trained_ks(self.criterion, recipe)}
+        self.ks = sorted(k for k in ks if k < classes) or [1]
         self.optimizer = _optimizer(recipe, self.model)
 
         self.step = 0
@@ -227,7 +229,7 @@ class _Training:
         self.loss_sum.zero_()
         self.loss_count = 0
         started = time.perf_counter()
-        validation = self._accuracies(self.dataset.train, self.parts.validation)
+        validation = self._examine(self.dataset.train, self.parts.validation).accuracies(self.ks)
         self.seconds_in_model += time.perf_counter() - started
         line = {
             "step": self.step,
@@ -268,9 +270,8 @@ class _Training:
             return [metric for metric in validation if metric.startswith("top")]
         return ["mean" if self.recipe.select == "last" else self.recipe.select]
 
-    def _accuracies(self, examples: Split, index: Tensor) -> dict[str, float]:
-        classes = len(self.dataset.classes)
-        return accuracies(self.model, examples, index, self.reader, classes, self.ks, self.recipe.amp, self.ranks)
+    def _examine(self, examples: Split, index: Tensor, guesses: int = 0) -> Examined:
+        return examine(self.model, examples, index, self.reader, guesses, self.recipe.amp, self.ranks)
 
     # Saving and going on ---------------------------------------------------------------------------------------------------
 
@@ -341,15 +342,21 @@ class _Training:
         """Measure the chosen weights on the test examples, once."""
         test: dict[str, float] = {}
         chosen: dict[str, Tensor] = {}
+        each: dict[str, Tensor] = {}
+        guesses = min(GUESSES, len(self.dataset.classes))
         for metric in self.best:
             weights = self.unsaved.get(metric) or self.ranks.broadcast(partial(self._best_weights, metric))
             self.model.load_state_dict(weights)
-            measured = self._accuracies(self.parts.test, self.parts.test_index)
+            examined = self._examine(self.parts.test, self.parts.test_index, guesses)
+            measured = examined.accuracies(self.ks)
             if self.recipe.select == "each":
                 test[metric] = measured[metric]
                 chosen = chosen or weights
             else:
                 test, chosen = measured, weights
+                each = {"ranks": examined.ranks, "guesses": examined.guesses}
+                if self.parts.test.groups is not None:
+                    each["groups"] = self.parts.test.groups[self.parts.test_index]
         self.seconds = time.perf_counter() - started
         validation = (
             {metric: best["value"] for metric, best in self.best.items()}
@@ -371,7 +378,7 @@ class _Training:
         }
 
         def finish() -> dict[str, Any]:
-            self.run.finish(result, chosen, models.Plan.of(self.recipe, self.dataset).to_json())
+            self.run.finish(result, chosen, models.Plan.of(self.recipe, self.dataset).to_json(), each)
             return self.run.result() or {}
 
         return self.ranks.broadcast(finish)
