@@ -11,6 +11,10 @@ class LabError(Exception):
     """
 
 
+class Diverged(LabError):
+    """Training went to numbers that are none. While tuning that is an answer, not a failure."""
+
+
 class Stopped(Exception):
     """A run was asked to stop; its checkpoint is written."""
 

@@ -163,11 +163,10 @@ def test_all_methods_get_as_many_tries(given_tops, shape, examples, budget):
         searches.append((Tuner(kind, examples=examples, budget=budget), hill(kind, list(top), **shape)))
     for tuner, landscape in searches:
         make(tuner.search(), tuner, landscape)
-    landscape_of = {id(tuner): landscape for tuner, landscape in searches}
     tuners = [tuner for tuner, _ in searches]
-    while (late := behind(tuners))[0]:
-        for tuner in late[0]:
-            make(tuner.spend(late[1]), tuner, landscape_of[id(tuner)])
+    while (tries := behind(tuners)) is not None:
+        for tuner, landscape in searches:
+            make(tuner.spend(tries), tuner, landscape)
     assert len({tuner.tries for tuner in tuners}) == 1
     for tuner in tuners:
         assert budget is None or tuner.tries <= budget
@@ -200,7 +199,7 @@ def test_a_budget_is_kept_and_a_larger_one_continues(budget, top, shape):
     assert small.tries <= budget
     assert bool(small.capped) == (not surrounded(small))
     if small.capped:
-        assert small.capped == f"the budget of {budget} {'try' if budget == 1 else 'tries'}"
+        assert small.capped == f"--budget {budget}"
         shared = [trial for trial in small.scores if trial.seed == 0]
         assert shared[: budget // 2] == [trial for trial in large.scores if trial.seed == 0][: budget // 2]  # the same way
     else:
@@ -222,6 +221,6 @@ def test_when_the_time_is_over_it_ends_and_says_so():
         if not tuner.capped:
             needed = rounds
             break
-        assert tuner.capped == "the time"
+        assert tuner.capped == "--time"
     assert needed > 8
     assert surrounded(tuner)

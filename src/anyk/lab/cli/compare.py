@@ -3,15 +3,19 @@
 import os
 from pathlib import Path
 
-from anyk.lab.cli.words import CommonSetting, Flag, command_line, say, say_json, slug
+from anyk.lab.cli.words import CommonSetting, Flag, command_line, say, say_json, slug, warn
+
+NOT_DECIDED = 3
+"""the exit code of a comparison that has no answer yet"""
 
 
 def command(
     setting: CommonSetting,
     *,
-    losses: tuple[str, ...] = ("softmax", "splitter"),
+    losses: tuple[str, ...] = ("softmax", "gce", "error", "splitter"),
     seeds: int = 5,
-    budget: int = 6,
+    budget: int | None = None,
+    time: str | None = None,
     jobs: int = 0,
     out: Path | None = None,
     quiet: Flag = False,
@@ -19,49 +23,53 @@ def command(
 ) -> int:
     """Does top-k training help on your data, which variant, by how much, and is that luck?
 
-    Tunes every loss with the same number of tries on validation, trains it with several seeds, and tells what the test
-    says. Writes results.json, report.html and the best model.
+    Tunes every loss on validation until its best learning rate, and the best value of the one knob it has of its own, lie
+    inside what was tried; trains it with several seeds, and tells what the test says. Writes results.json, report.html and
+    the model to use. Ends with 0 if there is an answer ("no difference" is one), 3 if there is none yet, 1 if runs failed.
+    The same command goes on where it was stopped.
 
     Args:
-        setting: what the runs have in common; learning_rate and temperature are where the tuning starts.
-        losses: what to compare; softmax is always among them.
+        setting: what the runs have in common; the tuning starts at its values.
+        losses: what to compare; softmax is always among them, and gce beside error losses.
         seeds: runs of each tuned loss.
-        budget: tries that each loss has for tuning.
+        budget: the most points of each loss to try at full length; by default as many as it takes.
+        time: what the whole may take, such as 90s, 10m or 2h; by default as long as it takes.
         jobs: runs at a time; 0 is one for each core.
         out: folder for the outcome; by default anyk-runs/compare-DATA.
         quiet: show no progress.
         json: print the results as JSON instead of words.
     """
     from anyk.lab import tables
-    from anyk.lab.comparison import compare
-    from anyk.lab.comparison.outcome import BASELINE, best
+    from anyk.lab.comparison.outcome import BASELINE, chosen, decided
     from anyk.lab.comparison.results import to_json
+    from anyk.lab.comparison.search import compare, expected_runs, seconds_of
     from anyk.lab.comparison.snippet import code
     from anyk.lab.comparison.verdict import table, verdict
     from anyk.lab.progress import Display
 
     out = out or Path("anyk-runs") / f"compare-{slug(setting.data)}"
-    count = len({BASELINE, *losses}) * (budget + seeds)
-    with Display(count, quiet) as display:
+    with Display(expected_runs(len({BASELINE, *losses}), seeds), quiet) as display:
         outcome = compare(
             setting,
             losses,
             out,
+            jobs=jobs or os.cpu_count() or 1,
             seeds=seeds,
             budget=budget,
-            jobs=jobs or os.cpu_count() or 1,
+            time=seconds_of(time) if time is not None else None,
             command=command_line(),
             on_progress=display.show,
+            on_plan=(lambda sentence: None) if quiet else warn,
         )
-    # A try that diverges while tuning is no failure: others were better.
-    exit_code = 1 if any(len(method.runs) < seeds for method in outcome.methods) else 0
     if json:
         say_json(to_json(outcome))
-        return exit_code
-    say(tables.render(table(outcome), "terminal"))
-    say("\n".join(verdict(outcome)))
-    chosen = best(outcome)
-    say(f"\nTo paste: {chosen.name}, the best on validation (of equals the first)\n")
-    say(code(chosen.recipe, outcome.data["classes"]))
-    say(f"Report: {out / 'report.html'}")
-    return exit_code
+    else:
+        say(tables.render(table(outcome), "terminal"))
+        say("\n".join(verdict(outcome)))
+        use = chosen(outcome)
+        say(f"\nTo paste: {use.name}\n")
+        say(code(use.recipe, outcome.data["classes"]))
+        say(f"Report: {out / 'report.html'}")
+    # Too few runs because of the time are no failure: the same command goes on.
+    failed = outcome.failures or any(len(method.runs) < seeds and not method.capped for method in outcome.methods)
+    return 1 if failed else 0 if decided(outcome) else NOT_DECIDED

@@ -110,43 +110,49 @@ def _rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Grid:
-    """A method's tries: scores by temperature (rows) and learning rate (columns), or one after the other."""
+    """A method's tries at full length: their mean scores by the method's own knob (rows) and learning rate (columns)."""
 
     name: str
+    knob: str
     learning_rates: list[str]
     rows: list[tuple[str, list[dict[str, Any]]]]
     chosen: str
 
 
 def _tuning(method: Method) -> _Grid:
-    scores = [point.score for point in method.tries if point.score is not None and math.isfinite(point.score)]
-    low, high = min(scores, default=0.0), max(scores, default=0.0)
-    rates = sorted({point.learning_rate for point in method.tries})
-    temperatures = sorted({point.temperature for point in method.tries})
-    by_place = {(point.temperature, point.learning_rate): point for point in method.tries}
+    recipe, knob = method.recipe, method.knob or ""
+    full = [point for point in method.tries if point.epochs >= recipe.epochs]
+    scores = {(point.knob, point.learning_rate): _mean_score(point) for point in full}
+    finite = [score for score in scores.values() if score is not None]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    rates, values = (sorted({value for value in side if value is not None}) for side in _sides(full))
+    taken = (getattr(recipe, knob, None), recipe.learning_rate)
 
-    def cell(point: Try | None) -> dict[str, Any]:
-        if point is None:
+    def cell(place: tuple[float | None, float]) -> dict[str, Any]:
+        if place not in scores:
             return {"text": "", "share": 0, "chosen": False}
-        failed = point.score is None or not math.isfinite(point.score)
-        score = low if failed else point.score or 0.0
-        return {
-            "text": "diverged" if failed else percent(score),
-            "share": 0 if failed else round(100 * (score - low) / (high - low)) if high > low else 50,
-            "chosen": point.learning_rate == method.recipe.learning_rate
-            and (point.temperature == method.recipe.temperature or len(temperatures) == 1),
-        }
+        score = scores[place]
+        share = 0 if score is None else round(100 * (score - low) / (high - low)) if high > low else 50
+        return {"text": "diverged" if score is None else percent(score), "share": share, "chosen": place == taken}
 
-    recipe = method.recipe
-    chosen = f"learning rate {recipe.learning_rate:g}"
-    if len(temperatures) > 1:
-        chosen += f", temperature {text(recipe.temperature, 'field')}"
+    words = knob.replace("_", " ")
     return _Grid(
         method.name,
+        words,
         [f"{rate:g}" for rate in rates],
-        [(text(t, "field"), [cell(by_place.get((t, rate))) for rate in rates]) for t in temperatures],
-        chosen,
+        [(text(value, "field"), [cell((value, rate)) for rate in rates]) for value in values],
+        f"learning rate {recipe.learning_rate:g}, {words} {taken[0]:g}" if taken[0] is not None else "",
     )
+
+
+def _sides(tries: Sequence[Try]) -> tuple[list[float], list[float | None]]:
+    return [point.learning_rate for point in tries], [point.knob for point in tries]
+
+
+def _mean_score(point: Try) -> float | None:
+    """Over the tuning seeds; None where one diverged."""
+    scores = [score for score in point.scores if score is not None and math.isfinite(score)]
+    return mean(scores) if scores and len(scores) == len(point.scores) else None
 
 
 # Drawings. All sizes are in the units of the viewBox; a drawing is as wide as a phone and scales up from there.

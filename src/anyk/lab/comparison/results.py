@@ -16,26 +16,32 @@ from anyk.lab.comparison.outcome import (
     Moves,
     SeedRun,
     Try,
-    best,
+    chosen,
+    decided,
     differences,
     measured,
     metrics,
+    picked,
 )
 from anyk.lab.comparison.verdict import notes, verdict
 from anyk.lab.errors import Failure, LabError
 from anyk.lab.run.recipe import Recipe
+from anyk.lab.statistics import Contrast
 
-FORMAT = 1
+FORMAT = 2
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
     """The content of results.json: the raw outcome, and what was derived from it for readers without this library."""
     raw = dataclasses.asdict(comparison)
-    for method, fields in zip(comparison.methods, raw["methods"], strict=True):
-        fields["recipe"] = method.recipe.to_json()
+    for part in ("methods", "controls"):
+        for method, fields in zip(getattr(comparison, part), raw[part], strict=True):
+            fields["recipe"] = method.recipe.to_json()
     derived = {
         "verdict": verdict(comparison),
-        "best": best(comparison).name if comparison.methods else None,
+        "chosen": chosen(comparison).name if comparison.methods else None,
+        "picked": picked(comparison).name if comparison.methods else None,
+        "decided": decided(comparison),
         "notes": notes(comparison),
         "table": [
             {
@@ -51,7 +57,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
                     if name == method.name
                 },
             }
-            for method in comparison.methods
+            for method in (*comparison.methods, *comparison.controls)
         ],
     }
     return _json_value({"format": FORMAT, **raw, "derived": derived})
@@ -59,6 +65,8 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 def from_json(content: Mapping[str, Any], source: str = "results.json") -> Comparison:
     """The raw outcome, read back; what was derived is derived again."""
+    if content.get("format") == 1:
+        raise LabError(f"{source} is of an older version of anyk, which counted no test examples: run `anyk compare` again.")
     if content.get("format") != FORMAT:
         raise LabError(f"{source} has the format {content.get('format')!r}; this version reads format {FORMAT}.")
     try:
@@ -68,6 +76,9 @@ def from_json(content: Mapping[str, Any], source: str = "results.json") -> Compa
             command=content["command"],
             settings=content["settings"],
             methods=tuple(_method(fields, source) for fields in content["methods"]),
+            controls=tuple(_method(fields, source) for fields in content["controls"]),
+            contrasts=tuple(_contrast(fields) for fields in content["contrasts"]),
+            want=tuple(content["want"]),
             moves=_moves(moves) if moves is not None else None,
             environment=content["environment"],
             failures=tuple(Failure(**failure) for failure in content["failures"]),
@@ -90,9 +101,18 @@ def _method(fields: Mapping[str, Any], source: str) -> Method:
     return Method(
         name=fields["name"],
         recipe=Recipe.from_json(fields["recipe"], source),
-        tries=tuple(Try(**point) for point in fields["tries"]),
+        tries=tuple(Try(**{**point, "scores": tuple(point["scores"])}) for point in fields["tries"]),
         runs=tuple(SeedRun(**{**run, "curve": tuple(run["curve"])}) for run in fields["runs"]),
+        knob=fields["knob"],
+        capped=fields["capped"],
+        bounds=tuple(fields["bounds"]),
+        longer=fields["longer"],
+        same_length=fields["same_length"],
     )
+
+
+def _contrast(fields: Mapping[str, Any]) -> Contrast:
+    return Contrast(**{**fields, "by_seed": tuple(fields["by_seed"])})
 
 
 def _moves(fields: Mapping[str, Any]) -> Moves:

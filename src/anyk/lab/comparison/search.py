@@ -1,21 +1,37 @@
-"""`anyk compare`: the same tuning budget for every loss, then the same seeds, then the truth."""
+"""`anyk compare`: every loss is tuned to its end, with as many tries as the others; then the same seeds, then the truth."""
 
 import dataclasses
 import hashlib
-import itertools
 import json
+import math
+import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time as clocks
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 from anyk import info
 from anyk.lab import files
-from anyk.lab.comparison import page, results
+from anyk.lab.comparison import page, results, tuning
 from anyk.lab.comparison.moves import find_moves
-from anyk.lab.comparison.outcome import BASELINE, Comparison, Method, SeedRun, Try, best
-from anyk.lab.data import load, split
-from anyk.lab.engines.attempt import Outcome, failures
+from anyk.lab.comparison.outcome import (
+    BASELINE,
+    BOUNDED,
+    LEARNING_RATE_OF,
+    Comparison,
+    Method,
+    SeedRun,
+    Try,
+    chosen,
+    contrasts,
+    significant,
+)
+from anyk.lab.comparison.tuning import TUNING_SEEDS, Axis, Point, Trial, Tuner
+from anyk.lab.data import Dataset, Parts, load, split
+from anyk.lab.engines.attempt import Outcome
 from anyk.lab.engines.local import Pool, wait_in_turns
 from anyk.lab.errors import Failure, LabError, Stopped
 from anyk.lab.run import names
@@ -25,12 +41,20 @@ from anyk.lab.run.reading import check_select, describe, resolved, shuffle_of
 from anyk.lab.run.recipe import Recipe, Setting
 from anyk.lab.run.summaries import METRICS
 from anyk.lab.run.training import Progress
+from anyk.lab.tables import duration, title
 
-TUNING_SEED = 0
-#: tries that are made at once; not the number of jobs, so that the outcome does not depend on the machine
-ROUND = 2
+LOSSES = (BASELINE, BOUNDED, "error", "splitter")
+SEEDS = 5
+#: the seeds of the tuning; those of the comparison are 1, 2, …
+TUNING_SEED_NUMBERS = (0, 10_001, 10_002)
+assert len(TUNING_SEED_NUMBERS) == TUNING_SEEDS
+#: the short runs of the first stage have this part of the epochs, if there are enough to divide
+SHORT = 4
+#: what starting a process and reading the data take, roughly: for the plan's time
+START_SECONDS = 0.5
 
-Point = tuple[int, ...]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def compare(
@@ -38,92 +62,252 @@ def compare(
     losses: Sequence[str],
     out: Path,
     *,
-    seeds: int,
-    budget: int,
     jobs: int,
+    seeds: int = SEEDS,
+    budget: int | None = None,
+    time: float | None = None,
     command: str = "",
     on_progress: Callable[[Path, Progress], None] = lambda folder, progress: None,
+    on_plan: Callable[[str], None] = lambda sentence: None,
+    clock: Callable[[], float] = clocks.monotonic,
 ) -> Comparison:
-    """Tune every loss with ``budget`` runs on validation, train it with ``seeds`` further seeds, and write the report.
+    """Tune every loss on validation until its best point lies inside what was tried, train it with further seeds, and write
+    the report.
 
-    The learning rate and, where a loss has one, the temperature are searched on a grid of factor 2 that starts at the
-    setting's own values. Softmax, against which the others are measured, is always among the losses. Runs that an earlier
-    call with the same setting has finished in ``out`` are not run again.
+    Runs that an earlier call with the same setting has finished in ``out`` are not run again, so a larger cap goes on where a
+    smaller one ended.
+
+    Args:
+        setting: what the runs have in common; the tuning starts at its values.
+        losses: softmax, against which the others are measured, is always among them, and gce beside error losses.
+        out: the folder for the outcome.
+        jobs: runs at a time.
+        seeds: runs of each tuned loss.
+        budget: the most points of a loss to try at full length.
+        time: seconds that the whole may take.
+        command: what to type to get the same again.
+        on_progress: called with a run's folder and where it stands.
+        on_plan: called with a few sentences before the first run, and with the time it will take after its first steps.
+        clock: seconds, for ``time``.
     """
     for name, value in (("seeds", seeds), ("budget", budget), ("jobs", jobs)):
-        if value < 1:
+        if value is not None and value < 1:
             raise LabError(f"{name} should be at least 1, but is {value}.")
+    if time is not None and not time > 0:
+        raise LabError(f"time should be above 0 seconds, but is {time:g}.")
+    losses = _compared(losses)
     dataset = load(setting.data)
     # How the examples are shuffled may depend on a machine's memory: each run finds that out for itself.
     setting = resolved(setting, dataset).but(**shuffle_of(setting))
-    losses = list(dict.fromkeys([BASELINE, *losses]))
     # Before hours of training, not after.
+    # check_setting(setting, dataset)  # <- to enable when run/reading.py has it
+    setting = _wanting(setting, len(dataset.classes))
     check_select(setting, dataset)
+    if setting.select == "each":
+        raise LabError("select each has several models for each run, and a comparison wants one: choose another, such as mean.")
     setting = setting.but(measure=_measured(setting, losses, len(dataset.classes)))
-    recipes = {loss: Recipe(**vars(setting), loss=loss) for loss in losses}
+    recipes = [Recipe(**vars(setting), loss=loss) for loss in losses]
     parts = split(dataset, setting.validation, setting.test, setting.split_seed)
-    study = _Study(out, dataset.fingerprint, seeds, budget)
-    with Run(out).locked(), Pool(jobs, on_progress) as pool:
-        with ThreadPoolExecutor(len(losses)) as threads:
-            try:
-                futures = [threads.submit(study.method, pool, recipes[loss]) for loss in losses]
-                wait_in_turns(futures)
-                found = [future.result() for future in futures]
-            except BaseException:
-                pool.stop()  # or the threads would wait for the runs
-                raise
-        methods = [method for method, _ in found]
+    if not len(parts.validation):
+        raise LabError(f"validation should leave examples to tune with, but {setting.validation:g} leaves none.")
+    steps = setting.epochs * math.ceil(len(parts.train) / setting.batch_size)
+    estimate = _Estimate(steps, len(losses), seeds, jobs, on_plan)
+
+    def watch(folder: Path, progress: Progress) -> None:
+        estimate.see(folder, progress)
+        on_progress(folder, progress)
+
+    with Run(out).locked(), Pool(jobs, watch) as pool, _Limit(time, clock, pool) as limit:
+        for sentence in _plan(setting, dataset, parts, losses, expected_runs(len(losses), seeds), jobs):
+            on_plan(sentence)
+        study = _Study(pool, out, dataset.fingerprint, seeds, limit)
+        searches = [
+            _Search(
+                study,
+                recipe,
+                examples=len(parts.validation),
+                shortens=setting.epochs >= SHORT,
+                budget=budget,
+                expired=lambda: limit.is_near(estimate.reserve()),
+            )
+            for recipe in recipes
+        ]
+        together(pool, lambda search: search.make(search.search()), searches)
+        while (tries := tuning.behind(searches)) is not None:
+            spend = [search.spend(tries) for search in searches]
+            together(pool, lambda pair: pair[0].make(pair[1]), list(zip(searches, spend, strict=True)))
+        methods = together(pool, study.method, searches)
         outcome = Comparison(
             data=describe(dataset, parts),
             command=command,
-            settings={"budget": budget, "seeds": seeds, "metric": _metric(setting), **setting.to_json()},
+            settings={"budget": budget, "time": time, "seeds": seeds, "metric": _metric(setting), **setting.to_json()},
             methods=tuple(methods),
+            want=setting.want,
             environment=info.environment(),
-            failures=tuple(failure for _, failed in found for failure in failed),
         )
+        outcome = dataclasses.replace(outcome, contrasts=contrasts(outcome, out))
+        softmax = methods[0]
+        winners = [
+            method
+            for method in methods
+            if significant(outcome, method, 1) and method.recipe.learning_rate != softmax.recipe.learning_rate
+        ]
+        if winners:
+            controls = together(pool, lambda winner: study.control(softmax, winner), winners)
+            outcome = dataclasses.replace(outcome, controls=tuple(controls))
+            outcome = dataclasses.replace(outcome, contrasts=contrasts(outcome, out))
+        outcome = dataclasses.replace(outcome, failures=tuple(study.failures))
         outcome = dataclasses.replace(outcome, moves=find_moves(outcome, out))
         _write(outcome, out)
     return outcome
 
 
-class _Study:
-    def __init__(self, out: Path, fingerprint: str, seeds: int, budget: int) -> None:
-        self.out, self.fingerprint, self.seeds, self.budget = out, fingerprint, seeds, budget
+def together(pool: Pool, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """The work on all items, each in a thread that mostly waits for runs."""
+    with ThreadPoolExecutor(len(items)) as threads:
+        try:
+            futures = [threads.submit(work, item) for item in items]
+            wait_in_turns(futures)
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.stop()  # or the threads would wait for the runs
+            raise
 
-    def method(self, pool: Pool, start: Recipe) -> tuple[Method, list[Failure]]:
-        """Tune one loss and train it; with the runs that failed."""
-        failed: list[Failure] = []
 
-        def run(recipes: list[Recipe]) -> list[Outcome]:
-            folders = {self.folder(recipe): recipe for recipe in recipes}
-            outcomes = pool.run(folders)
-            if any(outcome == Outcome() for outcome in outcomes.values()):
-                raise Stopped
-            failed.extend(failures({folder.name: outcome for folder, outcome in outcomes.items()}))
-            return [outcomes[self.folder(recipe)] for recipe in recipes]
+def axes(start: Recipe) -> list[Axis]:
+    """What is tuned of a recipe: its learning rate, and the knob that its loss has of its own."""
+    knob = names.find(start.loss).knob
+    value = getattr(start, knob)
+    if names.KNOBS[knob]:
+        return [tuning.learning_rates(start.learning_rate), tuning.listed(knob, value, names.KNOBS[knob])]
+    # Factors of 4, then 2, and the root of 2 for extra tries; from 1/256 to 256 times the start.
+    return [
+        tuning.learning_rates(start.learning_rate),
+        tuning.geometric(knob, value, base=2, places=2, powers=8, steps=(4, 2)),
+    ]
 
-        tunes_temperature = names.find(start.loss).has_temperature
-        tries: dict[Point, Try] = {}
-        while len(tries) < self.budget:
-            points = next_points({point: made.score for point, made in tries.items()}, 2 if tunes_temperature else 1)
-            points = points[: min(ROUND, self.budget - len(tries))]
-            recipes = [at(start, point).but(seed=TUNING_SEED) for point in points]
-            for point, recipe, outcome in zip(points, recipes, run(recipes), strict=True):
+
+def expected_runs(losses: int, seeds: int) -> int:
+    """How many runs there will be, roughly: it depends on where the best points lie."""
+    return losses * (tuning.COARSE_POINTS + tuning.USUAL_POINTS + tuning.USUAL_REPEATS + 1 + seeds) + seeds
+
+
+class _Search(Tuner):
+    """The tuning of one loss: the search, with runs to make its trials."""
+
+    def __init__(self, study: "_Study", start: Recipe, **settings: Any) -> None:
+        super().__init__(axes(start), **settings)
+        self.study, self.start = study, start
+        self.failed: list[Failure] = []
+
+    def recipe(self, trial: Trial) -> Recipe:
+        """What a trial runs."""
+        epochs = self.short_epochs if trial.short else self.start.epochs
+        return self.at(trial.point).but(epochs=epochs, seed=TUNING_SEED_NUMBERS[trial.seed])
+
+    @property
+    def short_epochs(self) -> int:
+        return self.start.epochs // SHORT
+
+    def at(self, point: Point) -> Recipe:
+        """The recipe at a point."""
+        changes = dict(zip((axis.name for axis in self.axes), self.values(point), strict=True))
+        # One number is tuned, and a rate of the head keeps its ratio to it.
+        head = getattr(self.start, "head_learning_rate", 0.0)
+        if head:
+            changes["head_learning_rate"] = head * changes["learning_rate"] / self.start.learning_rate
+        return self.start.but(**changes)
+
+    def make(self, rounds: Iterator[list[Trial]]) -> None:
+        """Make the trials that the search asks for, as far as there is time."""
+        for trials in rounds:
+            recipes = [self.recipe(trial) for trial in trials]
+            outcomes = self.study.run(recipes)
+            for trial, recipe, outcome in zip(trials, recipes, outcomes, strict=True):
+                if outcome == Outcome():
+                    self.stop()
+                    continue
+                if outcome.error is not None:
+                    self.failed.append(Failure(self.study.folder(recipe).name, outcome.error))
                 validation = outcome.result["validation"] if outcome.result else {}
-                score = validation.get(_metric(start))
-                tries[point] = Try(recipe.learning_rate, recipe.temperature, score, validation)
-        highest = best_point({point: made.score for point, made in tries.items()})
-        tuned = at(start, highest)
+                self.tell(trial, validation.get(_metric(self.start)))
+            if any(outcome == Outcome() for outcome in outcomes):
+                return
+
+    def record(self) -> tuple[Try, ...]:
+        """The points in the order in which they were tried."""
+        made = []
+        for trial in self.scores:
+            if trial.seed == 0:
+                rate, knob = self.values(trial.point)
+                scores = (self.scores[trial],) if trial.short else tuple(self.seeds(trial.point))
+                made.append(Try(rate, knob, self.short_epochs if trial.short else self.start.epochs, scores))
+        return tuple(made)
+
+
+class _Study:
+    """The runs of a comparison."""
+
+    def __init__(self, pool: Pool, out: Path, fingerprint: str, seeds: int, limit: "_Limit") -> None:
+        self.pool, self.out, self.fingerprint, self.limit = pool, out, fingerprint, limit
+        self.seeds = range(1, seeds + 1)
+        self.failures: list[Failure] = []
+
+    def run(self, recipes: Sequence[Recipe]) -> list[Outcome]:
+        """Make these runs; those for which there was no time have neither a result nor an error."""
+        outcomes = self.pool.run({self.folder(recipe): recipe for recipe in recipes})
+        if any(outcome == Outcome() for outcome in outcomes.values()) and not self.limit.over:
+            raise Stopped
+        found = [(folder.name, outcome) for folder, outcome in outcomes.items()]
+        # That a rate is too large is what a search finds out; all else is a failure.
+        self.failures += [Failure(name, outcome.error) for name, outcome in found if outcome.error and not outcome.diverged]
+        return [outcomes[self.folder(recipe)] for recipe in recipes]
+
+    def method(self, search: _Search) -> Method:
+        """Train a loss that was tuned: on every seed, and for twice the epochs on the seed of the tuning."""
+        best = search.best
+        found = Method(
+            name=search.start.loss,
+            recipe=search.start if best is None else search.at(best),
+            tries=search.record(),
+            runs=(),
+            knob=search.axes[1].name,
+            capped=self.limit.words if search.capped == tuning.TIME else search.capped,
+            bounds=search.bounds,
+        )
+        if best is None:
+            self.failures += [failure for failure in search.failed if failure not in self.failures][:1]
+            return found
+        tuned = found.recipe.but(seed=TUNING_SEED_NUMBERS[0])
+        again, longer, *seeded = self.run([tuned, tuned.but(epochs=2 * tuned.epochs), *self._seeded(tuned)])
+        return dataclasses.replace(
+            found,
+            runs=self._seed_runs(tuned, seeded),
+            capped=found.capped or (self.limit.words if Outcome() in (again, longer, *seeded) else ""),
+            longer=longer.result["validation"] if longer.result and again.result else None,
+            same_length=again.result["validation"] if longer.result and again.result else None,
+        )
+
+    def control(self, softmax: Method, winner: Method) -> Method:
+        """Softmax with another method's learning rate: what that method would gain by its rate alone."""
+        recipe = softmax.recipe.but(learning_rate=winner.recipe.learning_rate)
+        runs = self._seed_runs(recipe, self.run(self._seeded(recipe)))
+        return Method(LEARNING_RATE_OF + winner.name, recipe, (), runs, softmax.knob)
+
+    def _seeded(self, recipe: Recipe) -> list[Recipe]:
+        return [recipe.but(seed=seed) for seed in self.seeds]
+
+    def _seed_runs(self, tuned: Recipe, outcomes: Sequence[Outcome]) -> tuple[SeedRun, ...]:
         runs = []
-        if tries[highest].score is not None:
-            seeded = [tuned.but(seed=TUNING_SEED + 1 + number) for number in range(self.seeds)]
-            for recipe, outcome in zip(seeded, run(seeded), strict=True):
-                if outcome.result is not None:
-                    result, folder = outcome.result, self.folder(recipe)
-                    curve = tuple(Run(folder).metrics())
-                    name = folder.relative_to(self.out).as_posix()
-                    runs.append(SeedRun(recipe.seed, result["test"], result["validation"], result["seconds"], name, curve))
-        return Method(start.loss, tuned, tuple(tries.values()), tuple(runs)), failed
+        for recipe, outcome in zip(self._seeded(tuned), outcomes, strict=True):
+            folder = self.folder(recipe)
+            if outcome.error is not None and outcome.diverged:
+                self.failures.append(Failure(folder.name, outcome.error))
+            if outcome.result is not None:
+                result, curve = outcome.result, tuple(Run(folder).metrics())
+                name = folder.relative_to(self.out).as_posix()
+                runs.append(SeedRun(recipe.seed, result["test"], result["validation"], result["seconds"], name, curve))
+        return tuple(runs)
 
     def folder(self, recipe: Recipe) -> Path:
         """A run's folder: its name follows from all that the run depends on, so that the same run is found again."""
@@ -132,41 +316,105 @@ class _Study:
         return self.out / "runs" / f"{recipe.loss}-seed{recipe.seed}-{digest}"
 
 
-def at(start: Recipe, point: Point) -> Recipe:
-    """The recipe at a point of the grid: so many factors of 2 in the learning rate and in the temperature."""
-    changes: dict[str, float] = {"learning_rate": start.learning_rate * 2.0 ** point[0]}
-    if len(point) > 1:
-        changes["temperature"] = start.temperature * 2.0 ** point[1]
-    return start.but(**changes)
+class _Limit:
+    """The time that the whole may take: at its end the runs write a checkpoint and stop, and no other is started."""
+
+    def __init__(self, seconds: float | None, clock: Callable[[], float], pool: Pool) -> None:
+        self.seconds, self.clock, self.pool = seconds, clock, pool
+        self.started = clock()
+        self._left = threading.Event()
+
+    def __enter__(self) -> "_Limit":
+        if self.seconds is not None:
+            threading.Thread(target=self._watch, name="time limit", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+
+    def _watch(self) -> None:
+        while not self._left.wait(0.1):
+            if self.over:
+                self.pool.stop()
+                return
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is over."""
+        return self.is_near(0.0)
+
+    def is_near(self, reserve: float) -> bool:
+        """Whether less than ``reserve`` seconds are left; of more than half of the time, the other half counts."""
+        if self.seconds is None:
+            return False
+        return self.clock() - self.started >= self.seconds - min(reserve, self.seconds / 2)
+
+    @property
+    def words(self) -> str:
+        """The option that set the limit."""
+        return f"--time {time_word(self.seconds or 0.0)}"
 
 
-def best_point(scores: Mapping[Point, float | None]) -> Point:
-    """The point with the best score, the first tried among equals; failed tries are worse than any score."""
-    return max(scores, key=lambda point: -1.0 if (score := scores[point]) is None else score)
+class _Estimate:
+    """How long the whole will take, from the first steps of the first run that takes some."""
+
+    def __init__(self, steps: int, losses: int, seeds: int, jobs: int, tell: Callable[[str], None]) -> None:
+        self.steps, self.losses, self.seeds, self.jobs, self.tell = steps, losses, seeds, jobs, tell
+        self.run_seconds: float | None = None
+        self._found = 0
+        self._first: dict[Path, tuple[float, int]] = {}
+        self._guard = threading.Lock()
+
+    def see(self, folder: Path, progress: Progress) -> None:
+        """Take note of where a run stands."""
+        now = clocks.monotonic()
+        with self._guard:
+            if self.run_seconds is not None:
+                return
+            since, step = self._first.setdefault(folder, (now, progress.step))
+            if progress.step == step:
+                self._found += progress.step == progress.steps  # of an earlier call
+                return
+            if now - since < 3 and progress.step < progress.steps:
+                return
+            self.run_seconds = (now - since) / (progress.step - step) * self.steps
+            runs = expected_runs(self.losses, self.seeds)
+            # The short ones cost less than they count, the long one of each method more.
+            full = runs - self.losses * (tuning.COARSE_POINTS * (1 - 1 / SHORT) - 1)
+            left = max(1 - self._found / runs, 0.0)
+            seconds = left * (full * self.run_seconds + runs * START_SECONDS) / self.jobs
+        self.tell(f"That will take about {duration(seconds)}, as the first steps show.")
+
+    def reserve(self) -> float:
+        """The seconds that the runs after the tuning will take."""
+        runs = self.losses * (self.seeds + 2) + self.seeds
+        return runs * ((self.run_seconds or 0.0) + START_SECONDS) / self.jobs
 
 
-def next_points(scores: Mapping[Point, float | None], dimensions: int) -> list[Point]:
-    """The points to try next, in order: those nearest to the best so far that have not been tried.
+def _compared(losses: Sequence[str]) -> list[str]:
+    """Softmax first, each once, and the control of what is there."""
+    found = {loss: names.find(loss) for loss in (BASELINE, *losses)}
+    if len(found) == 1:
+        raise LabError(f"losses should name something to compare with {BASELINE}, such as splitter, but {BASELINE} is alone.")
+    listed = list(found)
+    if any(loss.family == "error" for loss in found.values()) and BOUNDED not in found:
+        listed.insert(1, BOUNDED)
+    return listed
 
-    >>> next_points({}, 2)[:2]
-    [(0, 0), (1, 0)]
-    >>> next_points({(0, 0): 0.5, (1, 0): 0.7}, 2)[:3]
-    [(1, 1), (1, -1), (2, 0)]
-    """
-    if not scores:
-        first: Point = (0,) * dimensions
-        return [first, (1, *first[1:])]
-    centre, reach = best_point(scores), len(scores) + 2
-    explored = [len({point[axis] for point in scores}) for axis in range(dimensions)]
 
-    def order(offset: Point) -> tuple[int, int, list[int]]:
-        """Nearest first; then along the axis of which less is known; then upwards before downwards."""
-        longest = max(range(dimensions), key=lambda axis: (abs(offset[axis]), axis))
-        return sum(map(abs, offset)), explored[longest], [-step for step in offset]
-
-    offsets = sorted(itertools.product(range(-reach, reach + 1), repeat=dimensions), key=order)
-    points = [tuple(c + step for c, step in zip(centre, offset, strict=True)) for offset in offsets]
-    return [point for point in points if point not in scores]
+def _wanting(setting: Setting, classes: int) -> Setting:
+    """The setting with what is wanted filled in, and P_K with the same weight on each, unless the user gave another."""
+    usual = Setting()
+    own = (setting.p_k, setting.p_k_end, setting.p_k_file) != (usual.p_k, usual.p_k_end, usual.p_k_file)
+    want = tuple(dict.fromkeys(setting.want))
+    if not want and own and setting.p_k_file is None:
+        moved = setting.p_k_end or setting.p_k
+        weights = [max(pair) for pair in zip(setting.p_k, moved, strict=True)]
+        want = tuple(k for k, weight in enumerate(weights, start=1) if weight > 0 and k < classes)
+    # Of five classes or fewer, the first five guesses are always right: half of them say more.
+    want = want or ((1, 5) if classes > 5 else tuple(sorted({1, max((classes + 1) // 2, 1)})))
+    p_k = setting.p_k if own else tuple(1 / len(want) if k in want else 0.0 for k in range(1, max(want) + 1))
+    return setting.but(want=want, p_k=p_k)
 
 
 def _measured(setting: Setting, losses: Sequence[str], classes: int) -> tuple[int, ...]:
@@ -176,19 +424,62 @@ def _measured(setting: Setting, losses: Sequence[str], classes: int) -> tuple[in
         for recipe in (Recipe(**vars(setting), loss=loss) for loss in losses)
         for k in trained_ks(criterion(recipe, classes), recipe)
     }
-    return tuple(sorted(k for k in {*setting.measure, *trained} if f"top{k}" not in METRICS and k < classes))
+    ks = {*setting.measure, *setting.want, *trained}
+    return tuple(sorted(k for k in ks if f"top{k}" not in METRICS and k < classes))
 
 
 def _metric(setting: Setting) -> str:
-    return setting.select if setting.select not in ("each", "last") else "mean"
+    return setting.select if setting.select != "last" else "mean"
+
+
+def _plan(setting: Setting, dataset: Dataset, parts: Parts, losses: Sequence[str], runs: int, jobs: int) -> Iterator[str]:
+    """What will be done, in sentences."""
+    shape = tuple(dataset.train.shape)
+    kind = f"images of {' x '.join(map(str, shape))}"
+    if dataset.kind != "images":
+        standardised = getattr(setting, "standardize", False)
+        kind = f"{shape[0]} features, {'standardised' if standardised else 'as they are'}"
+    numbers = (len(parts.train), len(parts.validation), len(parts.test_index), len(dataset.classes))
+    yield "{}: {:,} examples to train with, {:,} for validation, {:,} for the test; {:,} classes; {}.".format(
+        dataset.name, *numbers, kind
+    )
+    epochs = f"{setting.epochs} {'epoch' if setting.epochs == 1 else 'epochs'}"
+    at_once = f"{jobs} {'run' if jobs == 1 else 'runs'} at a time"
+    yield f"Model {setting.model}, {epochs}, batches of {setting.batch_size}, on {setting.device}, {at_once}."
+    metric = _metric(setting)
+    wanted = " and ".join(title(f"top{k}") for k in setting.want)
+    meaning = title(metric) if metric != "mean" else wanted if len(setting.want) == 1 else f"the mean of {wanted}"
+    yield f"{', '.join(losses)}, each tuned on validation for {meaning}: about {runs} runs."
+
+
+def seconds_of(word: str) -> float:
+    """A time such as 90s, 10m or 2h in seconds.
+
+    >>> seconds_of("10m"), seconds_of("1.5h"), seconds_of("45")
+    (600.0, 5400.0, 45.0)
+    """
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(s|m|min|h)?", word.strip().lower())
+    if match is None:
+        raise LabError(f"time should be a number of seconds, minutes or hours such as 90s, 10m or 2h, but is {word!r}.")
+    return float(match[1]) * {"h": 3600, "m": 60, "min": 60}.get(match[2] or "s", 1)
+
+
+def time_word(seconds: float) -> str:
+    """The shortest word for a time.
+
+    >>> time_word(600), time_word(5400), time_word(0.5)
+    ('10m', '90m', '0.5s')
+    """
+    unit, length = next(((u, n) for u, n in (("h", 3600), ("m", 60)) if seconds >= n and seconds % n == 0), ("s", 1))
+    return f"{seconds / length:g}{unit}"
 
 
 def _write(outcome: Comparison, out: Path) -> None:
-    """The report, and the model of the best method's best seed."""
+    """The report, and the model of the chosen method's best seed."""
     results.write(outcome, out / "results.json")
     page.write(outcome, out / "report.html")
-    chosen = best(outcome)
-    if chosen.runs:
-        run = max(chosen.runs, key=lambda run: run.validation.get(outcome.settings["metric"], 0.0))
+    runs = chosen(outcome).runs
+    if runs:
+        run = max(runs, key=lambda run: run.validation.get(outcome.settings["metric"], 0.0))
         with files.replacing(out / "model.safetensors") as temporary:
             shutil.copyfile(out / run.folder / "model.safetensors", temporary)

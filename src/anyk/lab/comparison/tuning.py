@@ -19,9 +19,9 @@ FINALISTS, TUNING_SEEDS = 4, 3
 #: extra points that are tried at once; not the number of jobs, so that the outcome does not depend on the machine
 ROUND = 4
 #: what is said of a search that was out of time
-TIME = "the time"
+TIME = "--time"
 #: what a method usually needs: points at full length, and runs on further seeds. For the plan, not for the search.
-USUAL_POINTS, USUAL_REPEATS = 14, 7
+USUAL_POINTS, USUAL_REPEATS = 16, 8
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Tuner:
 
     @property
     def capped(self) -> str:
-        """What ended the search before it was at its end; "" if nothing did."""
+        """The option that ended the search before it was at its end; "" if none did."""
         if self._cap != TIME and self.best in self._tried() and not self._missing_neighbours(self.best, self._last):
             return ""
         return self._cap
@@ -270,15 +270,20 @@ class Tuner:
         return [point for point in ranked[:FINALISTS] if self._first(point) >= highest - noise]
 
     def _neighbours(self, point: Point, stage: int) -> list[Point]:
-        """On both sides along each axis, a step of the stage away or less: the nearest that was tried, or else one to try."""
-        found, tried = [], set(self._tried())
+        """On both sides along each axis, a step of the stage away or less: the nearest that was tried, or else one to try.
+
+        Before the finest stage it may lie off the line through the point: what a rate of a tenth is worth need not be found
+        out again for each value of the other axis.
+        """
+        found, tried = [], self._tried()
         for number, axis in enumerate(self.axes):
             for sign in (1, -1):
                 places = [point[number] + sign * distance for distance in range(1, axis.step(stage) + 1)]
                 places = [place for place in places if 0 <= place < len(axis.values)]
                 line = [(*point[:number], place, *point[number + 1 :]) for place in places]
+                near = [other for other in tried if (other[number] in places if stage < self._last else other in line)]
                 if line:
-                    found.append(next((other for other in line if other in tried), line[-1]))
+                    found.append(min(near, key=lambda other: abs(other[number] - point[number]), default=line[-1]))
         return found
 
     def _missing_neighbours(self, point: Point, stage: int) -> list[Point]:
@@ -314,7 +319,7 @@ class Tuner:
             return points
         left = max(self.budget - self.tries, 0)
         if left < len(points):
-            self._cap = f"the budget of {self.budget} {'try' if self.budget == 1 else 'tries'}"
+            self._cap = f"--budget {self.budget}"
         return points[:left]
 
     def _out_of_time(self) -> bool:
@@ -323,12 +328,13 @@ class Tuner:
         return self._cap == TIME
 
 
-def behind(tuners: Sequence[Tuner]) -> tuple[list[Tuner], int]:
-    """The searches that have had fewer tries than another, and as many as that one had: what they may still spend.
+def behind(tuners: Sequence[Tuner]) -> int | None:
+    """The tries that each search should have because one of them had as many; None if all have.
 
-    To be asked again after they have spent them, because an extra try may move a best point and cost more tries than the
-    others had. That comes to an end: each turn tries a new point of one of them, and the points are finitely many. It ends
-    soon, because the more points were tried, the rarer one more is the best.
+    To be asked again after they were spent, because an extra try may move a best point and cost more tries than the others
+    had. That comes to an end: each turn tries a new point of one of them, and the points are finitely many. It ends soon,
+    because the more points were tried, the rarer one more is the best.
     """
     most = max(tuner.tries for tuner in tuners)
-    return [tuner for tuner in tuners if tuner.tries < most and not tuner.capped and tuner._extras()], most
+    able = [tuner for tuner in tuners if not tuner.capped and tuner._extras()]
+    return most if any(tuner.tries < most for tuner in able) else None

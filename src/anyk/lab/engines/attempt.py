@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anyk.lab.errors import Failure, LabError, Stopped, explain
+from anyk.lab.errors import Diverged, Failure, LabError, Stopped, explain
 from anyk.lab.run import training
 from anyk.lab.run.folder import FolderTaken, Run
 from anyk.lab.run.recipe import Recipe
@@ -16,10 +16,11 @@ from anyk.lab.run.training import Progress
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: with a result, with an error, or stopped half-way (neither)."""
+    """How a run ended: with a result, with an error (it may have diverged), or stopped half-way (neither)."""
 
     result: dict[str, Any] | None = None
     error: str | None = None
+    diverged: bool = False
 
 
 def ended(folder: Path, recipe: Recipe) -> Outcome | None:
@@ -63,7 +64,7 @@ def attempt(
     except Stopped:
         return Outcome()
     except Exception as error:
-        return Outcome(error=explain(error))
+        return Outcome(error=explain(error), diverged=isinstance(error, Diverged))
 
 
 def throttled(tell: Callable[[Progress], None], seconds: float) -> Callable[[Progress], None]:

@@ -33,10 +33,10 @@ class Examined:
     cross_entropy: float
     """its mean"""
 
-    def accuracies(self, ks: Iterable[int]) -> dict[str, float]:
-        """Top-k accuracies, their mean over top-1 and top-5, and the cross-entropy."""
+    def accuracies(self, ks: Iterable[int], want: Iterable[int] = ()) -> dict[str, float]:
+        """Top-k accuracies, the mean of those that are wanted (by default of top-1 and top-5), and the cross-entropy."""
         measured = {f"top{k}": int((self.ranks <= k).sum()) / len(self.ranks) for k in ks}
-        counted = [measured[metric] for metric in ("top1", "top5") if metric in measured]
+        counted = [measured[metric] for k in want or (1, 5) if (metric := f"top{k}") in measured]
         return {**measured, "mean": sum(counted) / len(counted), "cross_entropy": self.cross_entropy}
 
 

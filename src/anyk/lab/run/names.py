@@ -19,6 +19,13 @@ import anyk
 from anyk import registry
 from anyk.lab.errors import LabError
 
+#: the values that are tried of a knob; the temperature has no end that is known before
+KNOBS: dict[str, tuple[float, ...]] = {
+    "label_smoothing": (0.0, 0.05, 0.1, 0.2),
+    "power": (0.25, 0.5, 0.75, 1.0),
+    "guide": (0.1, 0.2, 0.5, 0.8),
+    "temperature": (),
+}
 Family = Literal["softmax", "cross_entropy", "error", "gce", "one k"]
 
 
@@ -65,6 +72,13 @@ class Loss:
         """Whether there is a temperature to tune."""
         makes = self.operator_class if self.operator is not None else self.make
         return self.family != "gce" and "temperature" in inspect.signature(makes).parameters
+
+    @property
+    def knob(self) -> str:
+        """The field of a recipe that is tuned beside the learning rate: what the loss has of its own."""
+        if self.family in ("gce", "error"):
+            return "power" if self.family == "gce" else "guide"
+        return "temperature" if self.has_temperature else "label_smoothing"
 
     def operator_settings(self, recipe: object) -> dict[str, Any]:
         """The arguments of the operator that a recipe gives."""

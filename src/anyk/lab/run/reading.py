@@ -21,7 +21,13 @@ AnySetting = TypeVar("AnySetting", bound=Setting)
 
 
 def check_select(setting: Setting, dataset: Dataset) -> None:
-    """Raise if the data have too few classes for the metric that chooses the evaluation."""
+    """Raise if the data have too few classes for the metric that chooses the evaluation, or for what is wanted."""
+    for k in setting.want:
+        if k >= len(dataset.classes):
+            raise LabError(
+                f"--want {k} needs more than {k} classes, but {dataset.name} has {len(dataset.classes)}: the first {k} guesses "
+                f"of so few are always right."
+            )
     if setting.select.startswith("top") and int(setting.select[3:]) >= len(dataset.classes):
         raise LabError(
             f"--select {setting.select} needs more than {setting.select[3:]} classes, but {dataset.name} has "

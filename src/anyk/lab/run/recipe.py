@@ -46,6 +46,9 @@ class Setting:
     dropout: float = 0.0
     """dropout before the last layer (mlp, cnn)"""
 
+    want: tuple[int, ...] = ()
+    """the k that you will show to people; by default 1 and 5. The metric "mean" is over these, and `anyk compare` trains for
+    them, unless p_k says otherwise, and judges by them"""
     p_k: tuple[float, ...] = (0.5, 0.0, 0.0, 0.0, 0.5)
     """P_K: the weight of top-1, top-2, ..."""
     p_k_end: tuple[float, ...] | None = None
@@ -102,7 +105,7 @@ class Setting:
     evaluate_every: int = 0
     """steps between evaluations on validation; 0: once an epoch"""
     select: Metric | Literal["each", "last"] = "mean"
-    """the evaluation that counts: the best on validation by this metric (mean: of top1 and top5); each: every metric has
+    """the evaluation that counts: the best on validation by this metric (mean: of what you want); each: every metric has
     its own, as in the paper; last: the last"""
     patience: int = 0
     """stop after so many evaluations without improvement; 0: never"""
@@ -145,8 +148,9 @@ class Setting:
             raise LabError(f"p_k_end should be as long as p_k ({len(self.p_k)}), but has length {len(self.p_k_end)}.")
         if self.p_k_file is not None and self.p_k_end is not None:
             raise LabError("p_k_end moves the one p_k of all classes; it cannot be combined with p_k_file.")
-        if any(k < 1 for k in self.measure):
-            raise LabError(f"measure should be k of at least 1, but is {list(self.measure)}.")
+        for name, ks in (("measure", self.measure), ("want", self.want)):
+            if any(k < 1 for k in ks):
+                raise LabError(f"{name} should be k of at least 1, but is {list(ks)}.")
         names.check_swap(self.swap)
 
     def resolved(

@@ -24,7 +24,7 @@ from torch.nn import functional
 from anyk import _compat, info
 from anyk.lab.data import Dataset, Parts, Split, load, split
 from anyk.lab.data.streaming import block_order
-from anyk.lab.errors import LabError, Stopped, explain
+from anyk.lab.errors import Diverged, LabError, Stopped, explain
 from anyk.lab.run import losses, models
 from anyk.lab.run.evaluation import GUESSES, KS, Examined, examine
 from anyk.lab.run.folder import Run
@@ -125,7 +125,7 @@ class _Training:
         self.model = synchronise_batch_norm(models.build(recipe, self.dataset).to(self.device), ranks)
         classes = len(self.dataset.classes)
         self.criterion = losses.criterion(recipe, classes).to(self.device)
-        ks = {*KS, *recipe.measure, *losses.trained_ks(self.criterion, recipe)}
+        ks = {*KS, *recipe.measure, *recipe.want, *losses.trained_ks(self.criterion, recipe)}
         self.ks = sorted(k for k in ks if k < classes) or [1]
         self.optimizer = _optimizer(recipe, self.model)
 
@@ -229,7 +229,7 @@ class _Training:
         self.loss_sum.zero_()
         self.loss_count = 0
         started = time.perf_counter()
-        validation = self._examine(self.dataset.train, self.parts.validation).accuracies(self.ks)
+        validation = self._examine(self.dataset.train, self.parts.validation).accuracies(self.ks, self.recipe.want)
         self.seconds_in_model += time.perf_counter() - started
         line = {
             "step": self.step,
@@ -246,7 +246,7 @@ class _Training:
     def _note(self, line: dict[str, Any]) -> None:
         """Write an evaluation down, and keep the weights if it is the best so far."""
         if not math.isfinite(line["train_loss"]):
-            raise LabError(
+            raise Diverged(
                 f"the training loss is {line['train_loss']} at step {self.step}: "
                 f"lower the learning rate ({self.recipe.learning_rate:g}) or raise the temperature."
             )
@@ -348,7 +348,7 @@ class _Training:
             weights = self.unsaved.get(metric) or self.ranks.broadcast(partial(self._best_weights, metric))
             self.model.load_state_dict(weights)
             examined = self._examine(self.parts.test, self.parts.test_index, guesses)
-            measured = examined.accuracies(self.ks)
+            measured = examined.accuracies(self.ks, self.recipe.want)
             if self.recipe.select == "each":
                 test[metric] = measured[metric]
                 chosen = chosen or weights
