@@ -1,4 +1,4 @@
-"""Brings the figures of benchmarks/results.md to the pages that quote them.
+"""Brings the figures of benchmarks/results.md, and of files beside it, to the pages that quote them.
 
     python benchmarks/quote.py             writes the pages; `make bench` does so after measuring
     python benchmarks/quote.py --check     writes nothing and ends with 1 if a page tells something else
@@ -79,6 +79,11 @@ def part(
     return quote
 
 
+def of(file: str, quote: Callable[[str], str]) -> Callable[[str], str]:
+    """The same of other results."""
+    return lambda results: quote((RESULTS.parent / file).read_text(encoding="utf-8"))
+
+
 SPLITTER = ("loss", "default, splitter")
 QUOTES: dict[str, Callable[[str], str]] = {
     "machine": machine,
@@ -88,6 +93,8 @@ QUOTES: dict[str, Callable[[str], str]] = {
     "half": part("bfloat16", only=SPLITTER),
     "threads": part("Two threads", only=SPLITTER),
     "head": part("Training a head"),
+    "false verdicts": of("verdicts.md", part("False verdicts")),
+    "found gains": of("verdicts.md", part("Gains that are found")),
     "difftopk": part("Beside difftopk", only=("anyk", "splitter"), without=("difftopk",)),
 }
 
@@ -97,10 +104,10 @@ def quoted(page: str, results: str) -> str:
     return PLACE.sub(lambda place: f"{place[1]}{place[2]}\n{QUOTES[place[1]](results)}\n\n", page)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; end with 1 if a page tells something else")
-    check = parser.parse_args().check
+    check = parser.parse_args(arguments).check
     results = RESULTS.read_text(encoding="utf-8")
     if "| native pure |" not in results:
         print("these results are those of the plain code alone: the pages keep what they have")

@@ -44,12 +44,13 @@ class Difference:
 class Column:
     """A column: ``field`` is what tells the rows apart, ``accuracy`` and ``difference`` are fractions shown in percent.
 
+    A difference is shown with its p, or in parts, one a column: ``points``, ``hits``, ``interval`` and ``p``.
     ``number`` and ``signed`` are shown as they are, with two digits after the point.
     """
 
     key: str
     title: str
-    kind: Literal["field", "accuracy", "difference", "seconds", "count", "number", "signed"]
+    kind: Literal["field", "accuracy", "difference", "points", "hits", "interval", "p", "seconds", "count", "number", "signed"]
 
 
 Value = Measured | Difference | str | int | float | bool | tuple[float, ...] | tuple[str, ...] | None
@@ -92,12 +93,25 @@ def text(value: Value, kind: str) -> str:
             return duration(value.mean)
         return percent(value.mean) + (f" ± {percent(value.std)}" if value.std is not None else "")
     if isinstance(value, Difference):
-        return f"{points(value.paired.difference)} ({p_text(value.p)})"
+        return _difference_text(value, kind)
     if isinstance(value, tuple):
         return ", ".join(text(item, kind) for item in value)
     if isinstance(value, float):
         return signed(value) if kind == "signed" else f"{value:.2f}" if kind == "number" else f"{value:g}"
     return _MISSING if value is None else str(value)
+
+
+def _difference_text(value: Difference, kind: str) -> str:
+    found = value.paired
+    if kind == "points":
+        return points(found.difference)
+    if kind == "hits":
+        return _MISSING if found.hits is None else hits(found.hits)
+    if kind == "interval":
+        return _MISSING if found.low is None or found.high is None else interval(found.low, found.high)
+    if kind == "p":
+        return _MISSING if value.p is None else p_text(value.p).removeprefix("p ").removeprefix("= ")
+    return f"{points(found.difference)} ({p_text(value.p)})"
 
 
 def percent(fraction: float) -> str:
@@ -116,6 +130,25 @@ def points(difference: float) -> str:
     '+1.23'
     """
     return signed(100 * difference)
+
+
+def interval(low: float, high: float) -> str:
+    """The bounds of a difference of fractions in percentage points.
+
+    >>> interval(-0.001, 0.0123)
+    '−0.10 to +1.23'
+    """
+    return f"{points(low)} to {points(high)}"
+
+
+def hits(number: float) -> str:
+    """A number of examples more or less; the mean of some seeds may be a fraction, which matters where it is small.
+
+    >>> hits(1234.5), hits(-2.4), hits(3.0), hits(0.01)
+    ('+1,234', '−2.4', '+3', '0')
+    """
+    digits = 0 if abs(number) >= 9.95 or round(number, 1).is_integer() else 1
+    return f"{number:+,.{digits}f}".replace("-", _MINUS) if round(number, digits) else "0"
 
 
 def signed(number: float) -> str:
@@ -172,7 +205,9 @@ def render(table: Table, format: Format = "terminal", *, width: int | None = Non
 
 
 def _head(column: Column) -> str:
-    return column.title + {"accuracy": " %", "difference": " points"}.get(column.kind, "")
+    return column.title + {"accuracy": " %", "difference": " points", "points": " points", "hits": " examples"}.get(
+        column.kind, ""
+    )
 
 
 def _terminal(heads: list[str], cells: list[list[str]], left: list[bool], notes: Sequence[str], width: int | None) -> str:
@@ -248,6 +283,8 @@ def _csv_heads(column: Column) -> list[str]:
         return [f"{column.key}_mean", f"{column.key}_std"]
     if column.kind == "difference":
         return [f"{column.key}{part}" for part in ("", "_low", "_high", "_p", "_p_holm")]
+    if column.kind in ("interval", "p"):
+        return [f"{column.key}{part}" for part in (("_low", "_high") if column.kind == "interval" else ("", "_holm"))]
     return [column.key]
 
 
@@ -255,7 +292,14 @@ def _csv_cells(value: Value, kind: str) -> list[Any]:
     if isinstance(value, Measured):
         return [value.mean, value.std]
     if isinstance(value, Difference):
-        return [value.paired.difference, value.paired.low, value.paired.high, value.paired.p, value.p]
+        found = value.paired
+        parts: dict[str, list[Any]] = {
+            "points": [found.difference],
+            "hits": [found.hits],
+            "interval": [found.low, found.high],
+            "p": [found.p, value.p],
+        }
+        return parts.get(kind) or [found.difference, found.low, found.high, found.p, value.p]
     if value is None:
-        return [None] * {"accuracy": 2, "seconds": 2, "difference": 5}.get(kind, 1)
+        return [None] * {"accuracy": 2, "seconds": 2, "difference": 5, "interval": 2, "p": 2}.get(kind, 1)
     return [text(value, kind).replace(_MINUS, "-") if kind == "signed" else text(value, kind)]

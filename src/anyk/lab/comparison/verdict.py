@@ -3,30 +3,65 @@
 import math
 from collections.abc import Iterable, Mapping
 
-from anyk.lab.comparison.outcome import BASELINE, Comparison, Method, differences, measured, metrics, validation_score
-from anyk.lab.comparison.outcome import chosen as best
+from anyk.lab.comparison.outcome import (
+    BASELINE,
+    BOUNDED,
+    Comparison,
+    Method,
+    capped,
+    compared,
+    confirmed,
+    controls_of,
+    decided,
+    difference,
+    differences,
+    gain_of_longer,
+    judged,
+    measured,
+    metrics,
+    overtaking,
+    picked,
+    significant,
+    tuned_metric,
+    undertrained,
+    validation_score,
+    wanted,
+)
 from anyk.lab.errors import failure_sentences
-from anyk.lab.run import names
-from anyk.lab.statistics import SIGNIFICANT
-from anyk.lab.tables import Column, Difference, Measured, Table, Value, p_text, percent, points, title
+from anyk.lab.statistics import CONFIDENCE, ENOUGH_SEEDS, SIGNIFICANT, Paired
+from anyk.lab.tables import (
+    Column,
+    Difference,
+    Measured,
+    Table,
+    Value,
+    hits,
+    interval,
+    p_text,
+    percent,
+    points,
+    title,
+)
 
-ENOUGH_SEEDS = 3
-#: what is tuned, in words
-KNOBS = {"learning_rate": "learning rate", "temperature": "temperature"}
+#: what to raise the number of seeds to
+GOOD_SEEDS = 5
 
 
 def table(comparison: Comparison) -> Table:
-    """The table of the report: accuracies, differences to the baseline, time."""
-    names, found = metrics(comparison), differences(comparison)
-    columns = [Column("method", "method", "field"), *(Column(name, title(name), "accuracy") for name in names)]
-    columns += [Column(f"difference_{name}", f"Δ {title(name)}", "difference") for name in names if found]
-    columns += [Column("seeds", "seeds", "count"), Column("seconds", "time", "seconds")]
-    rows = []
-    for method in comparison.methods:
-        cells: list[Value] = [method.name, *(measured(method, name) for name in names)]
-        cells += [found.get((method.name, name)) for name in names if found]
-        times = tuple(run.seconds for run in method.runs)
-        rows.append((*cells, len(method.runs), Measured(times) if times else None))
+    """The table of the report: for each metric a row for each method, first the metrics that are wanted."""
+    found = differences(comparison)
+    columns = [Column("metric", "metric", "field"), Column("method", "method", "field"), Column("test", "test", "accuracy")]
+    parts = [Column("difference", "Δ", "points"), Column("hits", "Δ", "hits")] if found else []
+    if any(one.paired.p is not None for one in found.values()):
+        parts += [Column("difference", f"{CONFIDENCE:.0%} interval", "interval"), Column("p", "p", "p")]
+    columns += [*parts, Column("seeds", "seeds", "count"), Column("seconds", "time", "seconds")]
+    rows: list[tuple[Value, ...]] = []
+    for metric in metrics(comparison):
+        for method in (*comparison.methods, *comparison.controls):
+            cells = [found.get((method.name, metric))] * len(parts)
+            times = tuple(run.seconds for run in method.runs)
+            seconds = Measured(times) if times else None
+            rows.append((title(metric), method.name, measured(method, metric), *cells, len(method.runs), seconds))
     return Table(tuple(columns), tuple(rows), tuple(notes(comparison)))
 
 
@@ -34,189 +69,239 @@ def notes(comparison: Comparison) -> list[str]:
     """How to read the table."""
     lines = ["Test accuracy, mean ± standard deviation over the seeds."]
     found = differences(comparison)
-    tests = sum(difference.paired.p is not None for difference in found.values())
+    tests = sum(one.p is not None for one in found.values())
     if found:
-        lines[0] += f" Δ is the difference to {BASELINE} on the same seeds, in percentage points."
+        lines[0] += f" Δ is the difference to {BASELINE} on the same seeds, in points and in test examples (mean of the seeds)."
     if tests:
+        grouped = any(counted.clusters < counted.examples for counted in comparison.contrasts)
         lines.append(
-            "p is of a two-sided paired t-test, corrected by Holm's method; the family is every method and every metric of "
-            f"this report, {tests} {'test' if tests == 1 else 'tests'}. Below {SIGNIFICANT} counts as significant."
+            f"Interval and p count two kinds of luck: that of the seeds and that of the test examples"
+            f"{', which come in groups' if grouped else ''}. p is corrected by Holm's method over {tests} "
+            f"{'test' if tests == 1 else 'tests'}: every method, in {_either(map(title, wanted(comparison)), 'and')}. "
+            f"Below {SIGNIFICANT} counts as significant. What is not wanted (--want) is not tested."
         )
     return lines
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """What the comparison shows, in sentences; the first is the headline."""
-    return [*_outcome(comparison), *_choice(comparison), *_warnings(comparison)]
+    """What the comparison shows, in sentences; the first is the headline, one sentence."""
+    if decided(comparison):
+        first = [_headline(comparison), *_seen(comparison), *_controls(comparison)]
+    else:
+        first = [f"Not decided: {_what_is_missing(comparison)}", *_seen(comparison)]
+    return [*first, *_choice(comparison), *_caveats(comparison)]
 
 
-def _outcome(comparison: Comparison) -> list[str]:
-    others = [method for method in comparison.methods if method.name != BASELINE and method.runs]
-    baseline = [method for method in comparison.methods if method.name == BASELINE and method.runs]
-    if not baseline:
-        return [f"There is no finished run of {BASELINE}, so there is nothing to measure the other methods against."]
-    if not others:
-        return [f"Only {BASELINE} has finished runs, so there is nothing to compare."]
-    found = differences(comparison)
-    pairs = {method.name: {m: d for (name, m), d in found.items() if name == method.name} for method in others}
-    pairs = {name: own for name, own in pairs.items() if own}
-    if not pairs:
-        return [f"No method shares a seed and a metric with {BASELINE}, so there is nothing to compare."]
-    seeds = {name: min(difference.paired.count for difference in own.values()) for name, own in pairs.items()}
-    judged = {name: own for name, own in pairs.items() if seeds[name] >= ENOUGH_SEEDS}
-    sentences = [
-        _judged_sentence(name, own) if name in judged else _unjudged_sentence(name, own, seeds[name])
-        for name, own in pairs.items()
-    ]
-    scope = f"Of the methods with at least {ENOUGH_SEEDS} seeds: " if 0 < len(judged) < len(pairs) else ""
-    doubt = _doubt([method for method in (*baseline, *others) if method.name in (BASELINE, *judged)]) if judged else ""
-    return [doubt + scope + _headline(judged, max(seeds.values())), *sentences]
+# The headline --------------------------------------------------------------------------------------------------------------
 
 
-def _doubt(methods: Iterable[Method]) -> str:
-    """What the headline begins with where one of the methods that it judges might do better with more tuning."""
-    unfinished = {method.name: borders for method in methods if (borders := _borders(method))}
-    if not unfinished:
-        return ""
-    options = [f"--{name.replace('_', '-')}" for name in KNOBS if any(name in borders for borders in unfinished.values())]
+def _what_is_missing(comparison: Comparison) -> str:
+    """Why there is no answer, and what to run for one."""
+    if not any(method.name == BASELINE and method.runs for method in comparison.methods):
+        return f"there is no finished run of {BASELINE} to measure the others against."
+    if not any(method.name != BASELINE and method.runs for method in comparison.methods):
+        return f"only {BASELINE} has finished runs, so there is nothing to compare."
+    if not compared(comparison):
+        return f"no method shares a seed and a metric with {BASELINE}."
+    if capped(comparison):
+        return _capped_words(capped(comparison))
+    if not judged(comparison):
+        most = max(len(method.runs) for method in compared(comparison))
+        count = "one seed" if most == 1 else f"{most} seeds"
+        return f"{count} cannot tell a gain from luck; the same command with --seeds {GOOD_SEEDS} goes on."
+    [(behind, ahead), *_] = overtaking(comparison)
+    gains = [100 * (gain_of_longer(comparison, method) or 0.0) for method in (behind, ahead)]
     return (
-        f"Not tuned to the end: {_join(unfinished)} {'was' if len(unfinished) == 1 else 'were'} best at the border of what was "
-        f"tried; raise --budget, or start elsewhere with {' or '.join(options)}. So far: "
+        f"with twice the epochs {behind.name} gains {gains[0]:.2f} points on validation and {ahead.name} {gains[1]:.2f}, which "
+        f"may turn their order round; run it again with --epochs {2 * ahead.recipe.epochs or 'twice as many'}."
     )
 
 
-def _headline(judged: Mapping[str, Mapping[str, Difference]], most_seeds: int) -> str:
-    if most_seeds == 1:
-        return "One seed cannot tell a gain from chance: raise --seeds."
-    if not judged:
-        return f"{most_seeds} seeds are too few to judge significance, so the differences may be chance: raise --seeds."
-    gaining = {name: gains for name, own in judged.items() if (gains := _significant(own, 1))}
-    losing = {name: losses for name, own in judged.items() if (losses := _significant(own, -1))}
-    free = [f"{name} in {_join(map(title, gains))}" for name, gains in gaining.items() if name not in losing]
-    if free:
-        risks = [risk for name in gaining if name not in losing if (risk := _risk(name, judged[name]))]
-        told = f" The intervals do not exclude that {_join(risks)}." if risks else ""
-        return f"Better than {BASELINE} without a significant loss: {_join(free)}.{told}"
-    if gaining:
-        verbs = ("gains", "loses") if len(gaining) == 1 else ("gain", "lose")
-        return f"A trade against {BASELINE}: {_join(gaining)} {verbs[0]} in one metric and {verbs[1]} in another."
-    if losing:
-        return f"Nothing beats {BASELINE}; it is significantly better than {_join(losing)}."
-    return f"Nothing beats {BASELINE}: no difference in any metric is significant."
+def _capped_words(methods: Iterable[Method]) -> str:
+    caps: dict[str, list[str]] = {}
+    for method in methods:
+        caps.setdefault(method.capped, []).append(method.name)
+    ended = _either((f"{cap} ended the tuning of {_either(names, 'and')}" for cap, names in caps.items()), "and")
+    options = dict.fromkeys(cap.split()[0] if cap.startswith("--") else "cap" for cap in caps)
+    return f"{ended} before it was done; the same command with a larger {_either(options, 'and')}, or without, goes on."
 
 
-def _significant(own: Mapping[str, Difference], sign: int) -> list[str]:
-    """The metrics with a significant gain (sign 1) or loss (sign -1)."""
-    found = {metric: d for metric, d in own.items() if d.p is not None and d.p < SIGNIFICANT}
-    return [metric for metric, difference in found.items() if sign * difference.paired.difference > 0]
+def _headline(comparison: Comparison) -> str:
+    pick = picked(comparison)
+    gains, losses = (significant(comparison, pick, sign) for sign in (1, -1))
+    if gains and losses:
+        return f"A trade: {pick.name} gains {_listed(gains)} and loses {_listed(losses)} against {BASELINE}."
+    if gains:
+        control = next((one for one in controls_of(comparison, pick) if _has_it_too(comparison, pick, one, gains)), None)
+        but = f", but {_cause(control)}" if control is not None else ""
+        return f"{pick.name} is better than {BASELINE}: {_listed(gains)}{but}."
+    if pick.name != BASELINE:
+        told = "the test says the opposite" if losses else "the test does not confirm it"
+        if pick not in judged(comparison):
+            told = "has too few seeds to confirm it"
+        return f"Nothing beats {BASELINE}: {pick.name} is best on validation, but {told}."
+    losers = [method.name for method in judged(comparison) if significant(comparison, method, -1)]
+    if losers:
+        return f"Nothing beats {BASELINE}; it is better than {_either(losers, 'and')}."
+    tests = [one for (name, metric), one in differences(comparison).items() if metric in wanted(comparison)]
+    if not any(one.p is not None for one in tests):
+        return f"Nothing beats {BASELINE}: too few test examples differ to tell."
+    return f"Nothing beats {BASELINE}: no difference in {_either(map(title, wanted(comparison)), 'or')} is more than luck."
 
 
-def _risk(name: str, own: Mapping[str, Difference]) -> str:
-    """The largest loss within the confidence intervals: few seeds show no significant loss of anything."""
-    lows = {metric: difference.paired.low for metric, difference in own.items() if difference.paired.low is not None}
-    metric = min(lows, key=lows.__getitem__, default=None)
-    if metric is None or round(100 * lows[metric], 2) >= 0:
-        return ""
-    return f"{name} loses {percent(-lows[metric])} points of {title(metric)}"
+def _listed(found: Mapping[str, Difference]) -> str:
+    """Gains or losses, without their sign."""
+    return _either((f"{percent(abs(one.paired.difference))} points of {_with_hits(m, one)}" for m, one in found.items()), "and")
 
 
-def _unjudged_sentence(name: str, own: Mapping[str, Difference], seeds: int) -> str:
-    """For too few seeds: what was seen, without judging it."""
-    where = f"{name} against {BASELINE} on {seeds} {'seed' if seeds == 1 else 'seeds'}, not judged"
-    if _tied(own):
-        return f"{where}: the same test accuracy."
-    return f"{where}: {_join(f'{title(metric)} {_gain(difference)}' for metric, difference in own.items())} points."
+def _with_hits(metric: str, one: Difference) -> str:
+    counted = one.paired
+    if counted.hits is None or counted.examples is None:
+        return title(metric)
+    return f"{title(metric)} ({hits(abs(counted.hits)).removeprefix('+')} of {counted.examples:,} test examples)"
 
 
-def _judged_sentence(name: str, own: Mapping[str, Difference]) -> str:
-    if _tied(own):
-        return f"{name} and {BASELINE} are tied: the same mean test accuracy."
-
-    def listed(chosen: Iterable[str]) -> str:
-        return _join(f"{title(metric)} ({_gain(own[metric])} points, {_test_text(own[metric])})" for metric in chosen)
-
-    gains, losses = _significant(own, 1), _significant(own, -1)
-    rest = [metric for metric in own if metric not in gains + losses]
-    parts = [f"{verb} {listed(chosen)}" for verb, chosen in (("gains", gains), ("loses", losses)) if chosen]
-    if not parts:
-        return f"{name} does not differ significantly from {BASELINE}: {listed(rest)}."
-    return f"{name} {' and '.join(parts)} against {BASELINE}{f'; not significant: {listed(rest)}' if rest else ''}."
+# What was seen -------------------------------------------------------------------------------------------------------------
 
 
-def _tied(own: Mapping[str, Difference]) -> bool:
-    return all(abs(difference.paired.difference) < 1e-9 for difference in own.values())
+def _seen(comparison: Comparison) -> list[str]:
+    """A sentence for each method: what it gains and loses, and how sure that is."""
+    found, sure = differences(comparison), [method.name for method in judged(comparison)]
+    sentences = []
+    for method in compared(comparison):
+        own = {metric: found[method.name, metric] for metric in wanted(comparison) if (method.name, metric) in found}
+        told = "; ".join(f"{title(metric)} {_difference_words(one)}" for metric, one in own.items())
+        seeds = len({run.seed for run in method.runs})
+        few = f" on {seeds} {'seed' if seeds == 1 else 'seeds'}, not judged" if method.name not in sure else ""
+        if told:
+            sentences.append(f"{method.name} against {BASELINE}{few}: {told}.")
+    return sentences
 
 
-def _gain(difference: Difference) -> str:
-    return points(difference.paired.difference)
+def _difference_words(one: Difference) -> str:
+    found = one.paired
+    words = [f"{points(found.difference)} points"]
+    if found.hits is not None and found.examples is not None:
+        words.append(f"{hits(found.hits)} of {found.examples:,} test examples")
+    if found.low is not None and found.high is not None:
+        words.append(f"{CONFIDENCE:.0%} interval {interval(found.low, found.high)}")
+    if one.p is not None:
+        words.append(p_text(one.p))
+    elif found.reason is not None:
+        words.append(f"no test: {found.reason}")
+    return f"{words[0]} ({', '.join(words[1:])})" if words[1:] else words[0]
 
 
-def _test_text(difference: Difference) -> str:
-    return p_text(difference.p) if difference.p is not None else f"no test: {difference.paired.reason}"
+# Controls ------------------------------------------------------------------------------------------------------------------
+
+
+def _has_it_too(comparison: Comparison, method: Method, control: Method, gains: Iterable[str]) -> bool:
+    """Whether a control gains at least half as much in each of the metrics, and the method no more than by luck above it."""
+    baseline = next(one for one in comparison.methods if one.name == BASELINE)
+    for metric in gains:
+        own, theirs = (difference(comparison, one, baseline, metric) for one in (method, control))
+        if own is None or theirs is None or theirs.difference < own.difference / 2:
+            return False
+        if _surely_more(difference(comparison, method, control, metric)):
+            return False
+    return True
+
+
+def _surely_more(found: Paired | None) -> bool:
+    return found is not None and found.p is not None and found.p < SIGNIFICANT and found.difference > 0
+
+
+def _cause(control: Method) -> str:
+    """What a gain comes from that the control has too."""
+    if control.recipe.loss == BOUNDED:
+        return f"being bounded gives it, not k: {control.name} has it too"
+    return f"the gain comes from the learning rate: {BASELINE} with {control.recipe.learning_rate:g} has it too"
+
+
+def _controls(comparison: Comparison) -> list[str]:
+    """What the controls say about the methods that gain, where the headline has not said it."""
+    sentences = []
+    for method in judged(comparison):
+        gains = significant(comparison, method, 1)
+        for control in controls_of(comparison, method) if gains else ():
+            too = [metric for metric in gains if _has_it_too(comparison, method, control, [metric])]
+            if too and not (method is picked(comparison) and len(too) == len(gains) and confirmed(comparison, method)):
+                sentences.append(f"{method.name} gains {_either(map(title, too), 'and')}, but {_cause(control)}.")
+            for metric in gains:
+                found = difference(comparison, method, control, metric)
+                if metric not in too and found is not None:
+                    more = "more than luck" if _surely_more(found) else "which may be luck"
+                    sentences.append(
+                        f"Against the control {control.name}, {method.name} gains {title(metric)} "
+                        f"{_difference_words(Difference(found, found.p))}: {more}."
+                    )
+    return sentences
+
+
+# Validation, and what weakens the comparison -------------------------------------------------------------------------------
 
 
 def _choice(comparison: Comparison) -> list[str]:
-    """Which method validation would choose."""
+    """Which method validation would choose, and what the test alone would."""
     finished = [method for method in comparison.methods if validation_score(comparison, method) > -math.inf]
     if len(finished) < 2:
         return []
-    metric = comparison.settings.get("metric", "mean")
-    if metric == "mean":
-        meaning = "the mean of top-1 and top-5" if comparison.data.get("classes", math.inf) > 5 else "top-1"
-    else:
-        meaning = title(metric)
-    top = validation_score(comparison, best(comparison))
+    pick = picked(comparison)
+    top = validation_score(comparison, pick)
     tied = [method.name for method in finished if math.isclose(validation_score(comparison, method), top, rel_tol=1e-9)]
-    value = f"{meaning}, {percent(top)} %"
-    if len(tied) > 1:
-        return [f"{_join(tied)} are tied on validation ({value})."]
-    return [f"On validation, {tied[0]} is best ({value})."]
+    value = f"{_tuned_words(comparison)}, {percent(top)} %"
+    told = f"{_either(tied, 'and')} are tied" if len(tied) > 1 else f"{pick.name} is best"
+    sentences = [f"On validation, {told} ({value})."]
+    other = [method.name for method in judged(comparison) if method is not pick and confirmed(comparison, method)]
+    if other and decided(comparison):
+        too = ", too," if confirmed(comparison, pick) else ""
+        sentences.append(
+            f"On the test {_either(other, 'and')} {'is' if len(other) == 1 else 'are'}{too} significantly better than {BASELINE}; "
+            "validation decides, since the test could not judge what it chose itself."
+        )
+    return sentences
 
 
-def _warnings(comparison: Comparison) -> list[str]:
+def _tuned_words(comparison: Comparison) -> str:
+    metric = tuned_metric(comparison)
+    if metric != "mean":
+        return title(metric)
+    return "the mean of top-1 and top-5" if comparison.data.get("classes", math.inf) > 5 else "top-1"
+
+
+def _caveats(comparison: Comparison) -> list[str]:
     """What weakens the comparison."""
-    sentences = [sentence for method in comparison.methods for sentence in _tuning_warnings(method)]
-    budgets = {len(method.tries) for method in comparison.methods}
-    if len(budgets) > 1:
-        tries = _join(f"{method.name} {len(method.tries)}" for method in comparison.methods)
+    sentences = []
+    late = undertrained(comparison)
+    if late:
+        gains = _either((f"{name} {percent(gain)}" for name, gain in late.items()), "and")
+        sentences.append(
+            f"The runs may be too short: twice the epochs gain, in points of {_tuned_words(comparison)} on validation, "
+            f"{gains}. Raise --epochs."
+        )
+    sentences += [f"{method.name} is best at {bound}." for method in comparison.methods for bound in method.bounds]
+    tried = {len(method.tries) for method in comparison.methods}
+    if len(tried) > 1:
+        tries = _either((f"{method.name} {len(method.tries)}" for method in comparison.methods), "and")
         sentences.append(f"The methods were not tuned equally; tries: {tries}.")
     baseline = next((method for method in comparison.methods if method.name == BASELINE and method.runs), None)
     for method in comparison.methods if baseline is not None else ():
         missing = [m for m in metrics(comparison) if measured(method, m) is None]
         if missing and method.runs:
-            sentences.append(f"{method.name} has no {_join(map(title, missing))}, so there is no difference to give.")
+            sentences.append(f"{method.name} has no {_either(map(title, missing), 'and')}, so there is no difference to give.")
         if baseline is not None and method.runs and {run.seed for run in method.runs} != {run.seed for run in baseline.runs}:
             sentences.append(f"{method.name} and {BASELINE} do not have the same seeds; differences use those that both have.")
         if not method.runs:
             sentences.append(f"{method.name} has no finished run.")
+    if not judged(comparison) and any(len(method.runs) >= ENOUGH_SEEDS for method in comparison.methods):
+        sentences.append(f"A verdict needs {ENOUGH_SEEDS} seeds that a method shares with {BASELINE}.")
     return sentences + failure_sentences(comparison.failures)
 
 
-def _tuning_warnings(method: Method) -> list[str]:
-    """An optimum at the border of what was tried may not be the optimum."""
-    borders = _borders(method)
-    if not borders:
-        return []
-    return [f"{method.name} was best at the border of the tuning grid ({_join(borders.values())}): raise --budget."]
-
-
-def _borders(method: Method) -> dict[str, str]:
-    """The knobs whose tuned value is the smallest or the largest of those tried, with a few words on each."""
-    borders = {}
-    for name, words in KNOBS.items():
-        if name == "temperature" and not names.find(method.recipe.loss).has_temperature:
-            continue
-        chosen = getattr(method.recipe, name)
-        tried = sorted({getattr(point, name) for point in method.tries if not isinstance(getattr(point, name), str)})
-        if len(tried) > 1 and not isinstance(chosen, str) and chosen in (tried[0], tried[-1]):
-            borders[name] = f"{words} {chosen:g}, the {'smallest' if chosen == tried[0] else 'largest'} tried"
-    return borders
-
-
-def _join(words: Iterable[str]) -> str:
+def _either(words: Iterable[str], last: str) -> str:
     """
-    >>> _join(["a", "b", "c"])
-    'a, b and c'
+    >>> _either(["a", "b", "c"], "or")
+    'a, b or c'
     """
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
+    *first, end = words
+    return f"{', '.join(first)} {last} {end}" if first else end
