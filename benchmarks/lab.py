@@ -106,12 +106,13 @@ def main() -> None:
         )
         wall = time.perf_counter() - started
         folders = list((Path(name) / "out" / "runs").iterdir())
-        results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+        ended = [folder / "result.json" for folder in folders if (folder / "result.json").exists()]  # a try may diverge
+        results = [json.loads(file.read_text()) for file in ended]
         inside = sum(result["seconds_in_model"] for result in results)
         busy = sum(result["seconds"] for result in results)
     lines += [
         "",
-        f"A comparison of {len(done.methods)} losses ({len(results)} runs of 10 epochs, two at a time, {wall:.0f} s): "
+        f"A comparison of {len(done.methods)} losses ({len(results)} runs of 2 to 20 epochs, two at a time, {wall:.0f} s): "
         f"{inside / busy:.0%} of the runs' time is in the model and the loss (target {SHARE:.0%}); "
         f"{inside / (2 * wall):.0%} of the time of both cores, with the start of the processes and the report.",
     ]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from anyk.lab.comparison import search
+import grid
 from anyk.lab.data import load
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
@@ -454,7 +454,7 @@ def tuning(data: str, method: str, known: Summaries) -> Tuning:
     fields = {**METHODS[method], **setting.fields.get(method, {}), "p_k": TUNED_WITH.get(method, PKS["half"])}
     start = setting.recipe.but(**fields, temperature=setting.temperatures.get(method, 1.0))
     warm = find(start.loss).has_temperature
-    first: list[search.Point] = [(0, 0), (0, 2), (0, -2)] if warm else [(0,), (1,), (-1,)]
+    first: list[grid.Point] = [(0, 0), (0, 2), (0, -2)] if warm else [(0,), (1,), (-1,)]
     if warm and not setting.tunes_rate:
         softmax = tuning(data, "softmax", known)
         if softmax.best is None:
@@ -462,11 +462,11 @@ def tuning(data: str, method: str, known: Summaries) -> Tuning:
         start = start.but(learning_rate=softmax.best.learning_rate)
         first = [(0,), (2,), (-2,)]
 
-    def at(recipe: Recipe, point: search.Point) -> Recipe:
-        return search.at(recipe, point if not warm or setting.tunes_rate else (0, *point))
+    def at(recipe: Recipe, point: grid.Point) -> Recipe:
+        return grid.at(recipe, point if not warm or setting.tunes_rate else (0, *point))
 
     tried, seeds = start.but(**setting.tuning), TUNING_SEEDS[: setting.tuning_seeds]
-    scores: dict[search.Point, float | None] = {}
+    scores: dict[grid.Point, float | None] = {}
     tries: list[tuple[Recipe, float | None]] = []
     points = first
     while True:
@@ -478,8 +478,8 @@ def tuning(data: str, method: str, known: Summaries) -> Tuning:
             scores[point] = score([run for recipe in recipes if (run := known.find(recipe)) is not None])
             tries.append((recipes[0], scores[point]))
         if len(scores) >= setting.budget:
-            return Tuning((), at(start, search.best_point(scores)), tuple(tries))
-        points = search.next_points(scores, len(first[0]))[: min(search.ROUND, setting.budget - len(scores))]
+            return Tuning((), at(start, grid.best_point(scores)), tuple(tries))
+        points = grid.next_points(scores, len(first[0]))[: min(grid.ROUND, setting.budget - len(scores))]
 
 
 def score(runs: Sequence[Summary]) -> float | None:

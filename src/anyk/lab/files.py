@@ -85,3 +85,8 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def slug(data: str) -> str:
+    """A data set's name as a part of a folder's name."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(data).name or data)

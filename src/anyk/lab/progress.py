@@ -74,6 +74,11 @@ class Display:
         if self._bars.live.is_started:
             self._bars.stop()
 
+    def tell(self, sentence: str) -> None:
+        """Say something above the bars. May be called from any thread."""
+        if not self._bars.disable:
+            self._bars.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
     def show(self, folder: Path, progress: Progress) -> None:
         """Take note of where a run stands. May be called from any thread."""
         with self._guard:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from anyk.lab.cli.words import CommonSetting, Flag, command_line, say, say_json, slug, warn
+from anyk.lab.cli.words import CommonSetting, Flag, command_line, say, say_json, slug
 
 NOT_DECIDED = 3
 """the exit code of a comparison that has no answer yet"""
@@ -59,7 +59,7 @@ def command(
             time=seconds_of(time) if time is not None else None,
             command=command_line(),
             on_progress=display.show,
-            on_plan=(lambda sentence: None) if quiet else warn,
+            on_plan=display.tell,
         )
     if json:
         say_json(to_json(outcome))

@@ -6,12 +6,12 @@ import sys
 import typing
 from collections.abc import Sequence
 from json import dumps
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from anyk.lab.errors import Failure, failure_sentences
+from anyk.lab.files import slug as slug
 from anyk.lab.run import processes
 from anyk.lab.run.recipe import TYPES, Recipe, Setting
 
@@ -47,11 +47,6 @@ def command_line() -> str:
     here = os.environ.get("LOCAL_WORLD_SIZE", str(processes.launched()))
     started = ["torchrun", "--nproc-per-node", here, "-m"] if processes.launched() > 1 else []
     return shlex.join([*started, "anyk", *sys.argv[1:]])
-
-
-def slug(data: str) -> str:
-    """A data set's name as a part of a folder's name."""
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(data).name or data)
 
 
 def _option(field: str) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from anyk import _compat
@@ -77,7 +77,7 @@ class Pool:
             if self._stopping.is_set():
                 return Outcome()
             process = self._context.Process(target=_work, args=(there, os.fspath(folder), recipe.to_json()), daemon=True)
-            with _interrupts_wait():
+            with _interrupts_wait(), _without_main():
                 process.start()
             self._running.add(process)
         there.close()
@@ -126,6 +126,18 @@ def _interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Start a process that does not import the program that started it: a script that calls :func:`anyk.lab.compare` without
+    a guard would do so again there. What a run needs it imports by name."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _work(parent: Connection, folder: str, fields: dict[str, Any]) -> None:
