@@ -108,8 +108,6 @@ def compare(
     setting = setting.but(measure=_measured(setting, losses, len(dataset.classes)))
     recipes = [Recipe(**vars(setting), loss=loss) for loss in losses]
     parts = split(dataset, setting.validation, setting.test, setting.split_seed)
-    if not len(parts.validation):
-        raise LabError(f"validation should leave examples to tune with, but {setting.validation:g} leaves none.")
     steps = setting.epochs * math.ceil(len(parts.train) / setting.batch_size)
     estimate = _Estimate(steps, len(losses), seeds, jobs, on_plan)
 
