@@ -52,6 +52,38 @@ def test_npz_with_a_test_and_class_names(tmp_path):
     assert dataset.classes == ("ant", "bee", "cat", "dog")
 
 
+def test_groups_of_examples_that_belong_together(tmp_path):
+    users = np.array(["b", "a", "b", "c", "c", "c", "a", "a"])
+    np.savez(tmp_path / "a.npz", X_train=X, y_train=Y, X_test=T, y_test=Y[:4], groups_train=users, test_groups=[7, 7, 0, 3])
+    dataset = arrays.read(tmp_path / "a.npz")
+    same(dataset)
+    assert dataset.train.groups.tolist() == [1, 0, 1, 2, 2, 2, 0, 0]
+    assert dataset.test.groups.tolist() == [2, 2, 0, 1]
+    assert dataset.test.groups.dtype == torch.int64
+    np.savez(tmp_path / "a.npz", X_train=X, y_train=Y, X_test=T, y_test=Y[:4], groups_train=users, test_groups=[7, 7, 0, 0])
+    assert arrays.read(tmp_path / "a.npz").fingerprint != dataset.fingerprint
+    notes = []
+    arrays.import_file(tmp_path / "a.npz", out=tmp_path / "set", note=notes.append)
+    assert notes == ["the groups were left out: an embedding set has none, so compare the file itself"]
+    for groups, message in ((users[:3], r"groups in .*a.npz should have the shape \(8,\)"), (X[:, 0], "integers or texts")):
+        np.savez(tmp_path / "a.npz", x=X, y=Y, groups=groups)
+        with pytest.raises(LabError, match=message):
+            arrays.read(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_groups_in_a_column(tmp_path, place):
+    users = ["b", "a", "b", "c", "c", "c", "a", "a"]
+    rows = [[*map(str, x), str(y)] for x, y in zip(X, Y, strict=True)]
+    lines = [["one", "two", "three", "kind"], *rows]
+    for line, user in zip(lines, ["groups", *users], strict=True):
+        line.insert(place, user)
+    (tmp_path / "a.csv").write_text("\n".join(map(",".join, lines)))
+    dataset = arrays._load(tmp_path / "a.csv", [], None, None, None, "kind", print)
+    same(dataset)
+    assert dataset.train.groups.tolist() == [1, 0, 1, 2, 2, 2, 0, 0]
+
+
 def test_validation_examples_are_the_test_where_there_is_no_other(tmp_path):
     notes = []
     np.savez(tmp_path / "a.npz", X_train=X, y_train=Y, X_val=T, y_val=Y[:4])

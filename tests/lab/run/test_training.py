@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -47,7 +48,9 @@ def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]], dict[str, Any]]:
     """All that a run leaves behind, but for times."""
     metrics = [{**line, "seconds": 0} for line in Run(folder).metrics()]
     result = {**json.loads((folder / "result.json").read_text()), "seconds": 0, "seconds_in_model": 0}
-    return (folder / "model.safetensors").read_bytes(), metrics, result
+    tensors = [path.read_bytes() for path in sorted(folder.glob("*.safetensors"))]
+    assert len(tensors) == (1 if result["recipe"]["select"] == "each" else 2)
+    return b"".join(tensors), metrics, result
 
 
 @pytest.mark.parametrize("loss", [*names.names()[:3], "error:splitter", *names.names()[4:]])
@@ -393,7 +396,7 @@ def test_the_files_of_a_run_have_the_usual_permissions(data: str, tmp_path: Path
     (tmp_path / "usual").touch()
     usual = (tmp_path / "usual").stat().st_mode
     assert {path.name: path.stat().st_mode for path in (tmp_path / "run").glob("[!.]*")} == dict.fromkeys(
-        ["config.json", "environment.json", "metrics.jsonl", "model.safetensors", "result.json"], usual
+        ["config.json", "environment.json", "metrics.jsonl", "model.safetensors", "result.json", "test.safetensors"], usual
     )
 
 
@@ -425,6 +428,29 @@ def test_predictor_gives_the_guesses_that_the_result_counted(data: str, tmp_path
     target = predictor.parts.test.labels[predictor.parts.test_index]
     assert float((classes == target[:, None]).any(1).double().mean()) == pytest.approx(result["test"]["top5"])
     assert bool((probabilities.diff(dim=1) <= 0).all())
+
+
+def test_a_run_keeps_what_it_does_with_each_test_example(tmp_path: Path) -> None:
+    """Against the model, asked again; the test examples are those that the lab split off, with their groups."""
+    inputs, labels = lab_data.examples(30, 8, 16, seed=0)
+    groups = torch.arange(len(labels)) // 3
+    np.savez(tmp_path / "points.npz", x=inputs.numpy(), y=labels.numpy(), groups=[f"file {group}" for group in groups.tolist()])
+    result = training.train(quick(str(tmp_path / "points.npz"), epochs=2, measure=(3,)), tmp_path / "run")
+    kept = load_file(tmp_path / "run" / "test.safetensors")
+    predictor = evaluation.Predictor(tmp_path / "run")
+    test, index = predictor.parts.test, predictor.parts.test_index
+    with torch.no_grad():
+        scores = predictor.model(predictor.reader(test, index))
+    target = test.labels[index]
+    ranks = [1 + sum(bool(row[c] >= row[t]) for c in range(30) if c != t) for row, t in zip(scores, target, strict=True)]
+    assert kept["ranks"].tolist() == ranks
+    assert kept["guesses"].shape == (len(index), 20)
+    assert torch.equal(kept["guesses"].long(), scores.topk(20).indices)
+    assert {kept[name].dtype for name in ("ranks", "guesses")} == {torch.int32}
+    names = sorted({f"file {group}" for group in groups.tolist()})
+    assert [names[group] for group in kept["groups"].tolist()] == [f"file {group}" for group in groups[index].tolist()]
+    for k in (1, 3, 5, 10, 20):
+        assert result["test"][f"top{k}"] == (kept["ranks"] <= k).sum().item() / len(index)
 
 
 def test_what_auto_comes_to_stands_beside_the_recipe(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

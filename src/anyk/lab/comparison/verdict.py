@@ -53,7 +53,7 @@ def table(comparison: Comparison) -> Table:
     columns = [Column("metric", "metric", "field"), Column("method", "method", "field"), Column("test", "test", "accuracy")]
     parts = [Column("difference", "Δ", "points"), Column("hits", "Δ", "hits")] if found else []
     if any(one.paired.p is not None for one in found.values()):
-        parts += [Column("difference", f"{CONFIDENCE:.0%} interval", "interval"), Column("p", "p", "p")]
+        parts += [Column("difference", f"{100 * CONFIDENCE:.0f} % interval", "interval"), Column("p", "p", "p")]
     columns += [*parts, Column("seeds", "seeds", "count"), Column("seconds", "time", "seconds")]
     rows: list[tuple[Value, ...]] = []
     for metric in metrics(comparison):
@@ -184,7 +184,7 @@ def _difference_words(one: Difference) -> str:
     if found.hits is not None and found.examples is not None:
         words.append(f"{hits(found.hits)} of {found.examples:,} test examples")
     if found.low is not None and found.high is not None:
-        words.append(f"{CONFIDENCE:.0%} interval {interval(found.low, found.high)}")
+        words.append(f"{100 * CONFIDENCE:.0f} % interval {interval(found.low, found.high)}")
     if one.p is not None:
         words.append(p_text(one.p))
     elif found.reason is not None:
@@ -254,9 +254,9 @@ def _choice(comparison: Comparison) -> list[str]:
     sentences = [f"On validation, {told} ({value})."]
     other = [method.name for method in judged(comparison) if method is not pick and confirmed(comparison, method)]
     if other and decided(comparison):
-        too = ", too," if confirmed(comparison, pick) else ""
+        verb = ("is" if len(other) == 1 else "are") + (", too," if confirmed(comparison, pick) else "")
         sentences.append(
-            f"On the test {_either(other, 'and')} {'is' if len(other) == 1 else 'are'}{too} significantly better than {BASELINE}; "
+            f"On the test {_either(other, 'and')} {verb} significantly better than {BASELINE}; "
             "validation decides, since the test could not judge what it chose itself."
         )
     return sentences

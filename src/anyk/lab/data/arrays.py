@@ -13,7 +13,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,10 +29,19 @@ SUFFIXES = (".npz", ".npy", ".csv", ".tsv", ".p", ".pkl", ".pickle", ".pt", ".pt
 _EMBEDDING_WORDS = {"x", "embedding", "embeddings", "feature", "features", "data", "inputs"}
 _LABEL_WORDS = {"y", "label", "labels", "target", "targets"}
 _CLASS_WORDS = {"classes", "class_names", "names"}
+_GROUP_WORD = "groups"
+"""the array, or the column of a .csv file, that tells which examples belong together"""
 _TEST_WORDS = ("test", "val", "valid", "validation")
 
-_Pair = tuple[Tensor, "np.ndarray[Any, Any]"]
 _Note = Callable[[str], None]
+
+
+class _Pair(NamedTuple):
+    """Examples and their labels; where it is known, which of them belong together."""
+
+    examples: Tensor
+    labels: "np.ndarray[Any, Any]"
+    groups: Tensor | None = None
 
 
 def import_file(
@@ -70,6 +79,8 @@ def import_file(
     stored = dataset.train.parts[0].dtype
     if stored not in (torch.float16, torch.float32):
         notes.append(f"{str(stored).removeprefix('torch.')} was converted to {'float16' if half else 'float32'}")
+    if dataset.train.groups is not None:
+        notes.append("the groups were left out: an embedding set has none, so compare the file itself")
     if note is not None:
         for remark in notes:
             note(remark)
@@ -85,8 +96,9 @@ def read(source: str | Path) -> Dataset:
     for split, examples in splits.items():
         part = examples.parts[0]
         part = part if part.dtype in (torch.float16, torch.float32) else part.float()
-        splits[split] = Split((part,), examples.labels)
-        hashed.update((embeddings.digest(part, dataset.name) + embeddings.digest(examples.labels, dataset.name)).encode())
+        splits[split] = Split((part,), examples.labels, groups=examples.groups)
+        stored = [part, examples.labels, *([examples.groups] if examples.groups is not None else [])]
+        hashed.update("".join(embeddings.digest(tensor, dataset.name) for tensor in stored).encode())
     return Dataset(dataset.name, "embeddings", dataset.classes, splits["train"], splits.get("test"), hashed.hexdigest()[:16])
 
 
@@ -107,7 +119,7 @@ def _load(
     if classes_file is not None:
         names = _read_class_names(Path(classes_file))
     classes, labels = _number_classes({split: pair[1] for split, pair in pairs.items()}, names, source, note)
-    splits = {split: Split((pair[0],), labels[split]) for split, pair in pairs.items()}
+    splits = {split: Split((pair.examples,), labels[split], groups=pair.groups) for split, pair in pairs.items()}
     dataset = Dataset(name or source.stem, "embeddings", classes, splits["train"], splits.get("test"), "")
     embeddings.check(dataset, {"train": [str(source)], "test": [str(test or source)]}, strict=False)
     return dataset
@@ -159,7 +171,7 @@ def _find_pairs(tree: Any, source: Path, note: _Note) -> tuple[dict[str, _Pair],
     for key in arrays:
         words = set(re.split(r"[^a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", key).lower()))
         split = next((word for word in _TEST_WORDS if word in words), "train")
-        for role, vocabulary in (("embeddings", _EMBEDDING_WORDS), ("labels", _LABEL_WORDS)):
+        for role, vocabulary in (("embeddings", _EMBEDDING_WORDS), ("labels", _LABEL_WORDS), ("groups", {_GROUP_WORD})):
             if words & vocabulary:
                 if (split, role) in found:
                     raise LabError(f"{source} has {found[split, role]} and {key}: keep one array of {role} for {split}.")
@@ -175,7 +187,9 @@ def _find_pairs(tree: Any, source: Path, note: _Note) -> tuple[dict[str, _Pair],
                 "name the arrays x and y, or embeddings and labels, or X_train, y_train, X_test and y_test."
             )
         if given:
-            pairs[split] = _pair(arrays[found[split, "embeddings"]], arrays[found[split, "labels"]], source)
+            pair = _pair(arrays[found[split, "embeddings"]], arrays[found[split, "labels"]], source)
+            together = arrays[found[split, "groups"]] if (split, "groups") in found else None
+            pairs[split] = pair._replace(groups=_groups(together, len(pair.labels), source))
     tests = [split for split in _TEST_WORDS if split in pairs]
     for left_out in tests[1:]:
         note(f"the examples called {left_out} were left out: those called {tests[0]} are the test")
@@ -215,7 +229,19 @@ def _pair(examples: Any, labels: Any, source: Path) -> _Pair:
     labels = _to_numpy(labels, source)
     if not examples.numel() or not labels.size:
         raise LabError(f"{source} has no examples: copy it or make it again.")
-    return examples.detach(), labels
+    return _Pair(examples.detach(), labels)
+
+
+def _groups(values: Any, count: int, source: Path) -> Tensor | None:
+    """Numbers of groups from whatever names them."""
+    if values is None:
+        return None
+    given = _to_numpy(values, source)
+    if given.shape != (count,):
+        raise LabError(f"groups in {source} should have the shape ({count},), as the labels do, but have {given.shape}.")
+    if given.dtype.kind not in "iubUS":
+        raise LabError(f"groups in {source} should be integers or texts, but are {given.dtype}.")
+    return torch.from_numpy(np.unique(given, return_inverse=True)[1].reshape(-1).astype(np.int64))
 
 
 def _to_numpy(values: Any, source: Path) -> "np.ndarray[Any, Any]":
@@ -349,7 +375,8 @@ def _read_csv(path: Path, label_column: str | None, is_test: bool) -> _Pair:
     names: dict[str, int] = {}
     lines: list[int] = []  # of the first example of each class
     titles: list[str] | None = None
-    width = column = -1
+    width = column = group = -1
+    together: list[str] = []
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             start = file.readline()
@@ -365,10 +392,13 @@ def _read_csv(path: Path, label_column: str | None, is_test: bool) -> _Pair:
                         raise LabError(f"{path} has one column only: it needs numbers and a label, with , ; or tab between.")
                     if label_column is not None or _is_header(row, column):
                         titles = [title.strip() for title in row]
+                        group = titles.index(_GROUP_WORD) if _GROUP_WORD in titles[:column] + titles[column + 1 :] else -1
                         continue
                 if len(row) != width:
                     raise LabError(f"{path} has {len(row)} cells in line {rows.line_num}, but {width} before.")
                 label = row.pop(column)
+                if group >= 0:
+                    together.append(row.pop(group - (group > column)).strip())
                 try:
                     values.extend(map(float, row))
                 except ValueError as error:
@@ -390,8 +420,9 @@ def _read_csv(path: Path, label_column: str | None, is_test: bool) -> _Pair:
     negative = [place for name, place in names.items() if re.fullmatch(r"-[0-9]+", name)]
     if negative and all(re.fullmatch(r"-?[0-9]+", name) for name in names):
         raise _unlabeled(int(counts[negative].sum()), _NEGATIVE, f"{path}", f"line {lines[negative[0]]}")
-    table = torch.from_numpy(np.frombuffer(values, dtype=np.float32)).view(len(codes), width - 1)
-    return table, np.asarray(list(names))[np.frombuffer(codes, dtype=np.int64)]
+    table = torch.from_numpy(np.frombuffer(values, dtype=np.float32)).view(len(codes), -1)
+    groups = _groups(together, len(codes), path) if group >= 0 else None
+    return _Pair(table, np.asarray(list(names))[np.frombuffer(codes, dtype=np.int64)], groups)
 
 
 def _refuse_wrong_column(
