@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+from anyk.lab.data.kept import keep
 from anyk.lab.data.sets import Dataset, Parts, Split, split
 from anyk.lab.errors import LabError
 
-__all__ = ["Dataset", "Parts", "Split", "load", "split"]
+__all__ = ["Dataset", "Parts", "Split", "keep", "load", "split"]
 
 
 def load(spec: str) -> Dataset:

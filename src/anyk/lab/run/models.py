@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,6 +173,15 @@ def load(path: str | Path) -> Classifier:
         return Classifier(Plan.from_json(described), weights)
     except ValueError as error:
         raise LabError(f"{file} cannot be used ({error}): train again in another folder.") from None
+
+
+def word_of(model: str | Callable[[tuple[int, ...], int], nn.Module]) -> str:
+    """The word for ``Setting.model`` that names this model: a word as it is, a function of a module as ``module:function``.
+
+    Args:
+        model: a word, or what is called with the shape of one example and the number of classes and returns an nn.Module.
+    """
+    raise NotImplementedError
 
 
 def _conv(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> nn.Sequential:

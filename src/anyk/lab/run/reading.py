@@ -35,6 +35,17 @@ def check_select(setting: Setting, dataset: Dataset) -> None:
         )
 
 
+def check_setting(setting: Setting, dataset: Dataset, *, here: bool = True) -> None:
+    """Raise if the setting contradicts itself or its data: once, before the first run.
+
+    Args:
+        setting: what the runs have in common, or a recipe; resolved or not.
+        dataset: its data.
+        here: whether the runs are computed on this machine, whose devices can be looked at.
+    """
+    raise NotImplementedError
+
+
 def shuffle_of(setting: Setting) -> dict[str, Any]:
     """The fields that say how the examples are shuffled."""
     return {name: getattr(setting, name) for name in SHUFFLE}
