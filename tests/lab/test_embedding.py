@@ -267,8 +267,8 @@ def test_a_set_is_not_overwritten(images):
     ("backbone", "message"),
     [
         ("resnet", r"backbone 'resnet' is not known: give efficientnet-lite0, timm:NAME or module:function"),
-        ("no_such_module:f", r"backbone no_such_module:f is not found .*No module"),
-        ("tiny_backbone:f", r"backbone tiny_backbone:f is not found .*no attribute 'f'"),
+        ("no_such_module:f", r"backbone no_such_module:f cannot be imported .*No module"),
+        ("tiny_backbone:f", r"backbone tiny_backbone:f is not found: tiny_backbone has no f"),
         ("tiny_backbone:nothing", r"should return \(module, preprocess\), .* but returned Flatten"),
         ("tiny_backbone:wrong", r"should give features \(B, d\) or .*, but gave \(45, 4, 4\)"),
         ("tiny_backbone:large", r"values too large for float16: store float32 \(--float32, half=False\)"),

@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +26,7 @@ from anyk.lab import files
 from anyk.lab.data import embeddings, folders
 from anyk.lab.data.sets import Dataset, Split
 from anyk.lab.errors import LabError
+from anyk.lab.run import own_models
 
 Preprocess = Callable[[Image.Image], Tensor]
 """From an RGB image to a float tensor (channels, height, width), of one size for all images."""
@@ -178,18 +178,8 @@ def _timm(name: str) -> tuple[nn.Module, Preprocess]:
 
 
 def _custom(name: str) -> tuple[nn.Module, Preprocess]:
-    module, _, function = name.partition(":")
-    # As `python -m` does: a module beside the user is found.
-    here = os.getcwd()
-    with contextlib.ExitStack() as stack:
-        if here not in sys.path:
-            sys.path.insert(0, here)
-            stack.callback(sys.path.remove, here)
-        try:
-            make = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise LabError(f"backbone {name} is not found ({error}): give module:function.") from None
-        made = make()
+    with own_models.working_folder_on_path():
+        made = own_models.find(name, "backbone")()
     model, preprocess = made if isinstance(made, tuple) and len(made) == 2 else (made, getattr(made, "preprocess", None))
     if not isinstance(model, nn.Module) or not callable(preprocess):
         raise LabError(

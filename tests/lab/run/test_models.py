@@ -99,7 +99,7 @@ def test_files_that_are_not_models(tmp_path: Path) -> None:
     for changes, problem in (
         ({"more": 1}, "does not say what model"),
         ({"format": 2}, "does not say what model"),
-        ({"model": "no such"}, "model should be linear, mlp, cnn or resnet18, but is 'no such'"),
+        ({"model": "no such"}, "model should be linear, mlp, cnn, resnet18, module:function or timm:NAME, but is 'no such'"),
         ({"model": ["linear"]}, "model should be"),
         ({"shape": 3}, "shape should be that of an embedding or an image, but is 3"),
         ({"shape": [3, 2]}, "shape should be"),

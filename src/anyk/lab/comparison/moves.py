@@ -26,7 +26,7 @@ def find_moves(outcome: Comparison, out: Path) -> Moves | None:
         return None
     name = picked(others).name
     seed = min(baseline.keys() & finished[name].keys())
-    before, after = (Predictor(out / runs[seed].folder) for runs in (baseline, finished[name]))
+    before, after = (Predictor(out / runs[seed].folder, trust=True) for runs in (baseline, finished[name]))
     guesses = [predictor.test_guesses(GUESSES) for predictor in (before, after)]
     target = before.parts.test.labels[before.parts.test_index]
     had, has = ((classes == target[:, None]).any(1) for classes, _ in guesses)

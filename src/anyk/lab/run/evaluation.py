@@ -12,7 +12,7 @@ from torch.nn import functional
 import anyk
 from anyk.lab.data import Split, load, split
 from anyk.lab.errors import LabError
-from anyk.lab.run import models
+from anyk.lab.run import models, own_models
 from anyk.lab.run.folder import Run
 from anyk.lab.run.processes import ALONE, Ranks
 from anyk.lab.run.reading import Reader, find_device, resolved
@@ -69,9 +69,18 @@ def examine(
 
 
 class Predictor:
-    """The model of a run that has ended, with its data."""
+    """The model of a run that has ended, with its data.
 
-    def __init__(self, folder: str | Path, device: str = "cpu") -> None:
+    Args:
+        folder: the run.
+        device: where to compute.
+        model: the function that made the model, or its word; for a model of your own.
+        trust: import the function that the run's recipe names. See :func:`anyk.lab.run.models.load`.
+    """
+
+    def __init__(
+        self, folder: str | Path, device: str = "cpu", *, model: str | own_models.Maker | None = None, trust: bool = False
+    ) -> None:
         run = Run(folder)
         weights = run.load_tensors("model.safetensors")
         if weights is None:
@@ -81,7 +90,8 @@ class Predictor:
         recipe = resolved(recipe, self.dataset)
         self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
         self.reader = Reader(self.dataset, find_device(device), recipe)
-        self.model = models.build(recipe, self.dataset).to(device)
+        made_by = own_models.maker(recipe.model, str(run.folder / "config.json"), model, trust)
+        self.model = models.Plan.of(recipe, self.dataset).build(made_by, pretrained=False).to(device)
         self.model.load_state_dict(weights[0])
         self.model.eval()
 

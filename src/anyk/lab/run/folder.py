@@ -169,7 +169,13 @@ class Run:
 
     def save_tensors(self, name: str, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Replace a file of tensors, with a few JSON values beside them."""
-        own = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        own: dict[str, Tensor] = {}
+        stored: set[int] = set()
+        for key, tensor in tensors.items():
+            alone = tensor.detach().cpu().contiguous()
+            memory = alone.untyped_storage().data_ptr()
+            own[key] = alone.clone() if memory in stored else alone  # two names of one tensor, as of tied weights
+            stored.add(memory)
         with files.replacing(self.folder / name) as path:
             safetensors.torch.save_file(own, path, {"state": json.dumps(state)})
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,11 @@ from torch.nn import functional
 from anyk import checks
 from anyk.lab.data import Dataset
 from anyk.lab.errors import LabError
+from anyk.lab.run import own_models
 from anyk.lab.run.folder import read_tensors
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.own_models import BUILT_IN, Maker
+from anyk.lab.run.own_models import word_of as word_of
+from anyk.lab.run.recipe import Recipe, Setting
 
 FORMAT = 1
 
@@ -36,13 +39,13 @@ class Plan:
     std: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, recipe: Recipe, dataset: Dataset) -> "Plan":
+    def of(cls, recipe: Setting, dataset: Dataset) -> "Plan":
         """The plan of a resolved recipe for a data set."""
         name, shape = recipe.model, tuple(dataset.train.shape)
-        if name in ("cnn", "resnet18"):
+        if name in ("cnn", "resnet18") or own_models.is_timm(name):
             if dataset.kind != "images":
                 raise LabError(f"model {name} takes images, but {dataset.name} holds embeddings: choose linear or mlp.")
-            if min(shape[1:]) < 8:
+            if name in BUILT_IN and min(shape[1:]) < 8:
                 size = f"{shape[1]} x {shape[2]}"
                 raise LabError(f"model {name} needs images of at least 8 x 8 pixels, but {dataset.name} has {size}.")
         return cls(name, shape, dataset.classes, recipe.hidden, recipe.dropout, dataset.mean, dataset.std)
@@ -67,8 +70,9 @@ class Plan:
             if not fine:
                 raise ValueError(f"{name} should be {expected}, but is {reprlib.repr(fields[name])}")
 
-        refuse_unless(model in ("linear", "mlp", "cnn", "resnet18"), "model", "linear, mlp, cnn or resnet18")
-        dimensions = (3,) if model in ("cnn", "resnet18") else (1, 3)
+        fine = type(model) is str and own_models.is_word(model)
+        refuse_unless(fine, "model", "linear, mlp, cnn, resnet18, module:function or timm:NAME")
+        dimensions = (3,) if model in ("cnn", "resnet18") or own_models.is_timm(model) else (1, 3)
         fine = type(shape) is tuple and len(shape) in dimensions and all(map(whole, shape))
         refuse_unless(fine, "shape", "that of an image" if dimensions == (3,) else "that of an embedding or an image")
         # Two classes may have one name, as the two cranes of ImageNet have.
@@ -85,9 +89,16 @@ class Plan:
             refuse_unless(fine and (name == "mean" or all(value > 0 for value in numbers)), name, f"{channels} numbers")
         return cls(**values)
 
-    def build(self) -> nn.Module:
-        """The model with fresh weights; its inputs are float32, images with mean 0 and deviation 1."""
+    def build(self, function: Maker | None = None, *, pretrained: bool = True) -> nn.Module:
+        """The model with fresh weights; its inputs are float32, images with mean 0 and deviation 1.
+
+        Args:
+            function: what makes it, instead of what ``model`` names.
+            pretrained: whether timm may fetch weights, where ``model`` asks for them.
+        """
         inputs, classes = math.prod(self.shape), len(self.classes)
+        if function is not None or self.model not in BUILT_IN:
+            return own_models.make(self.model, self.shape, classes, function=function, pretrained=pretrained)
         if self.model == "linear":
             return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
         if self.model == "mlp":
@@ -103,22 +114,39 @@ def build(recipe: Recipe, dataset: Dataset) -> nn.Module:
     return Plan.of(recipe, dataset).build()
 
 
+def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """The parameters for an optimizer. Those of a head that has a learning rate of its own come last, as a group whose
+    ``factor`` is how many times the rate of the others it has."""
+    if not recipe.head_learning_rate:
+        return [{"params": list(model.parameters()), "factor": 1.0}]
+    head = own_models.head_parameters(model)
+    in_head = {id(parameter) for parameter in head}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in in_head]
+    groups = [{"params": rest, "factor": 1.0}, {"params": head, "factor": recipe.head_learning_rate / recipe.learning_rate}]
+    return [group for group in groups if group["params"]]
+
+
 class Classifier(nn.Module):
     """A trained model of the lab, in evaluation mode, that takes examples as its data set had them. See :func:`load`.
 
     Args:
         plan: what the model is.
         weights: its state_dict.
+        function: what makes the model, instead of what the plan names.
     """
 
     mean: Tensor | None
     std: Tensor | None
 
-    def __init__(self, plan: Plan, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, plan: Plan, weights: Mapping[str, Tensor], function: Maker | None = None) -> None:
         super().__init__()
         self.plan, self.classes = plan, plan.classes
-        with torch.device("meta"):  # no memory for weights that are replaced at once, and no random numbers
-            self.model = plan.build()
+        if function is None and plan.model in BUILT_IN:
+            with torch.device("meta"):  # no memory for weights that are replaced at once, and no random numbers
+                self.model = plan.build()
+        else:  # somebody's code, which may look at its weights, and has buffers that are not saved
+            with torch.random.fork_rng(devices=[]):
+                self.model = plan.build(function, pretrained=False)
         wanted = {name: (tensor.dtype, tensor.shape) for name, tensor in self.model.state_dict().items()}
         given = {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
         for name in [*wanted, *given]:
@@ -158,11 +186,16 @@ class Classifier(nn.Module):
         return [[(self.classes[number], p) for number, p in zip(*row, strict=True)] for row in rows]
 
 
-def load(path: str | Path) -> Classifier:
+def load(path: str | Path, *, model: str | Maker | None = None, trust: bool = False) -> Classifier:
     """The trained model of a run or of a comparison, from its `model.safetensors`; the data need not be there.
+
+    A file cannot make this import code: where it names a function (``module:function``), the caller passes that function or
+    says that the file is to be trusted.
 
     Args:
         path: the file, or the folder that holds it.
+        model: the function that made the model, or its word; for a model of your own.
+        trust: import the function that the file names.
     """
     path = Path(path)
     file = path / "model.safetensors" if path.is_dir() else path
@@ -170,18 +203,10 @@ def load(path: str | Path) -> Classifier:
         raise LabError(f"{file} is not there: a run writes it when it ends.")
     try:
         weights, described = read_tensors(file)
-        return Classifier(Plan.from_json(described), weights)
+        plan = Plan.from_json(described)
+        return Classifier(plan, weights, own_models.maker(plan.model, str(file), model, trust))
     except ValueError as error:
         raise LabError(f"{file} cannot be used ({error}): train again in another folder.") from None
-
-
-def word_of(model: str | Callable[[tuple[int, ...], int], nn.Module]) -> str:
-    """The word for ``Setting.model`` that names this model: a word as it is, a function of a module as ``module:function``.
-
-    Args:
-        model: a word, or what is called with the shape of one example and the number of classes and returns an nn.Module.
-    """
-    raise NotImplementedError
 
 
 def _conv(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> nn.Sequential:

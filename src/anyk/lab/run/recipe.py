@@ -16,9 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from anyk.lab.errors import LabError
-from anyk.lab.run import names
+from anyk.lab.run import names, own_models
 
-ModelName = Literal["auto", "linear", "mlp", "cnn", "resnet18"]
 Metric = Literal["top1", "top5", "top10", "mean"]
 Augmentation = Literal["auto", "crop", "flip", "affine"]
 
@@ -39,8 +38,9 @@ class Setting:
     split_seed: int = 0
     """seed of these splits"""
 
-    model: ModelName = "auto"
-    """auto: linear on embeddings, cnn on images"""
+    model: str = "auto"
+    """linear, mlp, cnn, resnet18; module:function, a function of yours that is called with the shape of one example and the
+    number of classes and returns an nn.Module; timm:NAME or timm:NAME:pretrained; auto: linear on embeddings, cnn on images"""
     hidden: int = 512
     """width of the mlp's hidden layer"""
     dropout: float = 0.0
@@ -86,6 +86,8 @@ class Setting:
     """the largest learning rate of the run; 0: by the kind of data"""
     schedule: Literal["auto", "constant", "cosine", "onecycle"] = "auto"
     """the learning rate over the run; auto: by the kind of data"""
+    head_learning_rate: float = 0.0
+    """the largest learning rate of the last layer, to fine-tune a backbone with another; 0: the same as the rest"""
     weight_decay: float = 0.0
     """as the optimizer defines it"""
     clip: float | None = None
@@ -152,6 +154,9 @@ class Setting:
             if any(k < 1 for k in ks):
                 raise LabError(f"{name} should be k of at least 1, but is {list(ks)}.")
         names.check_swap(self.swap)
+        if self.model != "auto" and not own_models.is_word(self.model):
+            known = ", ".join(("auto", *own_models.BUILT_IN))
+            raise LabError(f"model should be {known}, module:function or timm:NAME, but is {self.model!r}.")
 
     def resolved(
         self: Self, kind: str, examples: int, classes: int = 1, example_bytes: int = 1, memory: float = math.inf
@@ -267,6 +272,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "power": (0.0, 1.0),
     "label_smoothing": (0.0, 1.0),
     "learning_rate": (0.0, 1e30),
+    "head_learning_rate": (0.0, 1e30),
     "weight_decay": (0.0, 1e30),
     "clip": _POSITIVE,
     "batch_size": (0, 1e12),

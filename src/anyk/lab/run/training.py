@@ -25,7 +25,7 @@ from anyk import _compat, info
 from anyk.lab.data import Dataset, Parts, Split, load, split
 from anyk.lab.data.streaming import block_order
 from anyk.lab.errors import Diverged, LabError, Stopped, explain
-from anyk.lab.run import losses, models
+from anyk.lab.run import losses, models, own_models
 from anyk.lab.run.evaluation import GUESSES, KS, Examined, examine
 from anyk.lab.run.folder import Run
 from anyk.lab.run.processes import ALONE, Ranks, synchronise_batch_norm
@@ -146,7 +146,8 @@ class _Training:
         self._restore()
         self.replica = self.ranks.replicate(self.model, self.reader(self.dataset.train, self.parts.train[:1]))
         started = time.perf_counter() - self.seconds
-        random_steps = bool(self.recipe.augment or self.recipe.mixup or self.recipe.dropout)
+        own = self.recipe.model not in own_models.BUILT_IN  # which may have any dropout in it
+        random_steps = bool(self.recipe.augment or self.recipe.mixup or self.recipe.dropout or own)
         every = self.recipe.evaluate_every or self.steps_per_epoch
         order, order_epoch = torch.empty(0), -1
         self.model.train()
@@ -200,7 +201,7 @@ class _Training:
             inputs, target = _mixup(inputs, target, share, len(self.dataset.classes))
         losses.reschedule(self.criterion, recipe, progress)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(recipe, progress)
+            group["lr"] = learning_rate(recipe, progress) * group["factor"]
         started = time.perf_counter()
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.amp):
@@ -429,7 +430,7 @@ def _mixup(inputs: Tensor, target: Tensor, share: float, classes: int) -> tuple[
 
 
 def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    weights, rate, decay = model.parameters(), recipe.learning_rate, recipe.weight_decay
+    weights, rate, decay = models.parameter_groups(model, recipe), recipe.learning_rate, recipe.weight_decay
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(weights, rate, momentum=0.9, weight_decay=decay)
     kind = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
