@@ -56,10 +56,11 @@ class Recorded(Recipe):
     """A recipe as it was when these runs were made.
 
     There was a temperature "auto" then, which followed the spread of the scores. What speaks against it stays on record; such
-    runs cannot be made again.
+    runs cannot be made again. The embeddings were taken as they are.
     """
 
     temperature: float | str = 1.0  # type: ignore[assignment]
+    standardize: bool = False
 
 
 @dataclass(frozen=True)

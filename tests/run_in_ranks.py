@@ -21,7 +21,7 @@ from anyk.lab.run import processes, training
 from anyk.lab.run.recipe import Recipe
 
 
-def load_or_make(data):
+def load_or_make(data, *_):
     return lab_data.image_set() if data == "images" else LOAD(data)
 
 

@@ -333,13 +333,13 @@ def test_a_kill_while_writing_leaves_the_old_set(folder):
     code = """
         import os, signal, sys, torch
         from anyk.lab.data import Dataset, Split, embeddings
-        blocks = embeddings._blocks
+        blocks = embeddings.blocks
         def killed(part):
             for number, block in enumerate(blocks(part)):
                 if number == 2:
                     os.kill(os.getpid(), signal.SIGKILL)
                 yield block
-        embeddings._blocks = killed
+        embeddings.blocks = killed
         embeddings._BLOCK_BYTES = 40
         data = Split((torch.zeros(12, 5),), torch.arange(12) % 3)
         embeddings.write(sys.argv[1], Dataset("new", "embeddings", ("a", "b", "c"), data, None, ""), force=True)

@@ -115,7 +115,7 @@ def test_three_processes_and_kills(data: str, tmp_path: Path) -> None:
     assert code == 0, err
     with pytest.MonkeyPatch.context() as patch:
         load = training.load
-        patch.setattr(training, "load", lambda spec: lab_data.image_set() if spec == "images" else load(spec))
+        patch.setattr(training, "load", lambda spec, *_: lab_data.image_set() if spec == "images" else load(spec))
         for name, recipe in recipes.items():
             training.train(recipe, tmp_path / "alone" / name)
             assert_same_run(tmp_path / "ranks" / name, tmp_path / "alone" / name)

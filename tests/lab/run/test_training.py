@@ -37,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "load", lambda spec: lab_data.image_set())
+    monkeypatch.setattr(training, "load", lambda *_: lab_data.image_set())
 
 
 def quick(data: str, **changes: Any) -> Recipe:

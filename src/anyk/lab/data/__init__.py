@@ -9,8 +9,22 @@ from anyk.lab.errors import LabError
 __all__ = ["Dataset", "Parts", "Split", "keep", "load", "split"]
 
 
-def load(spec: str) -> Dataset:
-    """The data set that a recipe's ``data`` names."""
+def load(spec: str, image_size: int = 0) -> Dataset:
+    """The data set that a recipe's ``data`` names.
+
+    Args:
+        spec: the word or path.
+        image_size: height and width of its images; 0: 32 for a folder of images, others as they are.
+    """
+    dataset = _load(spec, image_size)
+    if not image_size:
+        return dataset
+    from anyk.lab.data import sizes
+
+    return sizes.resized(dataset, image_size)
+
+
+def _load(spec: str, image_size: int) -> Dataset:
     # Each source needs packages of its own, so each is imported only when it is asked for.
     name, _, rest = spec.partition(":")
     path = Path(spec).expanduser()
@@ -31,7 +45,7 @@ def load(spec: str) -> Dataset:
             return embeddings.read(path)
         from anyk.lab.data import folders
 
-        return folders.load(path)
+        return folders.load(path, size=image_size or folders.SIZE)
     from anyk.lab.data import arrays
 
     if path.suffix.lower() in arrays.SUFFIXES and path.exists():

@@ -170,7 +170,7 @@ def write_split(file: BinaryIO, examples: Split, dtype: torch.dtype | None, sour
     file.write(struct.pack("<Q", len(header)) + header)
     file.write(_bytes(labels))
     for part in examples.maps or examples.parts:
-        for first, block in _blocks(part):
+        for first, block in blocks(part):
             stored = block.to(dtype)
             if not _is_finite(stored):
                 if _is_finite(block):
@@ -257,7 +257,7 @@ def digest(part: Tensor | MappedRows, source: str) -> str:
     """A digest of every value of a tensor (N, …); raises where one is NaN or infinite."""
     rows = part.rows if isinstance(part, MappedRows) else part
     hashed = hashlib.sha1(f"{rows.dtype} {list(rows.shape)}".encode(), usedforsecurity=False)
-    for first, block in _blocks(part):
+    for first, block in blocks(part):
         if block.is_floating_point() and not _is_finite(block):
             _raise_not_finite(block, first, source)
         hashed.update(_bytes(block))
@@ -374,7 +374,7 @@ def _inspected(path: Path, part: MappedRows, labels: Tensor) -> str:
     return found
 
 
-def _blocks(part: Tensor | MappedRows) -> Iterator[tuple[int, Tensor]]:
+def blocks(part: Tensor | MappedRows) -> Iterator[tuple[int, Tensor]]:
     """Consecutive rows, and the number of the first, a few megabytes at a time; of mapped ones, those behind are given back."""
     whole = part.rows if isinstance(part, MappedRows) else part
     row_bytes = max(1, whole.nbytes // max(1, len(whole)))

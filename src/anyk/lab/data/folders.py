@@ -15,12 +15,15 @@ from anyk.lab.data import cache as caches
 from anyk.lab.data.sets import Dataset, Split, channel_statistics
 from anyk.lab.errors import LabError
 
+SIZE = 32
+"""Height and width of the images, where nobody asks for others."""
+
 _VERSION = 1  # of the pixels: a change of `read_pixels` needs another number
 _SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
 _TEST_NAMES = ("test", "val", "valid", "validation")  # the first that is there is the test set
 
 
-def load(folder: Path, *, size: int = 32, cache: Path | None = None) -> Dataset:
+def load(folder: Path, *, size: int = SIZE, cache: Path | None = None) -> Dataset:
     """The images at FOLDER/CLASS/*, or FOLDER/train/CLASS/* and FOLDER/test/CLASS/*, as (N, 3, size, size).
 
     Where there is no test folder, val, valid or validation is the test set. The shorter side is resized to ``size`` and the
@@ -131,17 +134,23 @@ def _decode_all(files: dict[str, list[Path]], classes: tuple[str, ...], size: in
     return Split((images[good],), labels[good])
 
 
-def read_pixels(path: str | Path, size: int = 32) -> Tensor:
-    """An image file as (3, size, size) uint8: upright, transparent parts white, the shorter side resized, the middle taken."""
-    if size < 1:
+def read_pixels(path: str | Path, size: int | tuple[int, int] = SIZE) -> Tensor:
+    """An image file as (3, height, width) uint8: upright, transparent parts white, resized to fit, the middle taken.
+
+    Args:
+        path: the file.
+        size: height and width; one number for both.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    if min(height, width) < 1:
         raise ValueError(f"size: expected at least 1, got {size}")
     with Image.open(path) as file:
-        file.draft("RGB", (2 * size, 2 * size))  # a JPEG can be decoded at a fraction of its size
+        file.draft("RGB", (2 * width, 2 * height))  # a JPEG can be decoded at a fraction of its size
         image: Image.Image = ImageOps.exif_transpose(file)
         if image.mode.startswith("I"):  # 16 bits of gray, which Pillow would clip
             image = image.point(lambda value: value * (1 / 256)).convert("L")
         if "transparency" in image.info or "A" in image.getbands():
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        image = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BICUBIC)
-        return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(size, size, 3).permute(2, 0, 1)
+        image = ImageOps.fit(image.convert("RGB"), (width, height), Image.Resampling.BICUBIC)
+        return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)

@@ -80,7 +80,8 @@ class Dataset:
     """A classification data set.
 
     ``test`` is None where the source has no split of its own. ``mean`` and ``std`` belong to images: a value for each
-    channel, of pixels between 0 and 1. ``fingerprint`` changes when the data change.
+    channel, of pixels between 0 and 1. ``feature_mean`` and ``feature_std`` belong to embeddings that are to be standardised: a
+    value for each feature. ``fingerprint`` changes when the data change.
     """
 
     name: str
@@ -91,6 +92,8 @@ class Dataset:
     fingerprint: str
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    feature_mean: tuple[float, ...] = ()
+    feature_std: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

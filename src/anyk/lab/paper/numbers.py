@@ -41,6 +41,7 @@ _IMAGENET_1K = Regime(
     recipe=Recipe(
         data="imagenet1k",
         model="linear",
+        standardize=False,  # the paper takes the embeddings as they are
         validation=50_000 / 1_281_167,
         learning_rate=10**-4.5,
         batch_size=500,

@@ -1,5 +1,6 @@
 """What a model is worth: its accuracies, and the guesses of a trained one."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from torch.nn import functional
 
 import anyk
 from anyk.lab.data import Split, load, split
-from anyk.lab.errors import LabError
 from anyk.lab.run import models, own_models
 from anyk.lab.run.folder import Run
 from anyk.lab.run.processes import ALONE, Ranks
@@ -82,17 +82,17 @@ class Predictor:
         self, folder: str | Path, device: str = "cpu", *, model: str | own_models.Maker | None = None, trust: bool = False
     ) -> None:
         run = Run(folder)
-        weights = run.load_tensors("model.safetensors")
-        if weights is None:
-            raise LabError(f"{folder} has no model.safetensors: its run has not ended.")
+        plan, weights = models.read(run.folder / "model.safetensors")
+        made_by = own_models.maker(plan.model, str(run.folder), model, trust)
         recipe = run.recipe()
-        self.dataset = load(recipe.data)
+        self.dataset = dataclasses.replace(
+            load(recipe.data, recipe.image_size), feature_mean=plan.feature_mean, feature_std=plan.feature_std
+        )
         recipe = resolved(recipe, self.dataset)
         self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
         self.reader = Reader(self.dataset, find_device(device), recipe)
-        made_by = own_models.maker(recipe.model, str(run.folder / "config.json"), model, trust)
-        self.model = models.Plan.of(recipe, self.dataset).build(made_by, pretrained=False).to(device)
-        self.model.load_state_dict(weights[0])
+        self.model = plan.build(made_by, pretrained=False).to(device)
+        self.model.load_state_dict(weights)
         self.model.eval()
 
     @torch.no_grad()

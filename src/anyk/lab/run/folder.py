@@ -111,7 +111,7 @@ class Run:
 
     def recipe(self) -> Recipe:
         """The recipe that the run was begun with."""
-        return Recipe.from_json(self._read("config.json"), str(self.folder / "config.json"))
+        return Recipe.of_run(self._read("config.json"), str(self.folder / "config.json"))
 
     def result(self) -> dict[str, Any] | None:
         """The outcome, or None while there is none."""

@@ -21,7 +21,9 @@ from anyk.lab.run.own_models import BUILT_IN, Maker
 from anyk.lab.run.own_models import word_of as word_of
 from anyk.lab.run.recipe import Recipe, Setting
 
-FORMAT = 1
+FORMAT = 2
+#: what a file of a former format does not have
+_LATER = {"1": {"feature_mean", "feature_std"}, "2": set[str]()}
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,17 @@ class Plan:
 
     model: str
     shape: tuple[int, ...]
-    """of one example, as the data set has it"""
+    """of one example, as the data set has it: (features,) or (channels, height, width), to which
+    :func:`anyk.lab.data.folders.read_pixels` brings an image file"""
     classes: tuple[str, ...]
     hidden: int
     dropout: float
     mean: tuple[float, ...] = ()
     """of images, for each channel, of pixels between 0 and 1; as ``std``"""
     std: tuple[float, ...] = ()
+    feature_mean: tuple[float, ...] = ()
+    """of embeddings that were standardised, for each feature, of the training part; as ``feature_std``"""
+    feature_std: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, recipe: Setting, dataset: Dataset) -> "Plan":
@@ -48,7 +54,22 @@ class Plan:
             if name in BUILT_IN and min(shape[1:]) < 8:
                 size = f"{shape[1]} x {shape[2]}"
                 raise LabError(f"model {name} needs images of at least 8 x 8 pixels, but {dataset.name} has {size}.")
-        return cls(name, shape, dataset.classes, recipe.hidden, recipe.dropout, dataset.mean, dataset.std)
+        return cls(
+            model=name,
+            shape=shape,
+            classes=dataset.classes,
+            hidden=recipe.hidden,
+            dropout=recipe.dropout,
+            mean=dataset.mean,
+            std=dataset.std,
+            feature_mean=dataset.feature_mean,
+            feature_std=dataset.feature_std,
+        )
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width of the images that it takes; None: it takes features."""
+        return (self.shape[1], self.shape[2]) if len(self.shape) == 3 else None
 
     def to_json(self) -> dict[str, Any]:
         """The plan as it stands in a model's file."""
@@ -57,8 +78,9 @@ class Plan:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Plan":
         """What :meth:`to_json` gave, or a ValueError that says what is wrong with it."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        if fields.get("format") != FORMAT or fields.keys() != {"format", *known}:
+        lacking = _LATER.get(str(fields.get("format")), set())
+        known = [field.name for field in dataclasses.fields(cls) if field.name not in lacking]
+        if str(fields.get("format")) not in _LATER or fields.keys() != {"format", *known}:
             raise ValueError("it does not say what model it is of, as files of this version of anyk do")
         values: dict[str, Any] = {name: tuple(value) if isinstance(value := fields[name], list) else value for name in known}
         model, shape, classes = values["model"], values["shape"], values["classes"]
@@ -81,16 +103,22 @@ class Plan:
         refuse_unless(whole(values["hidden"]), "hidden", "a positive number")
         fine = type(values["dropout"]) in (int, float) and 0 <= values["dropout"] < 1
         refuse_unless(fine, "dropout", "at least 0 and below 1")
-        channels = shape[0] if len(shape) == 3 else 0
-        for name in ("mean", "std"):
+        images = len(shape) == 3
+        for name in known[known.index("mean") :]:
+            of_features = name.startswith("feature")
+            # Images have their own; features may have none.
+            counts = {shape[0]} if images and not of_features else {0} if images or not of_features else {0, shape[0]}
             numbers = values[name]
-            fine = type(numbers) is tuple and len(numbers) == channels
+            fine = type(numbers) is tuple and len(numbers) in counts
             fine = fine and all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
-            refuse_unless(fine and (name == "mean" or all(value > 0 for value in numbers)), name, f"{channels} numbers")
-        return cls(**values)
+            fine = fine and ("mean" in name or all(value > 0 for value in numbers))
+            refuse_unless(fine, name, f"{' or '.join(map(str, sorted(counts)))} numbers")
+        plan = cls(**values)
+        refuse_unless(len(plan.feature_mean) == len(plan.feature_std), "feature_std", "as many numbers as feature_mean")
+        return plan
 
     def build(self, function: Maker | None = None, *, pretrained: bool = True) -> nn.Module:
-        """The model with fresh weights; its inputs are float32, images with mean 0 and deviation 1.
+        """The model with fresh weights; its inputs are float32, with mean 0 and deviation 1 where the plan has these numbers.
 
         Args:
             function: what makes it, instead of what ``model`` names.
@@ -154,8 +182,9 @@ class Classifier(nn.Module):
                 told = [f"{facts[0]} {list(facts[1])}" if facts else "none" for facts in (wanted.get(name), given.get(name))]
                 raise ValueError(f"the weights {name} should be {told[0]}, but are {told[1]}")
         self.model.load_state_dict(weights, assign=True)
-        for name, values in (("mean", plan.mean), ("std", plan.std)):
-            self.register_buffer(name, torch.tensor(values)[:, None, None] * 255 if values else None, persistent=False)
+        for name, pixels, features in (("mean", plan.mean, plan.feature_mean), ("std", plan.std, plan.feature_std)):
+            numbers = torch.tensor(pixels)[:, None, None] * 255 if pixels else torch.tensor(features) if features else None
+            self.register_buffer(name, numbers, persistent=False)
         self.eval()
 
     def forward(self, examples: Tensor) -> Tensor:
@@ -168,7 +197,7 @@ class Classifier(nn.Module):
             )
         inputs = examples.to(next(self.model.parameters()).dtype)
         if self.mean is not None and self.std is not None:
-            if examples.dtype != torch.uint8:  # pixels between 0 and 1 would all be black
+            if self.plan.mean and examples.dtype != torch.uint8:  # pixels between 0 and 1 would all be black
                 raise TypeError(f"examples: expected uint8, pixels from 0 to 255, got {examples.dtype}")
             inputs = (inputs - self.mean) / self.std
         return self.model(inputs)
@@ -197,16 +226,32 @@ def load(path: str | Path, *, model: str | Maker | None = None, trust: bool = Fa
         model: the function that made the model, or its word; for a model of your own.
         trust: import the function that the file names.
     """
-    path = Path(path)
-    file = path / "model.safetensors" if path.is_dir() else path
+    plan, weights = read(path)
+    function = own_models.maker(plan.model, str(path), model, trust)
+    try:
+        return Classifier(plan, weights, function)
+    except ValueError as error:
+        raise _unusable(_file(path), error) from None
+
+
+def read(path: str | Path) -> tuple[Plan, dict[str, Tensor]]:
+    """What a `model.safetensors`, or the one in a folder, holds: the plan and the weights. Nothing in it is run."""
+    file = _file(path)
     if not file.is_file():
         raise LabError(f"{file} is not there: a run writes it when it ends.")
     try:
         weights, described = read_tensors(file)
-        plan = Plan.from_json(described)
-        return Classifier(plan, weights, own_models.maker(plan.model, str(file), model, trust))
+        return Plan.from_json(described), weights
     except ValueError as error:
-        raise LabError(f"{file} cannot be used ({error}): train again in another folder.") from None
+        raise _unusable(file, error) from None
+
+
+def _file(path: str | Path) -> Path:
+    return Path(path) / "model.safetensors" if Path(path).is_dir() else Path(path)
+
+
+def _unusable(file: Path, error: ValueError) -> LabError:
+    return LabError(f"{file} cannot be used ({error}): train again in another folder.")
 
 
 def _conv(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> nn.Sequential:

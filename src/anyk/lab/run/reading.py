@@ -9,6 +9,7 @@ from torch import Tensor
 
 from anyk import info
 from anyk.lab.data import Dataset, Parts, Split
+from anyk.lab.data.features import Statistics, statistics
 from anyk.lab.data.streaming import Stream
 from anyk.lab.errors import LabError
 from anyk.lab.run.recipe import Recipe, Setting
@@ -58,8 +59,20 @@ def resolved(setting: AnySetting, dataset: Dataset) -> AnySetting:
     return setting.resolved(dataset.kind, len(train), len(dataset.classes), train.example_bytes, memory)
 
 
-def describe(dataset: Dataset, parts: Parts) -> dict[str, Any]:
-    """What a result says of its data."""
+def standardization(dataset: Dataset, parts: Parts, setting: Setting) -> Statistics:
+    """The ``feature_mean`` and ``feature_std`` of a data set, over its training part; empty if the setting does not ask."""
+    if not setting.standardize or dataset.kind != "embeddings":
+        return (), ()
+    key = [dataset.fingerprint, setting.validation, setting.test, setting.split_seed]
+    return statistics(dataset.train, parts.train, key)
+
+
+def describe(dataset: Dataset, parts: Parts, setting: Setting | None = None) -> dict[str, Any]:
+    """What a result says of its data; with the setting, also whether the features are standardised."""
+    shape = list(dataset.train.shape)
+    of_kind: dict[str, Any] = {"image_size": shape[1:]} if dataset.kind == "images" else {"features": shape[0]}
+    if dataset.kind == "embeddings" and setting is not None:
+        of_kind["standardized"] = setting.standardize
     return {
         "name": dataset.name,
         "kind": dataset.kind,
@@ -68,6 +81,7 @@ def describe(dataset: Dataset, parts: Parts) -> dict[str, Any]:
         "validation": len(parts.validation),
         "test": len(parts.test_index),
         "fingerprint": dataset.fingerprint,
+        **of_kind,
     }
 
 
@@ -82,7 +96,8 @@ def find_device(name: str) -> torch.device:
 
 
 class Reader:
-    """Batches of a data set as the models want them: float32 on the device, images with mean 0 and deviation 1.
+    """Batches of a data set as the models want them: float32 on the device, with mean 0 and deviation 1 where the data set has
+    these numbers (images for each channel, embeddings for each feature).
 
     With a recipe that shuffles block by block, a memory-mapped set is streamed, evaluations too.
     """
@@ -94,14 +109,17 @@ class Reader:
             for examples in (dataset.train, dataset.test):
                 if examples is not None and examples.maps:
                     self.streams[id(examples)] = Stream(examples, recipe.shuffle_block, recipe.shuffle_window)
-        self.images = dataset.kind == "images"
-        if self.images:
+        self.mean: Tensor | None = None
+        if dataset.kind == "images":
             self.mean = torch.tensor(dataset.mean, device=device)[:, None, None] * 255
             self.scale = 1 / (torch.tensor(dataset.std, device=device)[:, None, None] * 255)
+        elif dataset.feature_mean:
+            self.mean = torch.tensor(dataset.feature_mean, device=device)
+            self.scale = 1 / torch.tensor(dataset.feature_std, device=device)
 
     def __call__(self, examples: Split, index: Tensor) -> Tensor:
         inputs = self.streams.get(id(examples), examples).take(index).to(self.device, torch.float32)
-        return (inputs - self.mean) * self.scale if self.images else inputs
+        return inputs if self.mean is None else (inputs - self.mean) * self.scale
 
     def expect(self, examples: Split, index: Tensor) -> None:
         """Announce what will be wanted, so that it can be read from the disk meanwhile."""

@@ -37,6 +37,10 @@ class Setting:
     """fraction kept for the test, where the data bring no test split of their own"""
     split_seed: int = 0
     """seed of these splits"""
+    image_size: int = 0
+    """height and width that images are resized to; 0: 32 for a folder of images, others as the data have them"""
+    standardize: bool = True
+    """features of embeddings and tables: subtract the mean and divide by the standard deviation of the training part"""
 
     model: str = "auto"
     """linear, mlp, cnn, resnet18; module:function, a function of yours that is called with the shape of one example and the
@@ -199,6 +203,11 @@ class Setting:
         except LabError as error:
             raise LabError(f"{source}: {error}") from None
 
+    @classmethod
+    def of_run(cls: type[Self], fields: Mapping[str, Any], source: str) -> Self:
+        """The recipe as a run wrote it down, perhaps by an earlier version: what it does not say was as :data:`BEFORE`."""
+        return cls.from_json({**BEFORE, **fields}, source)
+
     def but(self: Self, **changes: Any) -> Self:
         """The same with some fields changed."""
         return dataclasses.replace(self, **changes)
@@ -224,6 +233,9 @@ class Recipe(Setting):
         if loss.family in ("error", "gce") and self.label_smoothing > 0 and self.guide == 0:
             raise LabError("label_smoothing is that of the guide, but guide is 0: give a larger one, or no smoothing.")
 
+
+#: what runs did before there was a field for it, where the field's default is something else
+BEFORE = {"standardize": False}
 
 #: what the zeros and "auto" of a setting stand for
 BY_KIND: dict[str, dict[str, Any]] = {
@@ -262,6 +274,7 @@ _POSITIVE = (1e-30, 1e30)
 _RANGES: dict[str, tuple[float, float]] = {
     "validation": (0.0, 0.9),
     "test": (0.0, 0.9),
+    "image_size": (0, 8192),
     "hidden": (1, 1e9),
     "dropout": (0.0, 0.99),
     "temperature": _POSITIVE,

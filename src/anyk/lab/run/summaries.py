@@ -52,7 +52,7 @@ def _summary(folder: Path) -> RunSummary:
                 raise LabError(f"{file} has no {part!r}: train the run again.")
         if not all(isinstance(value, (int, float)) for value in result["test"].values()):
             raise LabError(f"{file} has a test value that is not a number: train the run again.")
-        return RunSummary(folder, "finished", Recipe.from_json(result["recipe"], str(file)), result)
+        return RunSummary(folder, "finished", Recipe.of_run(result["recipe"], str(file)), result)
     if error is not None:
         # A traceback ends with what went wrong.
         return RunSummary(folder, "failed", run.recipe(), {}, error.rpartition("\n")[2].strip() or "error.txt is empty")

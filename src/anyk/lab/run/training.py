@@ -7,6 +7,7 @@ Several processes train one recipe as one does: the batches are cut as for one, 
 gradients are averaged with the weights of the parts. The folder does not know how many they were.
 """
 
+import dataclasses
 import hashlib
 import math
 import time
@@ -29,7 +30,7 @@ from anyk.lab.run import losses, models, own_models
 from anyk.lab.run.evaluation import GUESSES, KS, Examined, examine
 from anyk.lab.run.folder import Run
 from anyk.lab.run.processes import ALONE, Ranks, synchronise_batch_norm
-from anyk.lab.run.reading import Reader, check_select, describe, find_device, resolved, shuffle_of
+from anyk.lab.run.reading import Reader, check_select, describe, find_device, resolved, shuffle_of, standardization
 from anyk.lab.run.recipe import Recipe
 
 #: a checkpoint is written when the last one is older than this, or than so many times what it took to write
@@ -108,7 +109,7 @@ class _Training:
         self.run = run
         self.ranks = ranks
         self.device = find_device(ranks.device(recipe.device))
-        self.dataset = ranks.local_first(lambda: load(recipe.data))
+        self.dataset = ranks.local_first(lambda: load(recipe.data, recipe.image_size))
         # By the first rank's machine: how the examples are shuffled may depend on its memory.
         self.given_shuffle = shuffle_of(recipe)
         self.recipe = recipe = ranks.broadcast(lambda: resolved(recipe, self.dataset))
@@ -116,6 +117,8 @@ class _Training:
         if recipe.augment and self.dataset.kind != "images":
             raise LabError(f"augment changes images, but {self.dataset.name} holds embeddings: leave it out.")
         self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
+        mean, std = ranks.broadcast(lambda: standardization(self.dataset, self.parts, recipe))
+        self.dataset = dataclasses.replace(self.dataset, feature_mean=mean, feature_std=std)
         self.labels = noisy_labels(self.dataset, self.parts, recipe)
         self.steps_per_epoch = math.ceil(len(self.parts.train) / recipe.batch_size)
         self.steps = recipe.epochs * self.steps_per_epoch
@@ -368,7 +371,7 @@ class _Training:
             # What "auto" came to stands beside it: a machine with other memory makes no other recipe.
             "recipe": self.recipe.but(**self.given_shuffle).to_json(),
             "shuffle": shuffle_of(self.recipe),
-            "data": describe(self.dataset, self.parts),
+            "data": describe(self.dataset, self.parts, self.recipe),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "epochs": self.step / self.steps_per_epoch,
             "seconds": round(self.seconds, 3),

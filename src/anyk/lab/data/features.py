@@ -1,0 +1,71 @@
+"""Mean and standard deviation of each feature, in one pass over the examples however large the files are."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from anyk.lab import files
+from anyk.lab.data import embeddings
+from anyk.lab.data.cache import cache_folder
+from anyk.lab.data.mapped import MappedRows
+from anyk.lab.data.sets import Split
+from anyk.lab.errors import LabError
+
+#: a deviation below this share of the mean is what rounding leaves of a constant
+_CONSTANT = 1e-7
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def statistics(examples: Split, index: Tensor, key: object) -> Statistics:
+    """Mean and standard deviation of the features (N, d) at some positions; 1 for the deviation of a constant.
+
+    Of memory-mapped files they are remembered in the cache folder.
+
+    Args:
+        examples: where the features are.
+        index: (B,) positions that count.
+        key: all that examples and positions follow from, as JSON values.
+    """
+    if not examples.maps:
+        return _one_pass(examples, index)
+    text = json.dumps(key)
+    remembered = cache_folder() / "features" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, LabError):
+        known = json.loads(remembered.read_text(encoding="utf-8"))
+        if known["key"] == text and len(known["mean"]) == len(known["std"]) == examples.shape[0]:
+            return tuple(map(float, known["mean"])), tuple(map(float, known["std"]))
+    mean, std = _one_pass(examples, index)
+    # Without a place to remember, the next run only takes longer to start.
+    with contextlib.suppress(OSError, LabError):
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        files.write_object(remembered, {"key": text, "mean": mean, "std": std})
+    return mean, std
+
+
+def _one_pass(examples: Split, index: Tensor) -> Statistics:
+    """Of each block by itself, in float32, and put together in float64: no sum grows so large that it forgets what is added."""
+    counts = torch.zeros(len(examples), dtype=torch.bool)
+    counts[index] = True
+    seen = 0
+    mean, squares = (torch.zeros(examples.shape, dtype=torch.float64) for _ in range(2))
+    stored: Sequence[Tensor | MappedRows] = examples.maps or examples.parts
+    for part, start in zip(stored, examples.starts.tolist(), strict=False):
+        for first, block in embeddings.blocks(part):
+            rows = block[counts[start + first : start + first + len(block)]].float()  # a copy, which may be changed
+            if not len(rows):
+                continue
+            own = rows.mean(0)
+            rows -= own
+            off = own.double() - mean
+            total = seen + len(rows)
+            squares += rows.square_().sum(0).double() + off.square() * (seen * len(rows) / total)
+            mean += off * (len(rows) / total)
+            seen = total
+    std = (squares / max(seen, 1)).sqrt()
+    std[std <= _CONSTANT * mean.abs()] = 1.0
+    return tuple(mean.float().tolist()), tuple(std.float().clamp(min=torch.finfo(torch.float32).tiny).tolist())

@@ -1,0 +1,122 @@
+"""Batches as the models want them, and what is said of the data."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+import lab_data
+from anyk.lab.data import load, split
+from anyk.lab.errors import LabError
+from anyk.lab.run import evaluation, models, reading, training
+from anyk.lab.run.folder import Run, read_tensors
+from anyk.lab.run.recipe import Recipe
+
+
+@pytest.fixture
+def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Features of which one is far off and wide, and one is constant."""
+    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
+    folder = lab_data.write_embedding_set(tmp_path / "points")
+    for name in ("train", "test"):
+        file = folder / f"{name}.safetensors"
+        tensors = safetensors.torch.load_file(file)
+        tensors["embeddings"][:, 0] = tensors["embeddings"][:, 0] * 100 + 1000
+        tensors["embeddings"][:, 1] = 7.0
+        safetensors.torch.save_file(tensors, file)
+    return str(folder)
+
+
+def recipe(data: str, **changes: Any) -> Recipe:
+    return Recipe(data=data, epochs=4, batch_size=32, learning_rate=1e-2, m=8).but(**changes)
+
+
+def test_features_are_standardised_on_the_training_part(points: str, tmp_path: Path) -> None:
+    result = training.train(recipe(points), tmp_path / "run")
+    assert result["data"]["standardized"] is True
+    assert result["data"]["features"] == 16
+    predictor = evaluation.Predictor(tmp_path / "run")
+    train = predictor.reader(predictor.dataset.train, predictor.parts.train)
+    torch.testing.assert_close(train.mean(0), torch.zeros(16), atol=1e-4, rtol=0)
+    std = train.std(0, correction=0)
+    torch.testing.assert_close(std, torch.where(torch.arange(16) == 1, 0.0, 1.0), atol=1e-4, rtol=0)
+    held = predictor.reader(predictor.dataset.train, predictor.parts.validation)
+    assert float(held.mean(0).abs().max()) > 0.05  # they had no say in it
+
+    loaded = models.load(tmp_path / "run")
+    examples, index = predictor.parts.test, predictor.parts.test_index
+    raw = examples.take(index)
+    torch.testing.assert_close(loaded(raw), predictor.model(predictor.reader(examples, index)))
+    assert loaded.plan.feature_mean[0] == pytest.approx(1000, rel=0.1)
+    assert loaded.plan.image_size is None
+    plain = training.train(recipe(points, standardize=False), tmp_path / "plain")
+    assert plain["data"]["standardized"] is False
+    assert models.load(tmp_path / "plain").plan.feature_mean == ()
+    assert result["test"]["top1"] > plain["test"]["top1"] + 0.1
+
+
+@pytest.mark.parametrize("shuffle", ["full", "block"])
+def test_streamed_or_not_the_features_are_the_same(shuffle: Any, points: str, tmp_path: Path) -> None:
+    training.train(recipe(points, shuffle=shuffle, shuffle_window=64, epochs=1), tmp_path / "run")
+    plan, _ = models.read(tmp_path / "run")
+    dataset = load(points)
+    parts = split(dataset, 0.1, 0.2, 0)
+    rows = dataset.train.take(parts.train).double()
+    torch.testing.assert_close(torch.tensor(plan.feature_mean).double(), rows.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_runs_of_an_earlier_version_are_read_as_they_were(points: str, tmp_path: Path) -> None:
+    """They knew no `standardize`, and their model files were of format 1."""
+    run = tmp_path / "run"
+    training.train(recipe(points, standardize=False), run)
+    weights, described = read_tensors(run / "model.safetensors")
+    for name in ("feature_mean", "feature_std"):
+        assert described.pop(name) == []
+    Run(run).save_tensors("model.safetensors", weights, {**described, "format": 1})
+    config = Run(run).recipe().to_json()
+    del config["standardize"], config["image_size"], config["head_learning_rate"]
+    (run / "config.json").write_text(json.dumps(config))
+    assert Run(run).recipe() == recipe(points, standardize=False)
+    predictor = evaluation.Predictor(run)
+    examples, index = predictor.parts.test, predictor.parts.test_index
+    torch.testing.assert_close(models.load(run)(examples.take(index)), predictor.model(predictor.reader(examples, index)))
+    assert torch.equal(predictor.reader(examples, index), examples.take(index))
+    with pytest.raises(LabError, match="standardize was False and is now True"):
+        training.train(recipe(points), run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"feature_mean": [0.0] * 3}, "feature_mean should be 0 or 16 numbers"),
+        ({"feature_std": [0.0] * 16}, "feature_std should be 0 or 16 numbers"),
+        ({"feature_std": []}, "feature_std should be as many numbers as feature_mean"),
+        ({"feature_mean": None}, "feature_mean should be"),
+        ({"mean": [0.5]}, "mean should be 0 numbers"),
+        ({"format": 1}, "does not say what model"),
+        ({"format": [2]}, "does not say what model"),
+    ],
+    ids=str,
+)
+def test_numbers_that_cannot_be_are_refused(changes: dict[str, Any], problem: str) -> None:
+    plan = models.Plan("linear", (16,), ("a", "b"), 4, 0.0, feature_mean=(0.0,) * 16, feature_std=(1.0,) * 16)
+    assert models.Plan.from_json({**plan.to_json(), "feature_std": [1] * 16}) == plan
+    with pytest.raises(ValueError, match=problem):
+        models.Plan.from_json({**plan.to_json(), **changes})
+
+
+def test_the_size_of_images_is_said_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
+    result = training.train(Recipe(data="glyphs:12", image_size=16, epochs=1, model="linear"), tmp_path / "run")
+    assert result["data"]["image_size"] == [16, 16]
+    assert "standardized" not in result["data"]
+    loaded = models.load(tmp_path / "run")
+    assert loaded.plan.shape == (1, 16, 16)
+    assert loaded.plan.image_size == (16, 16)
+    predictor = evaluation.Predictor(tmp_path / "run")
+    assert predictor.test_guesses(3)[0].shape[1] == 3
+    usual = load("glyphs:12")
+    assert reading.describe(usual, split(usual, 0.1, 0.2, 0))["image_size"] == [20, 20]
