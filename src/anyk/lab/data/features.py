@@ -59,13 +59,14 @@ def _one_pass(examples: Split, index: Tensor) -> Statistics:
             rows = block[counts[start + first : start + first + len(block)]].float()  # a copy, which may be changed
             if not len(rows):
                 continue
-            own = rows.mean(0)
-            rows -= own
-            off = own.double() - mean
+            rounded = rows.mean(0)
+            rows -= rounded
+            left = rows.mean(0).double()  # what float32 had no digits for; of a constant, all that is left
+            off = rounded.double() + left - mean
             total = seen + len(rows)
-            squares += rows.square_().sum(0).double() + off.square() * (seen * len(rows) / total)
+            squares += rows.square_().sum(0).double() - len(rows) * left.square() + off.square() * (seen * len(rows) / total)
             mean += off * (len(rows) / total)
             seen = total
-    std = (squares / max(seen, 1)).sqrt()
+    std = (squares.clamp(min=0) / max(seen, 1)).sqrt()
     std[std <= _CONSTANT * mean.abs()] = 1.0
     return tuple(mean.float().tolist()), tuple(std.float().clamp(min=torch.finfo(torch.float32).tiny).tolist())
