@@ -280,7 +280,7 @@ def test_a_damaged_or_lost_shard_is_named(shards: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "sysconf"), reason="needs the size of the memory")
 def test_one_file_larger_than_the_memory_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A private writable mapping of it would be refused. (The file is a hole: it takes no room on the disk.)"""
-    monkeypatch.setattr(embeddings, "_inspected", lambda path, part, labels: "")
+    monkeypatch.setattr(embeddings, "_inspected", lambda *_: "")
     width = 4096
     rows = 2 * (info.memory()["total"] or 1 << 36) // (2 * width)
     tensors = {"labels": ("I64", [rows], 8 * rows), "embeddings": ("F16", [rows, width], 2 * width * rows)}
@@ -491,7 +491,7 @@ def test_pages_are_given_back(tmp_path: Path) -> None:
         assert found
         return int(found[1])
 
-    part, _ = embeddings._open(tmp_path / "rows.safetensors")
+    part, *_ = embeddings._open(tmp_path / "rows.safetensors")
     assert float(part.rows.sum()) == 8192 * 1024
     assert mapped() >= 32_768
     part.release(0, 8192)

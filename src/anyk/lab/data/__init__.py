@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from anyk.lab.data import kept
 from anyk.lab.data.kept import keep
 from anyk.lab.data.sets import Dataset, Parts, Split, split
 from anyk.lab.errors import LabError
@@ -39,6 +40,8 @@ def _load(spec: str, image_size: int) -> Dataset:
 
         return cifar.load(Path(rest).expanduser() if rest else None)
     if path.is_dir():
+        if (path / kept.IMAGES).is_file():
+            return kept.read_images(path / kept.IMAGES)
         if (path / "dataset.json").exists() or any(path.glob("train*.safetensors")):
             from anyk.lab.data import embeddings
 

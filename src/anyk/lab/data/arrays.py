@@ -118,7 +118,7 @@ def _load(
         pairs["test"] = _read_pairs(Path(test), [], label_column, note, is_test=True)[0]["train"]
     if classes_file is not None:
         names = _read_class_names(Path(classes_file))
-    classes, labels = _number_classes({split: pair[1] for split, pair in pairs.items()}, names, source, note)
+    classes, labels = number_classes({split: pair[1] for split, pair in pairs.items()}, names, source, note)
     splits = {split: Split((pair.examples,), labels[split], groups=pair.groups) for split, pair in pairs.items()}
     dataset = Dataset(name or source.stem, "embeddings", classes, splits["train"], splits.get("test"), "")
     embeddings.check(dataset, {"train": [str(source)], "test": [str(test or source)]}, strict=False)
@@ -263,8 +263,8 @@ def _shown(text: str) -> str:
 # --- classes ----------------------------------------------------------------------------------------------------------
 
 
-def _number_classes(
-    labels: dict[str, "np.ndarray[Any, Any]"], names: list[str] | None, source: Path, note: _Note
+def number_classes(
+    labels: Mapping[str, "np.ndarray[Any, Any]"], names: list[str] | None, source: str | Path, note: _Note
 ) -> tuple[tuple[str, ...], dict[str, Tensor]]:
     """Labels as 0 … n-1, and the class names.
 
@@ -296,7 +296,7 @@ def _number_classes(
     return tuple(str(value) for value in values.tolist()), numbers
 
 
-def _integers_or_texts(values: "np.ndarray[Any, Any]", source: Path) -> "np.ndarray[Any, Any]":
+def _integers_or_texts(values: "np.ndarray[Any, Any]", source: str | Path) -> "np.ndarray[Any, Any]":
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:
@@ -327,7 +327,7 @@ def _integers_or_texts(values: "np.ndarray[Any, Any]", source: Path) -> "np.ndar
 _NEGATIVE = 'a negative label, which usually means "no label"'
 
 
-def _refuse_unlabeled(unlabeled: "np.ndarray[Any, Any]", what: str, source: Path) -> None:
+def _refuse_unlabeled(unlabeled: "np.ndarray[Any, Any]", what: str, source: str | Path) -> None:
     rows = np.flatnonzero(unlabeled)
     if len(rows):
         raise _unlabeled(len(rows), what, f"{source}", f"row {rows[0]}")

@@ -1,4 +1,4 @@
-"""Prepared image sets are kept on the disk, so that the next run starts at once."""
+"""Prepared image sets are kept on the disk, each in one file, so that the next run starts at once."""
 
 import dataclasses
 import hashlib
@@ -33,25 +33,44 @@ def remember(path: Path, build: Callable[[], Dataset]) -> Dataset:
     """
     if path.exists():
         try:
-            return _read(path)
+            return read(path)
         # Whatever a damaged file makes the parsers raise, the answer is to build it again.
         except Exception as error:
             notes.tell(f"{path} is damaged ({error}); preparing the data again.")
     dataset = build()
-    tensors = {"train": dataset.train.parts[0], "train_labels": dataset.train.labels}
-    if dataset.test is not None:
-        tensors |= {"test": dataset.test.parts[0], "test_labels": dataset.test.labels}
-    facts = {field: getattr(dataset, field) for field in ("name", "kind", "classes", "mean", "std")}
-    fingerprint = _digest(tensors, facts)
+    dataset = dataclasses.replace(dataset, fingerprint=fingerprint(dataset))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with files.replacing(path) as temporary:
-            save_file(tensors, temporary, {"dataset": json.dumps([facts, fingerprint])})
+        write(path, dataset)
     except (OSError, SafetensorError, LabError) as error:
         # Without the name of the temporary file, which is another one each time: the note is told once.
         reason = getattr(error, "strerror", None) or error
         notes.tell(f"The prepared data could not be kept in {path.parent} for the next run: {reason}")
-    return dataclasses.replace(dataset, fingerprint=fingerprint)
+    return dataset
+
+
+def write(path: Path, dataset: Dataset) -> None:
+    """Write a data set with its fingerprint into one file; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing(path) as temporary:
+        save_file(_tensors(dataset), temporary, {"dataset": json.dumps([_facts(dataset), dataset.fingerprint])})
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """The digest of a data set's content."""
+    return _digest(_tensors(dataset), _facts(dataset))
+
+
+def _facts(dataset: Dataset) -> dict[str, Any]:
+    return {field: getattr(dataset, field) for field in ("name", "kind", "classes", "mean", "std")}
+
+
+def _tensors(dataset: Dataset) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, examples in (("train", dataset.train), ("test", dataset.test)):
+        if examples is not None:
+            tensors |= {name: examples.parts[0], f"{name}_labels": examples.labels}
+            tensors |= {} if examples.groups is None else {f"{name}_groups": examples.groups}
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
 def key_of(sources: Iterable[Path], *settings: object) -> str:
@@ -63,19 +82,25 @@ def key_of(sources: Iterable[Path], *settings: object) -> str:
     return digest.hexdigest()[:16]
 
 
-def _read(path: Path) -> Dataset:
+def read(path: Path) -> Dataset:
+    """What :func:`write` wrote; raises whatever a damaged file makes the parsers raise, or a ValueError."""
     with safe_open(path, "pt") as file:
-        facts, fingerprint = json.loads(file.metadata()["dataset"])
+        facts, noted = json.loads(file.metadata()["dataset"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
-    if _digest(tensors, facts) != fingerprint:
+    if _digest(tensors, facts) != noted:
         raise ValueError("its checksum is wrong")
+    splits = {
+        name: Split((tensors[name],), tensors[f"{name}_labels"], groups=tensors.get(f"{name}_groups"))
+        for name in ("train", "test")
+        if name in tensors
+    }
     return Dataset(
         name=facts["name"],
         kind=facts["kind"],
         classes=tuple(facts["classes"]),
-        train=Split((tensors["train"],), tensors["train_labels"]),
-        test=Split((tensors["test"],), tensors["test_labels"]) if "test" in tensors else None,
-        fingerprint=fingerprint,
+        train=splits["train"],
+        test=splits.get("test"),
+        fingerprint=noted,
         mean=tuple(facts["mean"]),
         std=tuple(facts["std"]),
     )

@@ -2,7 +2,8 @@
 
     dataset.json          {"name": "...", "classes": ["...", ...]} and whatever else is worth knowing; "files", where it is
                           given, lists the files of the set: these have to be there, and no others are read
-    train*.safetensors    `embeddings` (N, d) in float16 or float32 and `labels` (N,) in int64; several follow in sorted order
+    train*.safetensors    `embeddings` (N, d) in float16 or float32 and `labels` (N,) in int64; several follow in sorted order;
+                          `groups` (N,) in int64, if they are there: examples with the same number belong together
     test*.safetensors     the same; may be absent
 
 A file is read through once, to look for NaN and to take its digest. The digest is then remembered in the cache folder
@@ -14,6 +15,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import struct
@@ -60,11 +62,15 @@ def read(folder: str | Path) -> Dataset:
     found = _files(folder, description)
     splits, digests = {}, []
     for split, paths in found.items():
-        maps, labels = zip(*map(_open, paths), strict=True) if paths else ((), ())
-        for path, part, part_labels in zip(paths, maps, labels, strict=True):
-            digests.append([path.name, _inspected(path, part, part_labels)])
+        opened = [_open(path) for path in paths]
+        digests += [[path.name, _inspected(path, *found)] for path, found in zip(paths, opened, strict=True)]
         if paths:
-            splits[split] = Split(tuple(part.rows for part in maps), labels[0] if len(labels) == 1 else torch.cat(labels), maps)
+            maps = tuple(part for part, _, _ in opened)
+            grouped = [groups for _, _, groups in opened if groups is not None]
+            if len(grouped) not in (0, len(paths)):
+                raise LabError(f'{folder} has "groups" in some {split} files and not in others: give them to all or to none.')
+            groups = torch.cat(grouped) if grouped else None
+            splits[split] = Split(tuple(part.rows for part in maps), torch.cat([each for _, each, _ in opened]), maps, groups)
     fingerprint = hashlib.sha256(json.dumps([description["classes"], digests]).encode()).hexdigest()[:16]
     dataset = Dataset(
         name=str(description.get("name") or folder.resolve().name),
@@ -141,34 +147,31 @@ def _shards(examples: Split, rows: int | None) -> Iterator[Split]:
             for part, start in zip(examples.parts, starts, strict=False)
             if start < end and start + len(part) > first
         ]
-        yield Split(tuple(pieces), examples.labels[first:end])
+        groups = None if examples.groups is None else examples.groups[first:end]
+        yield Split(tuple(pieces), examples.labels[first:end], groups=groups)
 
 
 def write_split(file: BinaryIO, examples: Split, dtype: torch.dtype | None, source: str) -> None:
-    """Write one safetensors file of embeddings and labels, block by block.
+    """Write one safetensors file of embeddings, labels and perhaps groups, block by block.
 
     By hand, because the library writes tensors that are whole in memory: here they may be larger, and are converted on the way.
     """
     if dtype is None:
         dtype = torch.float16 if examples.parts[0].dtype == torch.float16 else torch.float32
     name = str(dtype).removeprefix("torch.")
-    labels = examples.labels.to(torch.int64).contiguous()
-    shape = [len(labels), *examples.shape]
-    # Labels first: eight-byte values stay aligned whatever follows them.
-    sizes = {"labels": labels.nbytes, "embeddings": shape[0] * shape[1] * dtype.itemsize}
-    header = json.dumps(
-        {
-            "labels": {"dtype": "I64", "shape": [len(labels)], "data_offsets": [0, sizes["labels"]]},
-            "embeddings": {
-                "dtype": _NAMES[dtype],
-                "shape": shape,
-                "data_offsets": [sizes["labels"], sizes["labels"] + sizes["embeddings"]],
-            },
-        }
-    ).encode()
+    # These first: eight-byte values stay aligned whatever follows them.
+    numbers = {"labels": examples.labels} | ({} if examples.groups is None else {"groups": examples.groups})
+    shapes = {name: [len(examples)] for name in numbers} | {"embeddings": [len(examples), *examples.shape]}
+    described, end = {}, 0
+    for tensor, shape in shapes.items():
+        kind = dtype if tensor == "embeddings" else torch.int64
+        begin, end = end, end + math.prod(shape) * kind.itemsize
+        described[tensor] = {"dtype": _NAMES[kind], "shape": shape, "data_offsets": [begin, end]}
+    header = json.dumps(described).encode()
     header += b" " * (-len(header) % 8)
     file.write(struct.pack("<Q", len(header)) + header)
-    file.write(_bytes(labels))
+    for values in numbers.values():
+        file.write(_bytes(values.to(torch.int64)))
     for part in examples.maps or examples.parts:
         for first, block in blocks(part):
             stored = block.to(dtype)
@@ -300,8 +303,8 @@ def _files(folder: Path, description: Mapping[str, Any]) -> dict[str, list[Path]
     return found
 
 
-def _open(path: Path) -> tuple[MappedRows, Tensor]:
-    """The embeddings of one file, memory-mapped, and its labels, in memory."""
+def _open(path: Path) -> tuple[MappedRows, Tensor, Tensor | None]:
+    """The embeddings of one file, memory-mapped, and its labels and groups, if it has such, in memory."""
     try:
         # safetensors checks that header and size agree, so that a short file cannot end a run by a signal later.
         with safe_open(path, framework="np") as file:
@@ -313,12 +316,13 @@ def _open(path: Path) -> tuple[MappedRows, Tensor]:
         with open(path, "rb") as raw:
             (length,) = struct.unpack("<Q", raw.read(8))
             header = json.loads(raw.read(length))
-            about, about_labels = header["embeddings"], header["labels"]
-            begin, end = about_labels["data_offsets"]
-            raw.seek(8 + length + begin)
-            # frombuffer takes no empty buffer
-            labels = torch.frombuffer(bytearray(raw.read(end - begin) or 8), dtype=_DTYPES[about_labels["dtype"]])
-        labels = labels[: torch.Size(about_labels["shape"]).numel()].view(about_labels["shape"])
+            about, numbers = header["embeddings"], {}
+            for name in sorted({"labels", "groups"} & names):
+                begin, end = header[name]["data_offsets"]
+                raw.seek(8 + length + begin)
+                # frombuffer takes no empty buffer
+                values = torch.frombuffer(bytearray(raw.read(end - begin) or 8), dtype=_DTYPES[header[name]["dtype"]])
+                numbers[name] = values[: torch.Size(header[name]["shape"]).numel()].view(header[name]["shape"])
         part = MappedRows(path, 8 + length + about["data_offsets"][0], about["shape"], _DTYPES[about["dtype"]])
     except OSError as error:
         if error.errno == errno.EMFILE:
@@ -337,20 +341,20 @@ def _open(path: Path) -> tuple[MappedRows, Tensor]:
         struct.error,
     ) as error:
         raise LabError(_damaged(path, error)) from None
-    if labels.dtype != torch.int64:
-        raise LabError(f"labels in {path} are {_dtype_name(labels)}: save them as int64.")
-    if labels.dim() != 1 or part.rows.dim() != 2 or len(labels) != len(part.rows):
-        raise LabError(
-            f"{path} should have embeddings (N, d) and labels (N,), but has {tuple(part.rows.shape)} and {tuple(labels.shape)}."
-        )
-    return part, labels
+    for name, values in numbers.items():
+        if values.dtype != torch.int64:
+            raise LabError(f"{name} in {path} are {_dtype_name(values)}: save them as int64.")
+        if values.dim() != 1 or part.rows.dim() != 2 or len(values) != len(part.rows):
+            shapes = f"{tuple(part.rows.shape)} and {tuple(values.shape)}"
+            raise LabError(f"{path} should have embeddings (N, d) and {name} (N,), but has {shapes}.")
+    return part, numbers["labels"], numbers.get("groups")
 
 
 def _damaged(path: Path, error: Exception) -> str:
     return f"{path} is damaged or not a safetensors file ({_one_line(error)}): copy it or make it again."
 
 
-def _inspected(path: Path, part: MappedRows, labels: Tensor) -> str:
+def _inspected(path: Path, part: MappedRows, labels: Tensor, groups: Tensor | None) -> str:
     """The digest of a file, from the cache where the file has not changed since it was read through."""
     status = path.stat()
     stamp = {
@@ -367,6 +371,7 @@ def _inspected(path: Path, part: MappedRows, labels: Tensor) -> str:
         if {key: known[key] for key in stamp} == stamp:
             return str(known["digest"])
     found = digest(part, str(path)) + digest(labels, str(path))
+    found += "" if groups is None else digest(groups, str(path))
     # Without a place to remember, the next start only takes longer.
     with contextlib.suppress(OSError, LabError):
         remembered.parent.mkdir(parents=True, exist_ok=True)
