@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,3 +70,29 @@ def test_a_sweep_leaves_a_folder_of_other_files_alone(base: Recipe, tmp_path: Pa
     with pytest.raises(LabError, match=r"holds files that are not of a run \(cat.jpg\)"):
         sweep.run_all({"good": base}, tmp_path, jobs=1)
     assert [path.name for path in tmp_path.iterdir()] == ["cat.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"model": "cnn"}, "model cnn takes images, but points holds embeddings"),
+        ({"augment": ("flip",)}, "augment changes images"),
+        ({"device": "cuda:7"}, "device 'cuda:7' cannot be used here"),
+        ({"model": "no_such_module:make"}, "cannot be imported"),
+        ({"data": "no such file"}, "does not exist"),
+        ({"image_size": 8}, "image_size resizes images"),
+    ],
+    ids=str,
+)
+def test_contradictions_are_told_once_before_any_run(changes: Any, problem: str, base: Recipe, tmp_path: Path) -> None:
+    recipes = {"good": base, "bad": base.but(**changes), "worse": base.but(**changes, seed=1)}
+    with pytest.raises(LabError, match=problem):
+        sweep.run_all(recipes, tmp_path / "runs", jobs=1, on_progress=lambda *_: pytest.fail("a run was started"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_has_ended_is_not_checked_again(base: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = base.but(epochs=1)
+    sweep.run_all({"good": recipe}, tmp_path, jobs=1)
+    monkeypatch.setattr(sweep, "load", lambda *_: pytest.fail("the data were read"))
+    assert sweep.run_all({"good": recipe}, tmp_path, jobs=1)["good"].result is not None

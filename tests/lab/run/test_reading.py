@@ -1,5 +1,6 @@
 """Batches as the models want them, and what is said of the data."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from anyk.lab.data import load, split
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, models, reading, training
 from anyk.lab.run.folder import Run, read_tensors
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.recipe import Recipe, Setting
 
 
 @pytest.fixture
@@ -120,3 +121,37 @@ def test_the_size_of_images_is_said_and_stored(tmp_path: Path, monkeypatch: pyte
     assert predictor.test_guesses(3)[0].shape[1] == 3
     usual = load("glyphs:12")
     assert reading.describe(usual, split(usual, 0.1, 0.2, 0))["image_size"] == [20, 20]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"device": "cuda:7"}, "device 'cuda:7' cannot be used here"),
+        ({"model": "cnn"}, "model cnn takes images, but points holds embeddings: choose linear or mlp"),
+        ({"model": "resnet18"}, "takes images"),
+        ({"augment": ("flip",)}, "augment changes images, but points holds embeddings: leave it out"),
+        ({"validation": 0.0}, "is left for validation"),
+        ({"model": "no_such_module:make"}, "cannot be imported"),
+    ],
+    ids=str,
+)
+def test_contradictions_are_one_line(changes: dict[str, Any], problem: str, points: str) -> None:
+    dataset = load(points)
+    reading.check_setting(recipe(points), dataset)
+    reading.check_setting(Setting(data=points), dataset)
+    with pytest.raises(LabError, match=problem) as caught:
+        reading.check_setting(Setting(data=points).but(**changes), dataset)
+    assert "\n" not in str(caught.value)
+    few = dataclasses.replace(dataset, name="few", classes=("a", "b", "c"))
+    with pytest.raises(LabError, match="--select top10 needs more than 10 classes, but few has 3"):
+        reading.check_setting(Setting(data=points, select="top10"), few)
+
+
+def test_devices_of_other_machines_are_not_looked_at(points: str) -> None:
+    reading.check_setting(recipe(points, device="cuda:7"), load(points), here=False)
+
+
+def test_a_check_leaves_the_random_numbers_alone(points: str) -> None:
+    state = torch.get_rng_state()
+    reading.check_setting(recipe(points, head_learning_rate=0.1, model="mlp"), load(points))
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,6 +1,5 @@
 """`anyk reproduce`."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,7 +7,6 @@ import tyro
 
 from anyk.lab.cli.words import Flag, say, tell_failures
 from anyk.lab.errors import LabError
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.tables import Format
 
 
@@ -61,7 +59,6 @@ def command(
     Run(out).refuse_other_files()
     outcomes = {}
     recipes = chosen.recipes(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
-    _check_data(recipes, out / "runs")
     if recipes:
         with Display(len(recipes), quiet) as display:
             outcomes = sweep.run_all(recipes, out / "runs", jobs=jobs, on_progress=display.show)
@@ -70,15 +67,6 @@ def command(
         say(f"{table.title}\n")
         say(tables.render(table, format) + "\n")
     return tell_failures(failures(outcomes))
-
-
-def _check_data(recipes: Mapping[str, Recipe], out: Path) -> None:
-    """Load each data set that runs will need once: what is wrong with it is told once, before anything starts."""
-    from anyk.lab import data
-    from anyk.lab.engines import attempt
-
-    for place in sorted({recipe.data for name, recipe in recipes.items() if attempt.ended(out / name, recipe) is None}):
-        data.load(place)
 
 
 def _name_and_path(word: str) -> tuple[str, str]:

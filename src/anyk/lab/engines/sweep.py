@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyk.lab import files
-from anyk.lab.engines.attempt import Outcome
+from anyk.lab.data import load
+from anyk.lab.engines.attempt import Outcome, ended
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
 from anyk.lab.run.folder import Run
+from anyk.lab.run.reading import CHECKED, check_setting
 from anyk.lab.run.recipe import TYPES, Recipe
 from anyk.lab.run.training import Progress
 
@@ -92,10 +94,22 @@ def run_all(
     for name in recipes:
         if name in ("", ".", "..") or "/" in name or "\\" in name:
             raise LabError(f"the name of a run should be a plain word, but is {name!r}.")
+    _check(recipes, out, here=address is None)
     engine = _engine(out, jobs, address, on_progress, on_note)
     with Run(out).locked(), engine as pool:
         outcomes = pool.run({out / name: recipe for name, recipe in recipes.items()})
     return {name: outcomes[out / name] for name in recipes}
+
+
+def _check(recipes: Mapping[str, Recipe], out: Path, here: bool) -> None:
+    """Raise what would make runs fail that have not ended: once, before any of them starts."""
+    waiting = [recipe for name, recipe in recipes.items() if ended(out / name, recipe) is None]
+    different = {tuple(getattr(recipe, field) for field in CHECKED): recipe for recipe in waiting}
+    for place in sorted({(recipe.data, recipe.image_size) for recipe in waiting}):
+        dataset = load(*place)
+        for recipe in different.values():
+            if (recipe.data, recipe.image_size) == place:
+                check_setting(recipe, dataset, here=here)
 
 
 def _engine(

@@ -19,7 +19,7 @@ from anyk.lab.run import own_models
 from anyk.lab.run.folder import read_tensors
 from anyk.lab.run.own_models import BUILT_IN, Maker
 from anyk.lab.run.own_models import word_of as word_of
-from anyk.lab.run.recipe import Recipe, Setting
+from anyk.lab.run.recipe import Setting
 
 FORMAT = 2
 #: what a file of a former format does not have
@@ -137,12 +137,12 @@ class Plan:
         return model.to(memory_format=torch.channels_last)  # faster convolutions, on the CPU too
 
 
-def build(recipe: Recipe, dataset: Dataset) -> nn.Module:
+def build(recipe: Setting, dataset: Dataset) -> nn.Module:
     """The model of a resolved recipe for a data set, with fresh weights; its inputs are float32."""
     return Plan.of(recipe, dataset).build()
 
 
-def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, recipe: Setting) -> list[dict[str, Any]]:
     """The parameters for an optimizer. Those of a head that has a learning rate of its own come last, as a group whose
     ``factor`` is how many times the rate of the others it has."""
     if not recipe.head_learning_rate:

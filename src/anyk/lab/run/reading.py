@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from anyk import info
-from anyk.lab.data import Dataset, Parts, Split
+from anyk.lab.data import Dataset, Parts, Split, split
 from anyk.lab.data.features import Statistics, statistics
 from anyk.lab.data.streaming import Stream
 from anyk.lab.errors import LabError
+from anyk.lab.run import models, own_models
 from anyk.lab.run.recipe import Recipe, Setting
 
 EVALUATION_BATCH = 2048
@@ -36,15 +37,39 @@ def check_select(setting: Setting, dataset: Dataset) -> None:
         )
 
 
+#: what :func:`check_setting` looks at
+CHECKED = (
+    *("data", "image_size", "validation", "test", "split_seed", "device", "select", "augment"),
+    *("model", "hidden", "dropout", "head_learning_rate"),
+)
+
+
 def check_setting(setting: Setting, dataset: Dataset, *, here: bool = True) -> None:
     """Raise if the setting contradicts itself or its data: once, before the first run.
+
+    A model of the user's is made and tried with two examples.
 
     Args:
         setting: what the runs have in common, or a recipe; resolved or not.
         dataset: its data.
         here: whether the runs are computed on this machine, whose devices can be looked at.
     """
-    raise NotImplementedError
+    if here:
+        find_device(setting.device)
+    setting = resolved(setting, dataset)
+    check_data(setting, dataset)
+    split(dataset, setting.validation, setting.test, setting.split_seed)
+    if setting.model not in own_models.BUILT_IN or setting.head_learning_rate:
+        with torch.random.fork_rng(devices=[]):
+            models.parameter_groups(models.build(setting, dataset), setting)
+
+
+def check_data(setting: Setting, dataset: Dataset) -> None:
+    """Raise if a resolved setting does not go with the data: the part of :func:`check_setting` that costs nothing."""
+    check_select(setting, dataset)
+    if setting.augment and dataset.kind != "images":
+        raise LabError(f"augment changes images, but {dataset.name} holds embeddings: leave it out.")
+    models.Plan.of(setting, dataset)
 
 
 def shuffle_of(setting: Setting) -> dict[str, Any]:

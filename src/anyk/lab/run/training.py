@@ -30,7 +30,7 @@ from anyk.lab.run import losses, models, own_models
 from anyk.lab.run.evaluation import GUESSES, KS, Examined, examine
 from anyk.lab.run.folder import Run
 from anyk.lab.run.processes import ALONE, Ranks, synchronise_batch_norm
-from anyk.lab.run.reading import Reader, check_select, describe, find_device, resolved, shuffle_of, standardization
+from anyk.lab.run.reading import Reader, check_data, describe, find_device, resolved, shuffle_of, standardization
 from anyk.lab.run.recipe import Recipe
 
 #: a checkpoint is written when the last one is older than this, or than so many times what it took to write
@@ -113,9 +113,7 @@ class _Training:
         # By the first rank's machine: how the examples are shuffled may depend on its memory.
         self.given_shuffle = shuffle_of(recipe)
         self.recipe = recipe = ranks.broadcast(lambda: resolved(recipe, self.dataset))
-        check_select(recipe, self.dataset)
-        if recipe.augment and self.dataset.kind != "images":
-            raise LabError(f"augment changes images, but {self.dataset.name} holds embeddings: leave it out.")
+        check_data(recipe, self.dataset)
         self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
         mean, std = ranks.broadcast(lambda: standardization(self.dataset, self.parts, recipe))
         self.dataset = dataclasses.replace(self.dataset, feature_mean=mean, feature_std=std)
