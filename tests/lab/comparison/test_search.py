@@ -110,7 +110,7 @@ def test_the_same_again_makes_no_run_and_other_numbers_of_seeds_and_jobs_go_on(
 def test_the_plan_is_said_before_the_first_run(finished: tuple[Comparison, Path, list[str]]) -> None:
     _, _, plan = finished
     assert plan[0] == (
-        "points: 216 examples to train with, 24 for validation, 240 for the test; 12 classes; 16 features, as they are."
+        "points: 216 examples to train with, 24 for validation, 240 for the test; 12 classes; 16 features, standardised."
     )
     assert plan[1] == "Model linear, 4 epochs, batches of 32, on cpu, 2 runs at a time."
     assert re.fullmatch(r"softmax, lapsum, each tuned on validation for the mean of top-1 and top-5: about \d+ runs.", plan[2])

@@ -3,20 +3,20 @@
 import html
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from anyk.lab import files, tables
 from anyk.lab.comparison import page, search
 from anyk.lab.comparison import verdict as words
 from anyk.lab.comparison.outcome import Comparison, chosen, decided, differences, measured, metrics
 from anyk.lab.comparison.snippet import code
+from anyk.lab.data import keep
 from anyk.lab.errors import LabError
 from anyk.lab.progress import Display
+from anyk.lab.run.own_models import Maker, word_of
 from anyk.lab.run.recipe import Setting
 
 
@@ -90,7 +90,7 @@ _NUMBERS = ("mean", "std", "seeds", "difference", "low", "high", "p")
 
 def compare(
     data: Any,
-    model: str | Callable[[tuple[int, ...], int], nn.Module] = "auto",
+    model: str | Maker = "auto",
     losses: Sequence[str] = search.LOSSES,
     want: int | Sequence[int] = (),
     *,
@@ -137,9 +137,9 @@ def compare(
         raise LabError(f"losses should be a list of names, but is {losses!r}: write [{losses!r}].")
     store = Path(out).with_name(f"{Path(out).name}-data") if out is not None else Path("anyk-runs") / "data"
     wanted = [want] if isinstance(want, int) else list(want)
-    named = {"model": _model_word(model), "want": wanted}
+    named = {"model": word_of(model), "want": wanted}
     Setting.from_json({**setting, **named}, "compare")  # before the data are written
-    given = Setting.from_json({"data": _data_word(data, store), **setting, **named}, "compare")
+    given = Setting.from_json({"data": keep(data, store), **setting, **named}, "compare")
     folder = Path(out) if out is not None else Path("anyk-runs") / f"compare-{files.slug(given.data)}"
     shown = {"losses": list(losses), "want": wanted, "seeds": seeds, "budget": budget, "time": time, **setting}
     arguments = [repr(given.data), f"model={given.model!r}", *(f"{name}={value!r}" for name, value in shown.items())]
@@ -157,19 +157,3 @@ def compare(
             on_plan=display.tell,
         )
     return Report(**vars(outcome), folder=str(folder))
-
-
-def _data_word(data: Any, store: Path) -> str:
-    if isinstance(data, (str, Path)):
-        return str(data)
-    from anyk.lab.data import keep  # type: ignore[attr-defined]  # comes with the data in memory
-
-    return str(keep(data, store))
-
-
-def _model_word(model: str | Callable[[tuple[int, ...], int], nn.Module]) -> str:
-    if isinstance(model, str):
-        return model
-    from anyk.lab.run.own_models import word_of  # type: ignore[import-not-found]  # comes with models of the user's
-
-    return str(word_of(model))

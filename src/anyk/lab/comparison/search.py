@@ -37,7 +37,7 @@ from anyk.lab.errors import Failure, LabError, Stopped
 from anyk.lab.run import names
 from anyk.lab.run.folder import Run
 from anyk.lab.run.losses import criterion, trained_ks
-from anyk.lab.run.reading import check_select, describe, resolved, shuffle_of
+from anyk.lab.run.reading import check_setting, describe, resolved, shuffle_of
 from anyk.lab.run.recipe import Recipe, Setting
 from anyk.lab.run.summaries import METRICS
 from anyk.lab.run.training import Progress
@@ -96,13 +96,12 @@ def compare(
     if time is not None and not time > 0:
         raise LabError(f"time should be above 0 seconds, but is {time:g}.")
     losses = _compared(losses)
-    dataset = load(setting.data)
+    dataset = load(setting.data, setting.image_size)
     # How the examples are shuffled may depend on a machine's memory: each run finds that out for itself.
     setting = resolved(setting, dataset).but(**shuffle_of(setting))
-    # Before hours of training, not after.
-    # check_setting(setting, dataset)  # <- to enable when run/reading.py has it
     setting = _wanting(setting, len(dataset.classes))
-    check_select(setting, dataset)
+    # Before hours of training, not after.
+    check_setting(setting, dataset)
     if setting.select == "each":
         raise LabError("select each has several models for each run, and a comparison wants one: choose another, such as mean.")
     setting = setting.but(measure=_measured(setting, losses, len(dataset.classes)))
@@ -136,7 +135,7 @@ def compare(
             together(pool, lambda pair: pair[0].make(pair[1]), list(zip(searches, spend, strict=True)))
         methods = together(pool, study.method, searches)
         outcome = Comparison(
-            data=describe(dataset, parts),
+            data=describe(dataset, parts, setting),
             command=command,
             settings={"budget": budget, "time": time, "seeds": seeds, "metric": _metric(setting), **setting.to_json()},
             methods=tuple(methods),
@@ -211,9 +210,9 @@ class _Search(Tuner):
         """The recipe at a point."""
         changes = dict(zip((axis.name for axis in self.axes), self.values(point), strict=True))
         # One number is tuned, and a rate of the head keeps its ratio to it.
-        head = getattr(self.start, "head_learning_rate", 0.0)
-        if head:
-            changes["head_learning_rate"] = head * changes["learning_rate"] / self.start.learning_rate
+        if self.start.head_learning_rate:
+            factor = changes["learning_rate"] / self.start.learning_rate
+            changes["head_learning_rate"] = self.start.head_learning_rate * factor
         return self.start.but(**changes)
 
     def make(self, rounds: Iterator[list[Trial]]) -> None:
@@ -435,8 +434,7 @@ def _plan(setting: Setting, dataset: Dataset, parts: Parts, losses: Sequence[str
     shape = tuple(dataset.train.shape)
     kind = f"images of {' x '.join(map(str, shape))}"
     if dataset.kind != "images":
-        standardised = getattr(setting, "standardize", False)
-        kind = f"{shape[0]} features, {'standardised' if standardised else 'as they are'}"
+        kind = f"{shape[0]} features, {'standardised' if setting.standardize else 'as they are'}"
     numbers = (len(parts.train), len(parts.validation), len(parts.test_index), len(dataset.classes))
     yield "{}: {:,} examples to train with, {:,} for validation, {:,} for the test; {:,} classes; {}.".format(
         dataset.name, *numbers, kind

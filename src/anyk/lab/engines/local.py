@@ -96,10 +96,11 @@ class Pool:
         process.join()
         with self._guard:
             self._running.discard(process)
+        if outcome is None and self._stopping.is_set():  # it may end before it listens
+            return Outcome()
         if outcome is None:
             outcome = Outcome(error=f"the process of this run ended with exit code {process.exitcode}")
-            if not self._stopping.is_set():
-                Run(folder).fail(outcome.error or "")
+            Run(folder).fail(outcome.error or "")
         return outcome
 
 
