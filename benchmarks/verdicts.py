@@ -210,8 +210,8 @@ All {len(rates)} together: {100 * statistics.mean(rates):.1f} %, the largest {10
 
 ## Gains that are found
 
-The gain, in points of the metric, that is found in {100 * FOUND:.0f} % of the comparisons; with 3 / 5 / 10 seeds. One test, or the
-first of Holm's {TESTS} (three losses, two metrics). Where there is none, too few examples differ.
+The gain, in points of the metric, that is found in {100 * FOUND:.0f} % of the comparisons; with 3 / 5 / 10 seeds. One test,
+or the first of Holm's {TESTS} (three losses, two metrics). Where there is none, too few examples differ.
 
 {markdown_table(["runs", "tests", *header], power)}
 """

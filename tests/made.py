@@ -125,7 +125,8 @@ def counted(method, metric, shift, *, against="softmax", seeds=5, examples=10_00
     """Hits of a method against another: some examples are won or lost by luck on each seed, the shift on every seed."""
     chance = np.random.default_rng([*f"{method} {metric}".encode()])
     d = np.zeros((seeds, examples), dtype=int)
-    d[:, : 2 * swaps] = chance.choice([-1, 0, 1], (seeds, 2 * swaps))
+    for row in d:  # as many won as lost
+        row[: 2 * swaps] = chance.permutation([-1, 1] * swaps)
     gained = round(abs(shift) * examples)
     d[:, 2 * swaps : 2 * swaps + gained] = math.copysign(1, shift)
     return contrast(method, against, metric, d)

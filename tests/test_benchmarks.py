@@ -38,6 +38,19 @@ def test_the_pages_quote_the_results():
     assert result.returncode == 0, f"run `python benchmarks/quote.py`: {result.stdout}{result.stderr[-3000:]}"
 
 
+def test_verdicts_are_simulated(tmp_path):
+    result = run("verdicts.py", "--comparisons", 4, "--out", tmp_path / "verdicts.md")
+    assert result.returncode == 0, result.stderr[-3000:]
+    told, kept = ((folder / "verdicts.md").read_text() for folder in (tmp_path, BENCHMARKS))
+    assert "nan" not in told
+    heads = [[line for line in text.splitlines() if line.startswith(("#", "| the", "| runs"))] for text in (told, kept)]
+    assert heads[0] == heads[1]  # what is committed is of this code
+    rates = [float(rate) for row in re.findall(r"^\| (?:itself|as good|in groups) .*", kept, re.MULTILINE)
+             for cell in row.split("|")[3:] for rate in cell.split("/") if rate.strip()]  # fmt: skip
+    assert len(rates) == 78
+    assert max(rates) <= 5 + 2 * 0.7
+
+
 def test_head_measures(tmp_path):
     result = run("head.py", "--quick", "--out", tmp_path / "head.md")
     assert result.returncode == 0, result.stderr[-3000:]

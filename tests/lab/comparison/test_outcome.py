@@ -2,30 +2,250 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
+import safetensors.torch
+import torch
 
 import made
-from anyk.lab.comparison.outcome import best, differences
+from anyk.lab.comparison.outcome import (
+    Method,
+    SeedRun,
+    chosen,
+    confirmed,
+    contrasts,
+    decided,
+    difference,
+    differences,
+    metrics,
+    overtaking,
+    picked,
+    undertrained,
+    wanted,
+)
 from anyk.lab.comparison.verdict import notes
+from anyk.lab.errors import LabError
+from anyk.lab.run.recipe import Recipe
+from anyk.lab.statistics import contrast, two_way
+
+# Counting ------------------------------------------------------------------------------------------------------------------
 
 
-def test_holm_is_over_methods_and_metrics():
+def kept(folder, loss, ranks, *, groups=None, name=None):
+    """A method whose runs left ranks behind, seeds 0, 1, ... in this order."""
+    runs = []
+    for seed, own in enumerate(ranks):
+        path = folder / f"{name or loss}{seed}"
+        path.mkdir()
+        tensors = {"ranks": torch.tensor(own, dtype=torch.int32), "guesses": torch.zeros(len(own), 2, dtype=torch.int32)}
+        if groups is not None:
+            tensors["groups"] = torch.tensor(groups)
+        safetensors.torch.save_file(tensors, path / "test.safetensors", {"state": "{}"})
+        test = {f"top{k}": float(np.mean(np.array(own) <= k)) for k in (1, 5, 10)}
+        runs.append(SeedRun(seed, test, {"mean": 0.5}, 1.0, path.name))
+    return Method(name or loss, Recipe(loss=loss), (), tuple(runs))
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_hits_are_counted_from_what_the_runs_kept(tmp_path, grouped):
+    chance = np.random.default_rng(0)
+    ranks = {name: chance.integers(1, 13, (3, 50)).tolist() for name in ("softmax", "gce", "error", "control")}
+    groups = chance.integers(20, size=50).tolist() if grouped else None
+    methods = [kept(tmp_path, name, ranks[name], groups=groups) for name in ("softmax", "gce", "error")]
+    control = kept(tmp_path, "softmax", ranks["control"], groups=groups, name="softmax, learning rate of error")
+    compared = made.comparison(*methods, controls=(control,))
+    ranks[control.name] = ranks["control"]
+    found = {(one.method, one.against, one.metric): one for one in contrasts(compared, tmp_path)}
+    pairs = [
+        ("gce", "softmax"), ("error", "softmax"), (control.name, "softmax"), ("error", control.name), ("error", "gce")
+    ]  # fmt: skip
+    assert set(found) == {(*pair, metric) for pair in pairs for metric in ("top1", "top5", "top10")}
+    for (name, against, metric), one in found.items():
+        k = int(metric.removeprefix("top"))
+        d = [
+            [(a <= k) - (b <= k) for a, b in zip(*rows, strict=True)] for rows in zip(ranks[name], ranks[against], strict=True)
+        ]
+        assert one.by_seed == tuple(map(sum, d))
+        members = groups or range(50)
+        totals = {g: sum(row[i] for row in d for i in range(50) if members[i] == g) for g in set(members)}
+        sizes = {g: sum(member == g for member in members) for g in totals}
+        differ = {members[i] for i in range(50) if any(row[i] for row in d)}
+        assert (one.examples, one.clusters, one.differing) == (50, len(totals), len(differ))
+        assert (one.gained, one.lost) == (sum(t > 0 for t in totals.values()), sum(t < 0 for t in totals.values()))
+        assert one.squared_totals == sum(t**2 for t in totals.values())
+        assert one.sized_totals == sum(totals[g] * sizes[g] for g in totals)
+        assert one.squared_sizes == sum(size**2 for size in sizes.values())
+    judged = dataclasses.replace(compared, contrasts=tuple(found.values()))
+    for (name, metric), one in differences(judged).items():
+        means = [
+            np.mean([run.test[metric] for run in each.runs]) for each in (*methods, control) if each.name in (name, "softmax")
+        ]
+        assert abs(one.paired.difference) == pytest.approx(abs(means[0] - means[-1]))
+
+
+def test_seeds_that_only_one_has_do_not_count(tmp_path):
+    ranks = np.random.default_rng(0).integers(1, 13, (4, 50)).tolist()
+    softmax, splitter = kept(tmp_path, "softmax", ranks[:3]), kept(tmp_path, "splitter", ranks)
+    splitter = dataclasses.replace(splitter, runs=splitter.runs[1:])
+    [first, *_] = contrasts(made.comparison(softmax, splitter), tmp_path)
+    assert first.by_seed == (0, 0)
+
+
+def test_runs_that_kept_nothing_have_no_contrast_and_no_test(tmp_path):
+    compared = made.comparison(made.SOFTMAX, made.method("splitter", made.shifted(top5=0.02)))
+    assert contrasts(compared, tmp_path) == ()
+    found = differences(compared)["splitter", "top5"]
+    assert found.paired.difference == pytest.approx(0.02, abs=1e-3)
+    assert found.paired.hits == pytest.approx(200, abs=10)
+    assert (found.p, found.paired.reason) == (None, "the hits were not counted")
+    damaged = kept(tmp_path, "lapsum", [[1, 2]])
+    (tmp_path / "lapsum0" / "test.safetensors").write_bytes(b"no")
+    with pytest.raises(LabError, match=r"test.safetensors is damaged"):
+        contrasts(made.comparison(kept(tmp_path, "softmax", [[1, 2]]), damaged), tmp_path)
+
+
+# Tests ---------------------------------------------------------------------------------------------------------------------
+
+
+def three(**changes):
     methods = [made.SOFTMAX] + [
-        made.method(name, made.accuracies(0.601, 0.803, 0.9, salt=name)) for name in ("splitter", "lapsum")
+        made.method(name, made.shifted(top1=shift, top5=shift)) for name, shift in (("splitter", 0.0), ("lapsum", 0.003))
     ]
-    compared = made.comparison(*methods)
+    return made.measured(*methods, **changes)
+
+
+def test_holm_is_over_methods_and_wanted_metrics():
+    compared = three()
     found = differences(compared)
     assert len(found) == 6
-    smallest = min(found.values(), key=lambda difference: difference.paired.p)
-    assert smallest.p == pytest.approx(min(1, 6 * smallest.paired.p))
-    assert any("every method and every metric of this report, 6 tests" in note for note in notes(compared))
+    tested = {key: one for key, one in found.items() if one.p is not None}
+    assert set(tested) == {(name, metric) for name in ("splitter", "lapsum") for metric in ("top1", "top5")}
+    smallest = min(tested.values(), key=lambda one: one.paired.p)
+    assert smallest.p == pytest.approx(min(1, 4 * smallest.paired.p))
+    shown = found["lapsum", "top10"].paired
+    assert (shown.low, shown.high, shown.p, shown.reason) == (None, None, None, None)
+    assert any("over 4 tests: every method, in top-1 and top-5" in note for note in notes(compared))
+    alone = three(want=(10,))
+    assert {key for key, one in differences(alone).items() if one.p is not None} == {("splitter", "top10"), ("lapsum", "top10")}
 
 
-def test_best_is_chosen_on_validation():
+def test_controls_are_not_tested():
+    control = made.method("softmax, learning rate of lapsum", made.shifted(top1=0.01))
+    found = differences(three(controls=(control,)))
+    assert found[control.name, "top1"].paired.difference > 0.005
+    assert found[control.name, "top1"].p is None
+    assert differences(three())["lapsum", "top1"].p == differences(three(controls=(control,)))["lapsum", "top1"].p
+
+
+def test_what_is_wanted_comes_first():
+    assert metrics(three(want=(10, 1))) == ["top10", "top1", "top5"]
+    assert wanted(three(want=(10, 1))) == ["top10", "top1"]
+    assert wanted(three(want=(7, 5))) == ["top5"]
+    assert wanted(three(want=(7,))) == ["top1"]
+    assert wanted(made.comparison()) == []
+
+
+def test_direct_differences():
+    compared = three()
+    first, second = compared.methods[1:]
+    counted = made.counted("lapsum", "top1", 0.01, against="splitter")
+    compared = dataclasses.replace(compared, contrasts=(*compared.contrasts, counted))
+    assert difference(compared, second, first, "top1") == two_way(counted)
+
+
+# What to use ---------------------------------------------------------------------------------------------------------------
+
+
+def with_validation(method, value, spread=1e-4):
+    runs = [dataclasses.replace(run, validation={"mean": value + spread * run.seed}) for run in method.runs]
+    return dataclasses.replace(method, runs=tuple(runs))
+
+
+def test_validation_picks_and_the_test_confirms():
     better = made.method("splitter", made.shifted(top5=0.02))
-    assert best(made.comparison(made.SOFTMAX, better)).name == "splitter"
-    good_on_test = dataclasses.replace(
-        better, runs=tuple(dataclasses.replace(run, validation={"mean": 0.1}) for run in better.runs)
+    compared = made.measured(made.SOFTMAX, better)
+    assert picked(compared).name == chosen(compared).name == "splitter"
+    assert confirmed(compared, better)
+    assert decided(compared)
+    # Good on the test, but validation has not picked it.
+    assert chosen(made.measured(made.SOFTMAX, with_validation(better, 0.1))).name == "softmax"
+    # Picked by validation, but no better on the test.
+    lucky = made.measured(made.SOFTMAX, with_validation(made.method("splitter", made.shifted()), 0.95))
+    assert (picked(lucky).name, chosen(lucky).name) == ("splitter", "softmax")
+    assert decided(lucky)
+    # A gain and a loss in what is wanted is no confirmation; where the loss is not in what is wanted, it is.
+    trade = made.method("splitter", made.shifted(top5=0.03, top1=-0.02))
+    assert chosen(made.measured(made.SOFTMAX, trade)).name == "softmax"
+    assert chosen(made.measured(made.SOFTMAX, trade, want=(5,))).name == "splitter"
+    # The first of equals, softmax before all.
+    assert picked(made.comparison(dataclasses.replace(made.SOFTMAX, name="splitter"), made.SOFTMAX)).name == "softmax"
+
+
+def test_one_example_of_400_is_not_chosen():
+    better = with_validation(made.method("splitter", made.shifted(top1=0.0025)), 0.95)
+    d = np.zeros((5, 400), dtype=int)
+    d[:, 0] = 1
+    compared = made.comparison(made.SOFTMAX, better, contrasts=(contrast("splitter", "softmax", "top1", d),))
+    assert chosen(compared).name == "softmax"
+    assert differences(compared)["splitter", "top1"].paired.hits == pytest.approx(1)
+
+
+def test_a_cap_leaves_no_test():
+    better = made.method("splitter", made.shifted(top5=0.02))
+    for methods in ((dataclasses.replace(made.SOFTMAX, capped="--budget 3"), better),
+                    (made.SOFTMAX, dataclasses.replace(better, capped="--time 10m"))):  # fmt: skip
+        compared = made.measured(*methods)
+        assert not decided(compared)
+        assert chosen(compared).name == "softmax"
+        assert all((one.p, one.paired.p, one.paired.low) == (None, None, None) for one in differences(compared).values())
+    # A method that could not be trained is not compared, whatever ended its tuning.
+    failed = dataclasses.replace(made.method("lapsum", []), capped="--budget 3")
+    assert decided(made.measured(made.SOFTMAX, better, failed))
+
+
+def test_two_seeds_decide_nothing():
+    methods = [made.method(name, made.accuracies(top, 0.9, seeds=2)) for name, top in (("softmax", 0.5), ("splitter", 0.7))]
+    assert not decided(made.measured(*methods))
+    assert chosen(made.measured(*methods)).name == "softmax"
+    assert not decided(made.comparison(made.SOFTMAX))
+    assert not decided(made.comparison())
+
+
+# Longer runs ---------------------------------------------------------------------------------------------------------------
+
+
+def longer(method, gain):
+    return dataclasses.replace(method, same_length={"mean": 0.7}, longer={"mean": 0.7 + gain})
+
+
+def test_twice_the_epochs():
+    softmax, splitter = (with_validation(one, 0.7) for one in (made.SOFTMAX, made.method("splitter", made.shifted())))
+    noise = 2 * np.std([run.validation["mean"] for run in softmax.runs], ddof=1)  # 0.0003
+    assert undertrained(made.measured(longer(softmax, 0.9 * noise), splitter)) == {}
+    assert set(undertrained(made.measured(longer(softmax, 1.1 * noise), splitter))) == {"softmax"}
+    wild = with_validation(splitter, 0.7)
+    wild = dataclasses.replace(
+        wild, runs=tuple(dataclasses.replace(r, validation={"mean": 0.7 + r.seed / 50}) for r in wild.runs)
     )
-    assert best(made.comparison(made.SOFTMAX, good_on_test)).name == "softmax"
-    assert best(made.comparison(dataclasses.replace(made.SOFTMAX, name="splitter"), made.SOFTMAX)).name == "softmax"
+    assert undertrained(made.measured(softmax, longer(wild, 0.0049))) == {}
+    assert undertrained(made.measured(softmax, longer(wild, 0.0051))) == pytest.approx({"splitter": 0.0051})
+
+
+def test_an_order_that_longer_runs_may_turn_round_is_not_decided():
+    splitter = made.method("splitter", made.shifted(top5=0.02))
+    ahead, behind = with_validation(splitter, 0.71), with_validation(made.SOFTMAX, 0.70)
+
+    def turned(first, second):
+        return [
+            (one.name, other.name) for one, other in overtaking(made.measured(longer(behind, second), longer(ahead, first)))
+        ]
+
+    assert turned(0.0, 0.02) == [("softmax", "splitter")]
+    assert turned(0.02, 0.02) == []  # both gain as much
+    assert turned(0.02, 0.0) == []  # the one ahead gains
+    assert turned(0.0, 0.009) == []  # not enough to come past
+    assert not decided(made.measured(longer(behind, 0.02), longer(ahead, 0.0)))
+    assert decided(made.measured(longer(behind, 0.02), longer(ahead, 0.02)))
+    assert turned(0.0, 0.0004) == []
+    level = with_validation(made.SOFTMAX, 0.71)  # no lead at all: a difference that may be luck is none
+    assert overtaking(made.measured(longer(level, 0.0005), longer(ahead, 0.0))) == []

@@ -28,7 +28,7 @@ from anyk.lab.comparison.outcome import (
     wanted,
 )
 from anyk.lab.errors import failure_sentences
-from anyk.lab.statistics import CONFIDENCE, ENOUGH_SEEDS, SIGNIFICANT, Paired
+from anyk.lab.statistics import CONFIDENCE, SIGNIFICANT, Paired
 from anyk.lab.tables import (
     Column,
     Difference,
@@ -140,9 +140,18 @@ def _headline(comparison: Comparison) -> str:
         if pick not in judged(comparison):
             told = "has too few seeds to confirm it"
         return f"Nothing beats {BASELINE}: {pick.name} is best on validation, but {told}."
-    losers = [method.name for method in judged(comparison) if significant(comparison, method, -1)]
+    winners = [method.name for method in judged(comparison) if confirmed(comparison, method)]
+    if winners:
+        gain = f"{_either(winners, 'and')} {'gains' if len(winners) == 1 else 'gain'}"
+        return f"Nothing beats {BASELINE} on validation, which does not bear out what {gain} on the test."
+    losing = [method for method in judged(comparison) if significant(comparison, method, -1)]
+    losers = [method.name for method in losing if not significant(comparison, method, 1)]
     if losers:
         return f"Nothing beats {BASELINE}; it is better than {_either(losers, 'and')}."
+    if losing:
+        names = _either((method.name for method in losing), "and")
+        verbs = ("gains", "loses") if len(losing) == 1 else ("gain", "lose")
+        return f"Nothing beats {BASELINE}: {names} {verbs[0]} in one metric and {verbs[1]} in another."
     tests = [one for (name, metric), one in differences(comparison).items() if metric in wanted(comparison)]
     if not any(one.p is not None for one in tests):
         return f"Nothing beats {BASELINE}: too few test examples differ to tell."
@@ -293,8 +302,6 @@ def _caveats(comparison: Comparison) -> list[str]:
             sentences.append(f"{method.name} and {BASELINE} do not have the same seeds; differences use those that both have.")
         if not method.runs:
             sentences.append(f"{method.name} has no finished run.")
-    if not judged(comparison) and any(len(method.runs) >= ENOUGH_SEEDS for method in comparison.methods):
-        sentences.append(f"A verdict needs {ENOUGH_SEEDS} seeds that a method shares with {BASELINE}.")
     return sentences + failure_sentences(comparison.failures)
 
 
