@@ -89,7 +89,8 @@ def test_own_data_from_top_to_bottom(tmp_path, monkeypatch, capsys):
         words = shlex.split(command)[1:]
         with pytest.raises(SystemExit) as end:
             cli.main([*words, *SMALL.get(words[0], [])])
-        assert end.value.code == 0, (command, capsys.readouterr().err)
+        expected = 3 if words[0] == "compare" else 0  # cut short, nothing is decided
+        assert end.value.code == expected, (command, capsys.readouterr().err)
         done.append(words[0])
     assert set(done) == {"embed", "compare", "import", "train"}
     shown = capsys.readouterr().out

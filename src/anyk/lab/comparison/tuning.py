@@ -18,6 +18,8 @@ COARSE_POINTS, SURVIVORS = 5, 3
 FINALISTS, TUNING_SEEDS = 4, 3
 #: extra points that are tried at once; not the number of jobs, so that the outcome does not depend on the machine
 ROUND = 4
+#: what a recipe takes
+SMALLEST, LARGEST = 1e-30, 1e30
 #: what is said of a search that was out of time
 TIME = "--time"
 #: what a method usually needs: points at full length, and runs on further seeds. For the plan, not for the search.
@@ -54,7 +56,8 @@ def geometric(name: str, start: float, *, base: float, places: int, powers: int,
     exponents = range(-powers * places, powers * places + 1)
     # Four digits: they are read by people, and the start stays what it was.
     values = [float(f"{start * base ** (exponent / places):.4g}") if exponent else start for exponent in exponents]
-    return Axis(name, tuple(values), powers * places, steps)
+    possible = tuple(value for value in values if SMALLEST <= value <= LARGEST)
+    return Axis(name, possible, possible.index(start), steps)
 
 
 def listed(name: str, start: float, values: Iterable[float]) -> Axis:
