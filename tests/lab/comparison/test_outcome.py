@@ -248,4 +248,5 @@ def test_an_order_that_longer_runs_may_turn_round_is_not_decided():
     assert decided(made.measured(longer(behind, 0.02), longer(ahead, 0.02)))
     assert turned(0.0, 0.0004) == []
     level = with_validation(made.SOFTMAX, 0.71)  # no lead at all: a difference that may be luck is none
-    assert overtaking(made.measured(longer(level, 0.0005), longer(ahead, 0.0))) == []
+    assert overtaking(made.measured(longer(level, 0.0), longer(ahead, 0.0005))) == []
+    assert overtaking(made.measured(longer(level, 0.0), longer(ahead, 0.0008))) != []

@@ -219,6 +219,16 @@ def test_a_gain_above_the_control():
     assert sentence.endswith("p < 0.001): more than luck.")
 
 
+def test_a_control_that_has_a_part_of_the_gain():
+    most = made.method("gce", made.shifted(top1=0.03))
+    said = verdict(made.measured(made.SOFTMAX, most, error(0.04), between=[("error", "gce")]))
+    assert "has it too" not in " ".join(said)
+    little = made.method("gce", made.shifted(top1=0.005))
+    said = verdict(made.measured(made.SOFTMAX, little, error(0.02)))  # error and gce were not counted against each other
+    assert "has it too" not in " ".join(said)
+    assert any(s.startswith("Against the control gce, error gains") and s.endswith("which may be luck.") for s in said)
+
+
 def test_a_gain_that_comes_from_the_learning_rate():
     name = "softmax, learning rate of splitter"
     control = made.method(name, made.shifted(top5=0.019), recipe=Recipe(loss="softmax", learning_rate=0.016))
