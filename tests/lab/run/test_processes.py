@@ -24,7 +24,7 @@ from anyk.lab.run.processes import Ranks
 from anyk.lab.run.recipe import Recipe
 
 SCRIPT = Path(__file__).parents[2] / "run_in_ranks.py"
-FOLDER = {".lock", "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "result.json"}
+FOLDER = {".lock", "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "result.json", "test.safetensors"}
 
 
 @pytest.fixture
@@ -66,7 +66,13 @@ def assert_same_run(folder: Path, alone: Path, rtol: float = 1e-5) -> None:
     result, other = (json.loads((place / "result.json").read_text()) for place in (folder, alone))
     for field in ("recipe", "data", "parameters", "epochs", "selected"):
         assert result[field] == other[field]
-    assert {path.name for path in folder.iterdir()} == {path.name for path in alone.iterdir()} == FOLDER
+    ranked = {"test.safetensors"} if result["recipe"]["select"] != "each" else set()
+    names = {path.name for path in folder.iterdir()}
+    assert names == {path.name for path in alone.iterdir()} == FOLDER - {"test.safetensors"} | ranked
+    for name in ranked:
+        hits, others = (load_file(place / name)["ranks"] for place in (folder, alone))
+        assert len(hits) == result["data"]["test"]
+        assert (hits != others).sum() <= 0.01 * len(hits)  # in the same order; rounding may turn a rank
     weights, others = (load_file(place / "model.safetensors") for place in (folder, alone))
     assert list(weights) == list(others)
     for name, tensor in weights.items():
@@ -135,7 +141,7 @@ def test_three_processes_and_kills(data: str, tmp_path: Path) -> None:
     assert "(SIGKILL)" in err or "-9" in err
     assert curve(tmp_path / "killed") == curve(tmp_path / "chance")
     assert {path.name for path in (tmp_path / "killed").iterdir()} == FOLDER
-    for name in ("model.safetensors", "config.json"):
+    for name in ("model.safetensors", "config.json", "test.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "chance" / name).read_bytes()
 
 
