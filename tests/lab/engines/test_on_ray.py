@@ -252,6 +252,18 @@ def test_a_sweep_survives_an_interrupt_and_the_death_of_a_node(
 
 
 @linux
+def test_nodes_find_a_model_of_the_working_folder(nodes: Nodes, data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.json"
+    code = "from torch import nn\ndef make(shape, classes):\n    return nn.Sequential(nn.Linear(16, 24), nn.Linear(24, 12))\n"
+    (data.parent / "my_ray_models.py").write_text(code)
+    file.write_text(json.dumps({"base": {"epochs": 1, "model": "my_ray_models:make"}, "grid": {"seed": [0]}}))
+    sweep = start_sweep(data, file, tmp_path / "runs", nodes.address)
+    _, errors = sweep.communicate(timeout=PATIENCE)
+    assert sweep.returncode == 0, errors
+    assert (Run(tmp_path / "runs" / "seed=0").result() or {})["parameters"] == 17 * 24 + 25 * 12
+
+
+@linux
 def test_a_node_that_does_not_see_the_folder_is_named(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     """Under /proc/self/cwd every process sees another folder."""
     file = tmp_path / "sweep.json"

@@ -129,7 +129,10 @@ def test_reading_a_file_imports_nothing_that_it_names(here: Path, recipe: Recipe
     sys.modules.pop("my_models")
     (here / "imported.txt").unlink()
     for read in (models.load, evaluation.Predictor):
-        with pytest.raises(LabError, match=r"names the model my_models:make, which is code .* pass model=make, or trust=True"):
+        with pytest.raises(
+            LabError,
+            match=r"names the model my_models:make, which is code .* name the function \(model=.*\), or say trust=True",
+        ):
             read(here / "run")
     # A function of the caller's stands in for the one that the file names.
     loaded = models.load(here / "run", model=_net)

@@ -15,6 +15,7 @@ from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.sets import Split
 from anyk.lab.errors import LabError
 
+_VERSION = 2  # of the numbers: what computes them to other bits needs another, or a run would not go on as it began
 #: a deviation below this share of the mean is what rounding leaves of a constant
 _CONSTANT = 1e-7
 
@@ -33,7 +34,7 @@ def statistics(examples: Split, index: Tensor, key: object) -> Statistics:
     """
     if not examples.maps:
         return _one_pass(examples, index)
-    text = json.dumps(key)
+    text = json.dumps([_VERSION, key])
     remembered = cache_folder() / "features" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, LabError):
         known = json.loads(remembered.read_text(encoding="utf-8"))
