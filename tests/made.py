@@ -2,13 +2,17 @@
 
 import io
 import json
+import math
 import random
+from statistics import fmean
 
+import numpy as np
 from PIL import Image
 
 from anyk.lab.comparison.outcome import Comparison, Example, Guess, Method, Moves, SeedRun, Try
 from anyk.lab.run import names
 from anyk.lab.run.recipe import Recipe
+from anyk.lab.statistics import contrast
 
 
 def png(number=0):
@@ -36,7 +40,7 @@ def method(name, tests, *, epochs=0, recipe=None, tries=None):
     recipe = recipe or Recipe(loss=name if name in LOSSES else "splitter", learning_rate=1e-3, temperature=0.5, m=16)
     if tries is None:
         grid = [(rate, t) for rate in (1e-4, 1e-3, 1e-2) for t in (0.25, 0.5, 1.0)]
-        tries = tuple(Try(rate, t, 0.5 + (rate == 1e-3) / 10 + (t == 0.5) / 20) for rate, t in grid)
+        tries = tuple(Try(rate, t, 20, (0.5 + (rate == 1e-3) / 10 + (t == 0.5) / 20,)) for rate, t in grid)
     return Method(name, recipe, tries, tuple(run(seed, test, epochs) for seed, test in enumerate(tests)))
 
 
@@ -115,3 +119,30 @@ def shifted(**shifts):
         {name: value + shifts.get(name, 0.0) + noise[(seed + len(name)) % 5] for name, value in test.items()}
         for seed, test in enumerate(runs)
     ]
+
+
+def counted(method, metric, shift, *, against="softmax", seeds=5, examples=10_000, swaps=100):
+    """Hits of a method against another: some examples are won or lost by luck on each seed, the shift on every seed."""
+    chance = np.random.default_rng([*f"{method} {metric}".encode()])
+    d = np.zeros((seeds, examples), dtype=int)
+    for row in d:  # as many won as lost
+        row[: 2 * swaps] = chance.permutation([-1, 1] * swaps)
+    gained = round(abs(shift) * examples)
+    d[:, 2 * swaps : 2 * swaps + gained] = math.copysign(1, shift)
+    return contrast(method, against, metric, d)
+
+
+def measured(*methods, controls=(), between=(), **changes):
+    """A comparison whose hits were counted: the differences between the methods' mean accuracies, and a little luck.
+
+    ``between`` holds pairs of names, a method and its control, that were counted too.
+    """
+    everything = {method.name: method for method in (*methods, *controls)}
+    pairs = [(name, "softmax") for name in everything if name != "softmax"] + list(between)
+    found = []
+    for name, against in pairs if "softmax" in everything else ():
+        seeds = {run.seed for run in everything[name].runs} & {run.seed for run in everything[against].runs}
+        for metric in everything[name].runs[0].test if seeds else ():
+            means = [fmean(run.test[metric] for run in everything[one].runs) for one in (name, against)]
+            found.append(counted(name, metric, means[0] - means[1], against=against, seeds=len(seeds)))
+    return comparison(*methods, controls=tuple(controls), contrasts=tuple(found), **changes)

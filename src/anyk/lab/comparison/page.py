@@ -5,9 +5,11 @@ so that they take their colours from the page, light or dark, and their text sta
 """
 
 import base64
-import json
+import html
 import math
-from collections.abc import Mapping, Sequence
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,33 @@ import jinja2
 from markupsafe import Markup
 
 from anyk.lab import files
-from anyk.lab.comparison.outcome import BASELINE, Comparison, Method, Try, chosen, differences, measured, metrics
+from anyk.lab.comparison.outcome import (
+    BASELINE,
+    LEARNING_RATE_OF,
+    ByClass,
+    Comparison,
+    Confusion,
+    Method,
+    Try,
+    chosen,
+    differences,
+    measured,
+    metrics,
+    wanted,
+)
 from anyk.lab.comparison.snippet import code
 from anyk.lab.comparison.verdict import notes, verdict
 from anyk.lab.statistics import CONFIDENCE, SIGNIFICANT, mean
-from anyk.lab.tables import Measured, duration, p_text, percent, points, text, title
+from anyk.lab.tables import Difference, Measured, duration, hits, interval, p_text, percent, points, text, title
 
 COLORS = 7
 """colours in the template, --c0 for the baseline; after them come the same with other dashes"""
 _DASHES = ("", "6 3", "2 3")
 _CURVE_POINTS = 150
+#: classes that gained, as many that lost, and pairs that were confused
+SHOWN_CLASSES = 10
+#: files that could not be read
+SHOWN_FILES = 50
 
 
 def write(comparison: Comparison, file: str | Path) -> None:
@@ -42,7 +61,7 @@ def render(comparison: Comparison) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"title": title, "data_uri": _data_uri, "words": _words}
+    environment.filters |= {"title": title, "data_uri": _data_uri, "is_small": _is_small, "words": _words, "whole": _whole}
     headline, *sentences = verdict(comparison)
     return environment.get_template("report.html").render(
         comparison=comparison,
@@ -51,61 +70,200 @@ def render(comparison: Comparison) -> str:
         notes=notes(comparison),
         metrics=metrics(comparison),
         rows=_rows(comparison),
-        bars=_bar_charts(comparison),
+        trade=_trade_chart(comparison),
         accuracies=_accuracy_charts(comparison),
         curves=_curve_charts(comparison),
-        keys=[(method.name, _swatch(number)) for number, method in enumerate(_ordered(comparison))],
+        keys=[(method.name, _swatch(number)) for number, method in enumerate(_ordered(comparison)) if method.tries],
         tunings=[_tuning(method) for method in comparison.methods if method.tries],
+        classes=_classes(comparison),
+        confusions=_confusions(comparison),
         baseline=BASELINE,
         best=chosen(comparison).name if comparison.methods else None,
         codes=[(method.name, code(method.recipe, comparison.data.get("classes"))) for method in comparison.methods],
-        seeds=max((len(method.runs) for method in comparison.methods), default=0),
-        confidence=f"{CONFIDENCE:.0%}",
+        shown_classes=SHOWN_CLASSES,
+        shown_files=SHOWN_FILES,
+        confidence=f"{100 * CONFIDENCE:.0f} %",
     )
 
 
+def embed(comparison: Comparison) -> str:
+    """The page for a cell of a notebook.
+
+    In a frame of its own: the page has rules for a whole document, and a notebook has others. A script, if one ever came into
+    the page, would not run in it.
+    """
+    style = "width: 100%; height: 85vh; min-height: 30rem; border: 0; border-radius: 6px"
+    page = html.escape(render(comparison))
+    return f'<iframe title="anyk compare" sandbox srcdoc="{page}" style="{style}"></iframe>'
+
+
 def _ordered(comparison: Comparison) -> list[Method]:
-    """The methods with the baseline first, whose colour is the quiet one."""
-    return sorted(comparison.methods, key=lambda method: method.name != BASELINE)
+    """The methods with the baseline first, whose colour is the quiet one; then the controls."""
+    return [*sorted(comparison.methods, key=lambda method: method.name != BASELINE), *comparison.controls]
 
 
 def _data_uri(image: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(image).decode("ascii")
 
 
+def _is_small(image: bytes) -> bool:
+    """Whether a PNG has fewer pixels than it is shown with: then they may be seen."""
+    return bool(max(struct.unpack(">II", image[16:24])) < 64)
+
+
 def _words(value: Any) -> str:
     """A setting as people read it."""
     if isinstance(value, Mapping):
-        return json.dumps(value, ensure_ascii=False, default=str)
+        return ", ".join(f"{name} {_words(item)}" for name, item in value.items())
     return ", ".join(map(_words, value)) if isinstance(value, (list, tuple)) else text(value, "field")
+
+
+_NUMBER = r"[+−]?\d[\d,.]*"
+_WHOLE = re.compile(
+    "|".join(
+        (
+            r"(?<![\w-])--[a-z][\w-]*(?: \d[\w.]*)?",  # an option, and its number
+            r"\btop-\d+",
+            rf"\bp [=<] {_NUMBER}(?<![,.])",
+            rf"{_NUMBER} to {_NUMBER}(?<![,.])",
+            rf"{_NUMBER} ± {_NUMBER}(?: %)?(?<![,.])",
+            rf"{_NUMBER} (?:%|(?:s|min|h|points?|seeds?|epochs?|tests?|(?:test )?examples?|hits?)\b)",
+        )
+    )
+)
+
+
+def _whole(sentence: str) -> Markup:
+    """Text in which no line ends inside an option or between a number and its unit."""
+    parts, end = [], 0
+    for match in _WHOLE.finditer(sentence):
+        kept = Markup('<span class="whole">{}</span>').format(match[0])
+        parts += [Markup("{}").format(sentence[end : match.start()]), kept]
+        end = match.end()
+    return Markup("").join([*parts, Markup("{}").format(sentence[end:])])
 
 
 def _rows(comparison: Comparison) -> list[dict[str, Any]]:
     """The table: for each method its cells, one for each metric."""
-    found = differences(comparison)
+    found, judged = differences(comparison), wanted(comparison)
     rows = []
-    for method in comparison.methods:
+    for method in (*comparison.methods, *comparison.controls):
         cells = []
         for metric in metrics(comparison):
-            value, difference = measured(method, metric), found.get((method.name, metric))
-            cell: dict[str, Any] = {"metric": metric, "value": text(value, "accuracy"), "difference": None}
+            cell = {"metric": metric, "value": text(measured(method, metric), "accuracy"), "difference": "", "test": ""}
+            difference = found.get((method.name, metric))
             if difference is not None:
-                pair = difference.paired
-                cell |= {
-                    "difference": points(pair.difference),
-                    "interval": f"{points(pair.low)} to {points(pair.high)}"
-                    if pair.low is not None and pair.high is not None
-                    else None,
-                    "p": p_text(difference.p),
-                    "reason": pair.reason,
-                    "effect": ("better" if pair.difference > 0 else "worse")
-                    if difference.p is not None and difference.p < SIGNIFICANT
-                    else "",
-                }
+                cell |= {"difference": _difference(difference), "effect": _effect(difference)}
+                if metric in judged and method in comparison.methods:
+                    cell["test"] = _test(difference)
             cells.append(cell)
         times = [run.seconds for run in method.runs]
         rows.append({"name": method.name, "cells": cells, "time": duration(mean(times)) if times else "–"})
     return rows
+
+
+def _difference(one: Difference) -> str:
+    counted = f" ({hits(one.paired.hits)} examples)" if one.paired.hits is not None else ""
+    return f"{points(one.paired.difference)} points{counted}"
+
+
+def _test(one: Difference) -> str:
+    """Interval and p, or why there are none."""
+    pair, parts = one.paired, []
+    if pair.low is not None and pair.high is not None:
+        parts.append(interval(pair.low, pair.high))
+    if one.p is not None:
+        parts.append(p_text(one.p))
+    return ", ".join(parts) or pair.reason or ""
+
+
+def _effect(one: Difference) -> str:
+    if one.p is None or one.p >= SIGNIFICANT:
+        return ""
+    return "better" if one.paired.difference > 0 else "worse"
+
+
+# Classes -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What a class gains or loses: hits over the seeds."""
+
+    name: str
+    examples: int
+    before: int
+    after: int
+
+    @property
+    def difference(self) -> int:
+        return self.after - self.before
+
+    @property
+    def text(self) -> str:
+        return hits(float(self.difference))
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """The classes that gain and those that lose in a metric, the largest differences first."""
+
+    metric: str
+    gains: list[_Change]
+    losses: list[_Change]
+
+    @property
+    def summary(self) -> str:
+        """
+        >>> _Changes("top1", [_Change("a", 9, 1, 3)], []).summary
+        '1 class gains 2 hits, none loses.'
+        """
+        gained, lost = (abs(sum(one.difference for one in side)) for side in (self.gains, self.losses))
+        return f"{_count(self.gains, gained, 'gain')}, {_count(self.losses, lost, 'lose')}."
+
+
+def _count(side: Sequence[_Change], total: int, verb: str) -> str:
+    if not side:
+        return f"none {verb}s"
+    these = f"1 class {verb}s" if len(side) == 1 else f"{len(side):,} classes {verb}"
+    return f"{these} {total:,} {'hit' if total == 1 else 'hits'}"
+
+
+def _classes(comparison: Comparison) -> list[_Changes]:
+    """What the classes gain and lose, at the largest k that is wanted and at 1."""
+    counted = comparison.by_class
+    if counted is None:
+        return []
+    return [_changes(counted, metric) for metric in _looked_at(comparison) if metric in counted.before]
+
+
+def _changes(counted: ByClass, metric: str) -> _Changes:
+    columns = (counted.names, counted.examples, counted.before[metric], counted.after[metric])
+    every = [_Change(name, len(counted.seeds) * many, *both) for name, many, *both in zip(*columns, strict=True)]
+    ranked = sorted(every, key=lambda one: -one.difference)
+    losses = sorted(every, key=lambda one: one.difference)
+    return _Changes(metric, [one for one in ranked if one.difference > 0], [one for one in losses if one.difference < 0])
+
+
+def _confusions(comparison: Comparison) -> list[Confusion]:
+    """The pairs that one of the two confuses most, both together first."""
+    if comparison.by_class is None:
+        return []
+    found: dict[Confusion, None] = {}
+    for count in (lambda pair: pair.before, lambda pair: pair.after):
+        most = sorted((pair for pair in comparison.by_class.confusions if count(pair)), key=count, reverse=True)
+        found |= dict.fromkeys(most[:SHOWN_CLASSES])
+    return sorted(found, key=lambda pair: -pair.before - pair.after)
+
+
+def _looked_at(comparison: Comparison) -> list[str]:
+    """The largest k that is wanted, and 1."""
+    largest = max(wanted(comparison), key=_k, default="top1")
+    return list(dict.fromkeys((largest, "top1")))
+
+
+def _k(metric: str) -> int:
+    return int(metric.removeprefix("top"))
 
 
 @dataclass(frozen=True)
@@ -158,6 +316,8 @@ def _mean_score(point: Try) -> float | None:
 # Drawings. All sizes are in the units of the viewBox; a drawing is as wide as a phone and scales up from there.
 
 _WIDTH = 340
+_LETTERS, _LETTER = 18, 6.2
+"""of a name, and about how wide one is"""
 
 
 @dataclass(frozen=True)
@@ -223,34 +383,14 @@ def _swatch(number: int) -> Markup:
     )
 
 
-def _bar_charts(comparison: Comparison) -> list[Markup]:
-    """One drawing a metric, from 0 to 100 percent: a bar a method, with the standard deviation at its end."""
-    axis = _Axis(0, 100, 88, _WIDTH - 12)
-    bar = Markup('<rect x="{}" y="{}" width="{}" height="14" class="bar" style="--c:{}"><title>{}</title></rect>')
-    charts = []
-    for metric in metrics(comparison):
-        rows, described = _measured_rows(comparison, metric)
-        bottom = 26 + 24 * len(rows)
-        parts = _accuracy_frame(metric, axis, bottom)
-        for line, (number, method, value) in enumerate(rows):
-            y, end, spread = 38 + 24 * line, 100 * value.mean, 100 * (value.std or 0.0)
-            said = f"{method.name}: {text(value, 'accuracy')} %"
-            parts += [
-                _name(method, y),
-                bar.format(axis(0), y - 7, round(axis(end) - axis(0), 1), _color(number), said),
-                _whisker(number, axis(max(end - spread, 0)), axis(min(end + spread, 100)), y),
-            ]
-        charts.append(_svg(bottom + 20, f"{title(metric)} accuracy in percent, from 0: {described}", parts))
-    return charts
-
-
 def _accuracy_charts(comparison: Comparison) -> list[Markup]:
     """One drawing a metric: a line a method with its seeds as small marks, their mean and its standard deviation."""
     charts = []
     for metric in metrics(comparison):
         rows, described = _measured_rows(comparison, metric)
         spans = [100 * value.mean + sign * 100 * (value.std or 0.0) for _, _, value in rows for sign in (-1, 1)]
-        axis = _axis([*spans, *(100 * seed for _, _, value in rows for seed in value.values)], 88, _WIDTH - 12)
+        start = 10 + _LETTER * max((len(_label(method)) for _, method, _ in rows), default=0)
+        axis = _axis([*spans, *(100 * seed for _, _, value in rows for seed in value.values)], start, _WIDTH - 12)
         bottom = 26 + 30 * len(rows)
         parts = _accuracy_frame(metric, axis, bottom)
         for line, (number, method, _) in enumerate(rows):
@@ -266,9 +406,15 @@ def _measured_rows(comparison: Comparison, metric: str) -> tuple[list[tuple[int,
     return rows, "; ".join(f"{method.name} {text(value, 'accuracy')}" for _, method, value in rows)
 
 
-def _name(method: Method, y: float) -> Markup:
-    label = Markup('<text x="80" y="{}" class="name"><title>{}</title>{}</text>')
-    return label.format(y + 4, method.name, _short(method.name, 13))
+def _label(method: Method) -> str:
+    """A name that is short enough for a drawing."""
+    name = f"{BASELINE} at {method.recipe.learning_rate:g}" if method.name.startswith(LEARNING_RATE_OF) else method.name
+    return name if len(name) <= _LETTERS else name[: _LETTERS - 1] + "…"
+
+
+def _name(method: Method, x: float, y: float) -> Markup:
+    label = Markup('<text x="{}" y="{}" class="name"><title>{}</title>{}</text>')
+    return label.format(x, y + 4, method.name, _label(method))
 
 
 def _whisker(number: int, start: float, end: float, y: float) -> Markup:
@@ -291,7 +437,7 @@ def _accuracy_line(number: int, method: Method, metric: str, axis: _Axis, y: flo
     seeds = {run.seed: run.test[metric] for run in method.runs if metric in run.test}
     value = Measured(tuple(seeds.values()))
     center, spread = 100 * value.mean, 100 * (value.std or 0.0)
-    parts = [_name(method, y)]
+    parts = [_name(method, axis.start - 8, y)]
     if spread:
         parts.append(_whisker(number, axis(center - spread), axis(center + spread), y))
     for seed, one in seeds.items():
@@ -304,19 +450,135 @@ def _accuracy_line(number: int, method: Method, metric: str, axis: _Axis, y: flo
     return [*parts, _marker(number, axis(center), y, 4.5, said, "dot")]
 
 
+def _trade_chart(comparison: Comparison) -> Markup | None:
+    """Top-1 against the largest k that is wanted: a mark for each method, with its seeds and the interval of its difference."""
+    others = [metric for metric in (_looked_at(comparison)[0], *metrics(comparison)) if metric != "top1"]
+    pair = ("top1", others[0]) if others else ()
+    rows = [(n, method) for n, method in enumerate(_ordered(comparison)) if pair and all(measured(method, m) for m in pair)]
+    if len(rows) < 2:
+        return None
+    found = differences(comparison)
+    centers, spans, seeds = {}, {}, {}
+    for number, method in rows:
+        values = [measured(method, metric) for metric in pair]
+        center = [100 * value.mean for value in values if value is not None]
+        centers[number] = center
+        tests = [(place, metric, found.get((method.name, metric))) for place, metric in enumerate(pair)]
+        spans[number] = {
+            place: [center[place] + 100 * (bound - one.paired.difference) for bound in (one.paired.low, one.paired.high)]
+            for place, _, one in tests
+            if one is not None and one.paired.low is not None and one.paired.high is not None
+        }
+        seeds[number] = [
+            (run.seed, [100 * run.test[metric] for metric in pair])
+            for run in method.runs
+            if all(metric in run.test for metric in pair)
+        ]
+    left, right, top, bottom = 40, _WIDTH - 10, 30, 250
+    axes = [
+        _axis(
+            [
+                *(center[place] for center in centers.values()),
+                *(bound for spans_of in spans.values() for bound in spans_of.get(place, ())),
+                *(one[place] for points in seeds.values() for _, one in points),
+            ],
+            *ends,
+        )
+        for place, ends in enumerate(((left, right), (bottom, top)))
+    ]
+    parts = [_heading(f"{title(pair[1])} against top-1", "%")]
+    for tick in axes[0].ticks:
+        parts += [
+            Markup('<line x1="{0}" y1="{1}" x2="{0}" y2="{2}" class="grid"/>').format(axes[0](tick), top, bottom),
+            Markup('<text x="{}" y="{}" class="tick middle">{:.10g}</text>').format(axes[0](tick), bottom + 14, tick),
+        ]
+    for tick in axes[1].ticks:
+        y = axes[1](tick)
+        parts += [
+            Markup('<line x1="{0}" y1="{2}" x2="{1}" y2="{2}" class="grid"/>').format(left, right, y),
+            Markup('<text x="{}" y="{:.1f}" class="tick end">{:.10g}</text>').format(left - 4, y + 3.5, tick),
+        ]
+    parts.append(Markup('<text x="{}" y="{}" class="tick end">top-1</text>').format(right, bottom + 28))
+    obstacles: list[tuple[_Box, float]] = []
+    for number, method in rows:
+        x, y = (axis(value) for axis, value in zip(axes, centers[number], strict=True))
+        color = _color(number)
+        if method.name == BASELINE:
+            line = Markup('<path d="M{0} {1}V{2}M{3} {5}H{4}" class="baseline" style="--c:{6}"/>')
+            parts.append(line.format(x, top, bottom, left, right, y, color))
+            obstacles += [((x - 1, top, x + 1, bottom), 1.0), ((left, y - 1, right, y + 1), 1.0)]
+        for place, span in spans[number].items():
+            first, last = (axes[place](bound) for bound in span)
+            drawn = Markup('<path d="M{0} {2}v6m0 -3H{1}m0 -3v6" class="whisker" style="--c:{3}"/>')
+            box = (first, y - 3, last, y + 3)
+            if place == 1:
+                drawn = Markup('<path d="M{2} {0}h6m-3 0V{1}m-3 0h6" class="whisker" style="--c:{3}"/>')
+                box = (x - 3, last, x + 3, first)
+            parts.append(drawn.format(first, last, (x if place else y) - 3, color))
+            obstacles.append((box, 3.0))
+        for seed, values in seeds[number]:
+            at = [axis(value) for axis, value in zip(axes, values, strict=True)]
+            said = f"{method.name}, seed {seed}: {values[0]:.2f} %, {values[1]:.2f} %"
+            dot = Markup('<circle cx="{}" cy="{}" r="2.2" class="seed" style="--c:{}"><title>{}</title></circle>')
+            parts.append(dot.format(*at, color, said))
+            obstacles.append(((at[0] - 2, at[1] - 2, at[0] + 2, at[1] + 2), 1.0))
+        obstacles.append(((x - 6, y - 6, x + 6, y + 6), 20.0))
+    marks, names = [], []
+    for number, method in rows:
+        x, y = (axis(value) for axis, value in zip(axes, centers[number], strict=True))
+        said = f"{method.name}: {centers[number][0]:.2f} %, {centers[number][1]:.2f} %"
+        marks.append(_marker(number, x, y, 5, said, "dot"))
+        box = _place_label(x, y, _LETTER * len(_label(method)), obstacles, (left, top, right, bottom))
+        obstacles.append((box, 20.0))
+        names += _trade_label(number, method, x, y, box)
+    words = "; ".join(f"{method.name} {centers[n][0]:.2f} and {centers[n][1]:.2f}" for n, method in rows)
+    described = f"{title(pair[1])} against top-1 accuracy in percent: {words}"
+    return _svg(bottom + 32, described, [*parts, *marks, *names])
+
+
+_Box = tuple[float, float, float, float]
+"""left, top, right, bottom"""
+
+
+def _place_label(x: float, y: float, width: float, obstacles: Sequence[tuple[_Box, float]], frame: _Box) -> _Box:
+    """Where a name beside a mark hides the least; of equally good places the nearest, to the right first."""
+    height, best = 13.0, None
+    for ring, distance in enumerate((9.0, 18.0, 30.0, 45.0, 62.0)):
+        for across, down in ((1, 0), (-1, 0), (0.7, -0.7), (0.7, 0.7), (-0.7, -0.7), (-0.7, 0.7), (0, -1), (0, 1)):
+            center = (x + across * (distance + width / 2), y + down * (distance + height / 2))
+            box = (center[0] - width / 2, center[1] - height / 2, center[0] + width / 2, center[1] + height / 2)
+            outside = box[0] < frame[0] or box[1] < frame[1] or box[2] > frame[2] or box[3] > frame[3]
+            cost = 1.5 * ring + 100 * outside + sum(weight for other, weight in obstacles if _overlap(box, other))
+            if best is None or cost < best[0]:
+                best = (cost, box)
+    assert best is not None
+    return best[1]
+
+
+def _overlap(one: _Box, other: _Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _trade_label(number: int, method: Method, x: float, y: float, box: _Box) -> Iterable[Markup]:
+    """A name in its place, with a line to its mark if that is far."""
+    near = (min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3]))
+    if math.hypot(near[0] - x, near[1] - y) > 12:
+        line = Markup('<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" class="leader" style="--c:{}"/>')
+        yield line.format(x, y, *near, _color(number))
+    label = Markup('<text x="{:.1f}" y="{:.1f}" class="middle label" style="--c:{}"><title>{}</title>{}</text>')
+    yield label.format((box[0] + box[2]) / 2, box[3] - 3, _color(number), method.name, _label(method))
+
+
 def _heading(words: str, unit: str) -> Markup:
     return Markup('<text x="2" y="14" class="heading">{} <tspan class="unit">{}</tspan></text>').format(words, unit)
-
-
-def _short(name: str, length: int) -> str:
-    return name if len(name) <= length else name[: length - 1] + "…"
 
 
 def _curve_charts(comparison: Comparison) -> list[Markup]:
     """Validation accuracy over the epochs: seeds thin, their mean thick."""
     charts = []
-    for metric in ("top1", "top5"):
-        drawn = [(number, curves) for number, method in enumerate(_ordered(comparison)) if (curves := _curves(method, metric))]
+    for metric in reversed(_looked_at(comparison)):
+        tuned = [(number, method) for number, method in enumerate(_ordered(comparison)) if method.tries]
+        drawn = [(number, curves) for number, method in tuned if (curves := _curves(method, metric))]
         if not drawn:
             continue
         everything = [point for _, curves in drawn for curve in curves for point in curve]

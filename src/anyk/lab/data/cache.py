@@ -46,7 +46,9 @@ def remember(path: Path, build: Callable[[], Dataset]) -> Dataset:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.replacing(path) as temporary:
-            save_file(tensors, temporary, {"dataset": json.dumps([facts, fingerprint])})
+            # What was left out is not a part of the content, nor of its digest.
+            left_out = {"unreadable": json.dumps(dataset.unreadable)} if dataset.unreadable else {}
+            save_file(tensors, temporary, {"dataset": json.dumps([facts, fingerprint]), **left_out})
     except (OSError, SafetensorError, LabError) as error:
         # Without the name of the temporary file, which is another one each time: the note is told once.
         reason = getattr(error, "strerror", None) or error
@@ -66,6 +68,7 @@ def key_of(sources: Iterable[Path], *settings: object) -> str:
 def _read(path: Path) -> Dataset:
     with safe_open(path, "pt") as file:
         facts, fingerprint = json.loads(file.metadata()["dataset"])
+        unreadable = json.loads(file.metadata().get("unreadable", "[]"))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
     if _digest(tensors, facts) != fingerprint:
         raise ValueError("its checksum is wrong")
@@ -78,6 +81,7 @@ def _read(path: Path) -> Dataset:
         fingerprint=fingerprint,
         mean=tuple(facts["mean"]),
         std=tuple(facts["std"]),
+        unreadable=tuple(unreadable),
     )
 
 

@@ -91,6 +91,10 @@ class Dataset:
     fingerprint: str
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    folder: str = ""
+    """of image files, where it was made of one"""
+    unreadable: tuple[str, ...] = ()
+    """files in it that could not be read and were left out"""
 
 
 @dataclass(frozen=True)
