@@ -56,9 +56,7 @@ def count_classes(comparison: Comparison, out: Path, dataset: Dataset, parts: Pa
             confusions[side].update(_confusions(target, one["guesses"][:, 0]))
     if not seeds:
         return None
-    before, after = (
-        {metric: tuple(hits[side, row, present].tolist()) for row, metric in enumerate(names)} for side in (0, 1)
-    )
+    before, after = ({metric: tuple(hits[side, row, present].tolist()) for row, metric in enumerate(names)} for side in (0, 1))
     return ByClass(
         method.name,
         tuple(seeds),

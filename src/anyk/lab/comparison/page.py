@@ -9,8 +9,9 @@ import html
 import math
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def _words(value: Any) -> str:
     """A setting as people read it."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_words(item)}" for name, item in value.items())
-    return ", ".join(map(_words, value)) if isinstance(value, (list, tuple)) else text(value, "field")
+    return ", ".join(map(_words, value)) or "–" if isinstance(value, (list, tuple)) else text(value, "field")
 
 
 _NUMBER = r"[+−]?\d[\d,.]*"
@@ -250,7 +251,7 @@ def _confusions(comparison: Comparison) -> list[Confusion]:
     if comparison.by_class is None:
         return []
     found: dict[Confusion, None] = {}
-    for count in (lambda pair: pair.before, lambda pair: pair.after):
+    for count in map(attrgetter, ("before", "after")):
         most = sorted((pair for pair in comparison.by_class.confusions if count(pair)), key=count, reverse=True)
         found |= dict.fromkeys(most[:SHOWN_CLASSES])
     return sorted(found, key=lambda pair: -pair.before - pair.after)
@@ -266,13 +267,17 @@ def _k(metric: str) -> int:
     return int(metric.removeprefix("top"))
 
 
+#: tries this much below the best have no colour
+_COLOURED = 0.05
+
+
 @dataclass(frozen=True)
 class _Grid:
-    """A method's tries at full length: their mean scores by the method's own knob (rows) and learning rate (columns)."""
+    """A method's tries at full length: their mean scores by learning rate (rows) and the method's own knob (columns)."""
 
     name: str
     knob: str
-    learning_rates: list[str]
+    columns: list[str]
     rows: list[tuple[str, list[dict[str, Any]]]]
     chosen: str
 
@@ -280,31 +285,27 @@ class _Grid:
 def _tuning(method: Method) -> _Grid:
     recipe, knob = method.recipe, method.knob or ""
     full = [point for point in method.tries if point.epochs >= recipe.epochs]
-    scores = {(point.knob, point.learning_rate): _mean_score(point) for point in full}
-    finite = [score for score in scores.values() if score is not None]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
-    rates, values = (sorted({value for value in side if value is not None}) for side in _sides(full))
-    taken = (getattr(recipe, knob, None), recipe.learning_rate)
+    scores = {(point.learning_rate, point.knob): _mean_score(point) for point in full}
+    high = max((score for score in scores.values() if score is not None), default=0.0)
+    rates = sorted({point.learning_rate for point in full})
+    values = sorted({point.knob for point in full}, key=lambda value: -math.inf if value is None else value)
+    taken = (recipe.learning_rate, getattr(recipe, knob, None))
 
-    def cell(place: tuple[float | None, float]) -> dict[str, Any]:
+    def cell(place: tuple[float, float | None]) -> dict[str, Any]:
         if place not in scores:
             return {"text": "", "share": 0, "chosen": False}
         score = scores[place]
-        share = 0 if score is None else round(100 * (score - low) / (high - low)) if high > low else 50
+        share = 0 if score is None else max(0, round(100 * (1 - (high - score) / _COLOURED)))
         return {"text": "diverged" if score is None else percent(score), "share": share, "chosen": place == taken}
 
     words = knob.replace("_", " ")
     return _Grid(
         method.name,
         words,
-        [f"{rate:g}" for rate in rates],
-        [(text(value, "field"), [cell((value, rate)) for rate in rates]) for value in values],
-        f"learning rate {recipe.learning_rate:g}, {words} {taken[0]:g}" if taken[0] is not None else "",
+        [text(value, "field") for value in values],
+        [(f"{rate:g}", [cell((rate, value)) for value in values]) for rate in rates],
+        f"learning rate {taken[0]:g}" + (f", {words} {taken[1]:g}" if taken[1] is not None else ""),
     )
-
-
-def _sides(tries: Sequence[Try]) -> tuple[list[float], list[float | None]]:
-    return [point.learning_rate for point in tries], [point.knob for point in tries]
 
 
 def _mean_score(point: Try) -> float | None:
@@ -450,94 +451,114 @@ def _accuracy_line(number: int, method: Method, metric: str, axis: _Axis, y: flo
     return [*parts, _marker(number, axis(center), y, 4.5, said, "dot")]
 
 
-def _trade_chart(comparison: Comparison) -> Markup | None:
-    """Top-1 against the largest k that is wanted: a mark for each method, with its seeds and the interval of its difference."""
-    others = [metric for metric in (_looked_at(comparison)[0], *metrics(comparison)) if metric != "top1"]
-    pair = ("top1", others[0]) if others else ()
-    rows = [(n, method) for n, method in enumerate(_ordered(comparison)) if pair and all(measured(method, m) for m in pair)]
-    if len(rows) < 2:
-        return None
-    found = differences(comparison)
-    centers, spans, seeds = {}, {}, {}
-    for number, method in rows:
-        values = [measured(method, metric) for metric in pair]
-        center = [100 * value.mean for value in values if value is not None]
-        centers[number] = center
-        tests = [(place, metric, found.get((method.name, metric))) for place, metric in enumerate(pair)]
-        spans[number] = {
-            place: [center[place] + 100 * (bound - one.paired.difference) for bound in (one.paired.low, one.paired.high)]
-            for place, _, one in tests
-            if one is not None and one.paired.low is not None and one.paired.high is not None
-        }
-        seeds[number] = [
-            (run.seed, [100 * run.test[metric] for metric in pair])
-            for run in method.runs
-            if all(metric in run.test for metric in pair)
-        ]
-    left, right, top, bottom = 40, _WIDTH - 10, 30, 250
-    axes = [
-        _axis(
-            [
-                *(center[place] for center in centers.values()),
-                *(bound for spans_of in spans.values() for bound in spans_of.get(place, ())),
-                *(one[place] for points in seeds.values() for _, one in points),
-            ],
-            *ends,
-        )
-        for place, ends in enumerate(((left, right), (bottom, top)))
-    ]
-    parts = [_heading(f"{title(pair[1])} against top-1", "%")]
-    for tick in axes[0].ticks:
-        parts += [
-            Markup('<line x1="{0}" y1="{1}" x2="{0}" y2="{2}" class="grid"/>').format(axes[0](tick), top, bottom),
-            Markup('<text x="{}" y="{}" class="tick middle">{:.10g}</text>').format(axes[0](tick), bottom + 14, tick),
-        ]
-    for tick in axes[1].ticks:
-        y = axes[1](tick)
-        parts += [
-            Markup('<line x1="{0}" y1="{2}" x2="{1}" y2="{2}" class="grid"/>').format(left, right, y),
-            Markup('<text x="{}" y="{:.1f}" class="tick end">{:.10g}</text>').format(left - 4, y + 3.5, tick),
-        ]
-    parts.append(Markup('<text x="{}" y="{}" class="tick end">top-1</text>').format(right, bottom + 28))
-    obstacles: list[tuple[_Box, float]] = []
-    for number, method in rows:
-        x, y = (axis(value) for axis, value in zip(axes, centers[number], strict=True))
-        color = _color(number)
-        if method.name == BASELINE:
-            line = Markup('<path d="M{0} {1}V{2}M{3} {5}H{4}" class="baseline" style="--c:{6}"/>')
-            parts.append(line.format(x, top, bottom, left, right, y, color))
-            obstacles += [((x - 1, top, x + 1, bottom), 1.0), ((left, y - 1, right, y + 1), 1.0)]
-        for place, span in spans[number].items():
-            first, last = (axes[place](bound) for bound in span)
-            drawn = Markup('<path d="M{0} {2}v6m0 -3H{1}m0 -3v6" class="whisker" style="--c:{3}"/>')
-            box = (first, y - 3, last, y + 3)
-            if place == 1:
-                drawn = Markup('<path d="M{2} {0}h6m-3 0V{1}m-3 0h6" class="whisker" style="--c:{3}"/>')
-                box = (x - 3, last, x + 3, first)
-            parts.append(drawn.format(first, last, (x if place else y) - 3, color))
-            obstacles.append((box, 3.0))
-        for seed, values in seeds[number]:
-            at = [axis(value) for axis, value in zip(axes, values, strict=True)]
-            said = f"{method.name}, seed {seed}: {values[0]:.2f} %, {values[1]:.2f} %"
-            dot = Markup('<circle cx="{}" cy="{}" r="2.2" class="seed" style="--c:{}"><title>{}</title></circle>')
-            parts.append(dot.format(*at, color, said))
-            obstacles.append(((at[0] - 2, at[1] - 2, at[0] + 2, at[1] + 2), 1.0))
-        obstacles.append(((x - 6, y - 6, x + 6, y + 6), 20.0))
-    marks, names = [], []
-    for number, method in rows:
-        x, y = (axis(value) for axis, value in zip(axes, centers[number], strict=True))
-        said = f"{method.name}: {centers[number][0]:.2f} %, {centers[number][1]:.2f} %"
-        marks.append(_marker(number, x, y, 5, said, "dot"))
-        box = _place_label(x, y, _LETTER * len(_label(method)), obstacles, (left, top, right, bottom))
-        obstacles.append((box, 20.0))
-        names += _trade_label(number, method, x, y, box)
-    words = "; ".join(f"{method.name} {centers[n][0]:.2f} and {centers[n][1]:.2f}" for n, method in rows)
-    described = f"{title(pair[1])} against top-1 accuracy in percent: {words}"
-    return _svg(bottom + 32, described, [*parts, *marks, *names])
-
-
 _Box = tuple[float, float, float, float]
 """left, top, right, bottom"""
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """A method in the plane of two metrics, in percent: its mean, its seeds, and the intervals of its differences."""
+
+    number: int
+    method: Method
+    center: tuple[float, float]
+    seeds: list[tuple[int, tuple[float, float]]]
+    spans: tuple[tuple[float, float] | None, tuple[float, float] | None]
+    """around the mean, in each of the two metrics; None where there is no test"""
+
+    def along(self, way: int) -> list[float]:
+        """All that is drawn of it in one of the metrics."""
+        return [self.center[way], *(self.spans[way] or ()), *(values[way] for _, values in self.seeds)]
+
+    @property
+    def words(self) -> str:
+        return f"{self.method.name} {self.center[0]:.2f} and {self.center[1]:.2f}"
+
+
+def _spots(comparison: Comparison, across: str, up: str) -> list[_Spot]:
+    """The methods that have both metrics."""
+    found, spots = differences(comparison), []
+
+    def span(method: Method, metric: str, center: float) -> tuple[float, float] | None:
+        pair = found[method.name, metric].paired if (method.name, metric) in found else None
+        if pair is None or pair.low is None or pair.high is None:
+            return None
+        low, high = (center + 100 * (bound - pair.difference) for bound in (pair.low, pair.high))
+        return max(low, 0.0), min(high, 100.0)
+
+    for number, method in enumerate(_ordered(comparison)):
+        both = [run for run in method.runs if across in run.test and up in run.test]
+        if both:
+            seeds = [(run.seed, (100 * run.test[across], 100 * run.test[up])) for run in both]
+            x, y = (mean([values[way] for _, values in seeds]) for way in (0, 1))
+            spots.append(_Spot(number, method, (x, y), seeds, (span(method, across, x), span(method, up, y))))
+    return spots
+
+
+def _trade_chart(comparison: Comparison) -> Markup | None:
+    """Top-1 against the largest k that is wanted: a mark for each method, with its seeds and the interval of its difference."""
+    up = next((metric for metric in (_looked_at(comparison)[0], *metrics(comparison)) if metric != "top1"), None)
+    spots = _spots(comparison, "top1", up) if up is not None else []
+    if up is None or len(spots) < 2:
+        return None
+    frame = left, top, right, bottom = (40.0, 30.0, _WIDTH - 10.0, 250.0)
+    horizontal = _axis([value for spot in spots for value in spot.along(0)], left, right)
+    vertical = _axis([value for spot in spots for value in spot.along(1)], bottom, top)
+    parts = [_heading(f"{title(up)} against top-1", "%"), *_trade_grid(horizontal, vertical, frame)]
+    taken: list[tuple[_Box, float]] = []
+    for spot in spots:
+        drawn, boxes = _trade_spot(spot, horizontal, vertical, frame)
+        parts += drawn
+        taken += boxes
+    names: list[Markup] = []
+    for spot in spots:
+        x, y = horizontal(spot.center[0]), vertical(spot.center[1])
+        parts.append(_marker(spot.number, x, y, 5, spot.words, "dot"))
+        box = _place_label(x, y, _LETTER * len(_label(spot.method)), taken, frame)
+        taken.append((box, 20.0))
+        names += _trade_label(spot, x, y, box)
+    described = "; ".join(spot.words for spot in spots)
+    return _svg(bottom + 32, f"top-1 and {title(up)} accuracy in percent: {described}", [*parts, *names])
+
+
+def _trade_grid(horizontal: _Axis, vertical: _Axis, frame: _Box) -> Iterator[Markup]:
+    left, top, right, bottom = frame
+    for tick in horizontal.ticks:
+        yield Markup('<line x1="{0}" y1="{1}" x2="{0}" y2="{2}" class="grid"/>').format(horizontal(tick), top, bottom)
+        yield Markup('<text x="{}" y="{}" class="tick middle">{:.10g}</text>').format(horizontal(tick), bottom + 14, tick)
+    for tick in vertical.ticks:
+        y = vertical(tick)
+        yield Markup('<line x1="{0}" y1="{2}" x2="{1}" y2="{2}" class="grid"/>').format(left, right, y)
+        yield Markup('<text x="{}" y="{:.1f}" class="tick end">{:.10g}</text>').format(left - 4, y + 3.5, tick)
+    yield Markup('<text x="{}" y="{}" class="tick end">top-1</text>').format(right, bottom + 28)
+
+
+def _trade_spot(spot: _Spot, horizontal: _Axis, vertical: _Axis, frame: _Box) -> tuple[list[Markup], list[tuple[_Box, float]]]:
+    """What is drawn of a method below its mark; and the boxes that a name should not hide, with how much that matters."""
+    left, top, right, bottom = frame
+    x, y, color = horizontal(spot.center[0]), vertical(spot.center[1]), _color(spot.number)
+    parts: list[Markup] = []
+    boxes: list[tuple[_Box, float]] = [((x - 6, y - 6, x + 6, y + 6), 20.0)]
+    if spot.method.name == BASELINE:
+        line = Markup('<path d="M{0} {1}V{2}M{3} {5}H{4}" class="baseline" style="--c:{6}"/>')
+        parts.append(line.format(x, top, bottom, left, right, y, color))
+        boxes += [((x - 1, top, x + 1, bottom), 5.0), ((left, y - 1, right, y + 1), 5.0)]
+    if spot.spans[0] is not None:
+        low, high = map(horizontal, spot.spans[0])
+        parts.append(_whisker(spot.number, low, high, y))
+        boxes.append(((low, y - 3, high, y + 3), 10.0))
+    if spot.spans[1] is not None:
+        low, high = map(vertical, spot.spans[1])
+        path = Markup('<path d="M{2} {0}h8m-4 0V{1}m-4 0h8" class="whisker" style="--c:{3}"/>')
+        parts.append(path.format(low, high, round(x - 4, 1), color))
+        boxes.append(((x - 3, high, x + 3, low), 10.0))
+    for seed, values in spot.seeds:
+        at = horizontal(values[0]), vertical(values[1])
+        said = f"{spot.method.name}, seed {seed}: {values[0]:.2f} and {values[1]:.2f}"
+        dot = Markup('<circle cx="{}" cy="{}" r="2.2" class="seed" style="--c:{}"><title>{}</title></circle>')
+        parts.append(dot.format(*at, color, said))
+        boxes.append(((at[0] - 2, at[1] - 2, at[0] + 2, at[1] + 2), 2.0))
+    return parts, boxes
 
 
 def _place_label(x: float, y: float, width: float, obstacles: Sequence[tuple[_Box, float]], frame: _Box) -> _Box:
@@ -548,7 +569,7 @@ def _place_label(x: float, y: float, width: float, obstacles: Sequence[tuple[_Bo
             center = (x + across * (distance + width / 2), y + down * (distance + height / 2))
             box = (center[0] - width / 2, center[1] - height / 2, center[0] + width / 2, center[1] + height / 2)
             outside = box[0] < frame[0] or box[1] < frame[1] or box[2] > frame[2] or box[3] > frame[3]
-            cost = 1.5 * ring + 100 * outside + sum(weight for other, weight in obstacles if _overlap(box, other))
+            cost = ring + 100 * outside + sum(weight for other, weight in obstacles if _overlap(box, other))
             if best is None or cost < best[0]:
                 best = (cost, box)
     assert best is not None
@@ -559,14 +580,15 @@ def _overlap(one: _Box, other: _Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def _trade_label(number: int, method: Method, x: float, y: float, box: _Box) -> Iterable[Markup]:
+def _trade_label(spot: _Spot, x: float, y: float, box: _Box) -> Iterator[Markup]:
     """A name in its place, with a line to its mark if that is far."""
     near = (min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3]))
     if math.hypot(near[0] - x, near[1] - y) > 12:
         line = Markup('<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" class="leader" style="--c:{}"/>')
-        yield line.format(x, y, *near, _color(number))
+        yield line.format(x, y, *near, _color(spot.number))
     label = Markup('<text x="{:.1f}" y="{:.1f}" class="middle label" style="--c:{}"><title>{}</title>{}</text>')
-    yield label.format((box[0] + box[2]) / 2, box[3] - 3, _color(number), method.name, _label(method))
+    name = spot.method.name, _label(spot.method)
+    yield label.format((box[0] + box[2]) / 2, box[3] - 3, _color(spot.number), *name)
 
 
 def _heading(words: str, unit: str) -> Markup:
