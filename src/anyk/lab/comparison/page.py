@@ -83,6 +83,7 @@ def render(comparison: Comparison) -> str:
         codes=[(method.name, code(method.recipe, comparison.data.get("classes"))) for method in comparison.methods],
         shown_classes=SHOWN_CLASSES,
         shown_files=SHOWN_FILES,
+        intervals=any(one.paired.low is not None for one in differences(comparison).values()),
         confidence=f"{100 * CONFIDENCE:.0f} %",
     )
 
@@ -164,7 +165,8 @@ def _rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _difference(one: Difference) -> str:
-    counted = f" ({hits(one.paired.hits)} examples)" if one.paired.hits is not None else ""
+    counted = "" if one.paired.hits is None else hits(one.paired.hits)
+    counted = counted and f" ({counted} {'example' if counted[1:] == '1' else 'examples'})"
     return f"{points(one.paired.difference)} points{counted}"
 
 
@@ -217,15 +219,18 @@ class _Changes:
     def summary(self) -> str:
         """
         >>> _Changes("top1", [_Change("a", 9, 1, 3)], []).summary
-        '1 class gains 2 hits, none loses.'
+        '1 class gains 2 hits, no class loses.'
         """
+        if not self.gains and not self.losses:
+            return "No class gains or loses."
         gained, lost = (abs(sum(one.difference for one in side)) for side in (self.gains, self.losses))
-        return f"{_count(self.gains, gained, 'gain')}, {_count(self.losses, lost, 'lose')}."
+        words = f"{_count(self.gains, gained, 'gain')}, {_count(self.losses, lost, 'lose')}."
+        return words[0].upper() + words[1:]
 
 
 def _count(side: Sequence[_Change], total: int, verb: str) -> str:
     if not side:
-        return f"none {verb}s"
+        return f"no class {verb}s"
     these = f"1 class {verb}s" if len(side) == 1 else f"{len(side):,} classes {verb}"
     return f"{these} {total:,} {'hit' if total == 1 else 'hits'}"
 
@@ -335,17 +340,17 @@ class _Axis:
 
     @property
     def ticks(self) -> list[float]:
-        step = 10 ** math.floor(math.log10(self.high - self.low))
+        step = 10.0 ** math.floor(math.log10(self.high - self.low))
         step = next(size for size in (step / 5, step / 2, step, 2 * step, 5 * step) if (self.high - self.low) / size <= 5)
         first = math.ceil(self.low / step - 1e-9)
         return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
 
 def _axis(values: Sequence[float], start: float, end: float) -> _Axis:
-    """An axis around the values, a little wider than they are."""
+    """An axis around percentages, a little wider than they are."""
     low, high = min(values), max(values)
-    margin = 0.06 * (high - low) or max(abs(high) * 0.01, 0.5)
-    return _Axis(low - margin, high + margin, start, end)
+    margin = 0.06 * (high - low) or 0.5
+    return _Axis(max(low - margin, 0.0), min(high + margin, 100.0), start, end)
 
 
 def _svg(height: float, label: str, parts: Sequence[Markup]) -> Markup:
@@ -389,7 +394,7 @@ def _accuracy_charts(comparison: Comparison) -> list[Markup]:
     charts = []
     for metric in metrics(comparison):
         rows, described = _measured_rows(comparison, metric)
-        spans = [100 * value.mean + sign * 100 * (value.std or 0.0) for _, _, value in rows for sign in (-1, 1)]
+        spans = [bound for _, _, value in rows for bound in _spread(value)]
         start = 10 + _LETTER * max((len(_label(method)) for _, method, _ in rows), default=0)
         axis = _axis([*spans, *(100 * seed for _, _, value in rows for seed in value.values)], start, _WIDTH - 12)
         bottom = 26 + 30 * len(rows)
@@ -437,10 +442,10 @@ def _accuracy_frame(metric: str, axis: _Axis, bottom: float) -> list[Markup]:
 def _accuracy_line(number: int, method: Method, metric: str, axis: _Axis, y: float) -> list[Markup]:
     seeds = {run.seed: run.test[metric] for run in method.runs if metric in run.test}
     value = Measured(tuple(seeds.values()))
-    center, spread = 100 * value.mean, 100 * (value.std or 0.0)
     parts = [_name(method, axis.start - 8, y)]
-    if spread:
-        parts.append(_whisker(number, axis(center - spread), axis(center + spread), y))
+    if value.std:
+        low, high = map(axis, _spread(value))
+        parts.append(_whisker(number, low, high, y))
     for seed, one in seeds.items():
         parts.append(
             Markup('<circle cx="{}" cy="{}" r="2.4" class="seed" style="--c:{}"><title>{}</title></circle>').format(
@@ -448,7 +453,13 @@ def _accuracy_line(number: int, method: Method, metric: str, axis: _Axis, y: flo
             )
         )
     said = f"{method.name}: {text(value, 'accuracy')} %"
-    return [*parts, _marker(number, axis(center), y, 4.5, said, "dot")]
+    return [*parts, _marker(number, axis(100 * value.mean), y, 4.5, said, "dot")]
+
+
+def _spread(value: Measured) -> tuple[float, float]:
+    """Mean minus and plus standard deviation in percent, as far as there are percentages."""
+    center, std = 100 * value.mean, 100 * (value.std or 0.0)
+    return max(center - std, 0.0), min(center + std, 100.0)
 
 
 _Box = tuple[float, float, float, float]
@@ -604,9 +615,9 @@ def _curve_charts(comparison: Comparison) -> list[Markup]:
         if not drawn:
             continue
         everything = [point for _, curves in drawn for curve in curves for point in curve]
-        # The first evaluations are far below the rest; without them the end of the curves can be read.
+        # The first evaluations are far below the rest; without them the end of the curves can be read. All ends are shown.
         heights = sorted(y for _, y in everything)
-        floor = heights[len(heights) // 5]
+        floor = min(heights[len(heights) // 5], *(curve[-1][1] for _, curves in drawn for curve in curves))
         horizontal = _axis_exact([x for x, _ in everything], 34, _WIDTH - 10)
         vertical = _axis([floor, heights[-1]], 182, 26)
         parts = [_heading(f"validation {title(metric)}", "%")]
@@ -617,6 +628,8 @@ def _curve_charts(comparison: Comparison) -> list[Markup]:
                 Markup('<text x="30" y="{:.1f}" class="tick end">{:.10g}</text>').format(y + 3.5, tick),
             ]
         for tick in horizontal.ticks:
+            if not tick.is_integer() and horizontal.high - horizontal.low >= 2:
+                continue
             parts.append(Markup('<text x="{}" y="198" class="tick middle">{:.10g}</text>').format(horizontal(tick), tick))
         parts.append(Markup('<text x="{}" y="212" class="tick middle">epoch</text>').format((_WIDTH + 24) / 2))
         lines = []
