@@ -1,6 +1,5 @@
 """`anyk.lab.compare`: the command as a function."""
 
-import html
 import importlib
 import os
 from collections.abc import Sequence
@@ -80,9 +79,7 @@ class Report(Comparison):
         return "\n".join([self.table(), *self.verdict])
 
     def _repr_html_(self) -> str:
-        # In a frame of its own: the page has rules for a whole document, a notebook has others.
-        frame = "width: 100%; height: 80vh; border: 0"
-        return f'<iframe srcdoc="{html.escape(page.render(self))}" style="{frame}"></iframe>'
+        return page.embed(self)
 
 
 _NUMBERS = ("mean", "std", "seeds", "difference", "low", "high", "p")

@@ -1,60 +1,106 @@
 """Test examples that a method gains or loses against the baseline."""
 
-import dataclasses
 import io
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from PIL import Image
 
-from anyk.lab.comparison.outcome import BASELINE, Comparison, Example, Guess, Moves, picked
+from anyk.lab.comparison.classes import tested
+from anyk.lab.comparison.outcome import Comparison, Example, Guess, Moves, rival, shared, wanted
+from anyk.lab.data import Dataset, Parts, folders
+from anyk.lab.errors import LabError
 from anyk.lab.run.evaluation import Predictor
 
-GUESSES = 5
-SHOWN_EXAMPLES = 12
+#: examples that are shown of those that were gained, and as many of those that were lost
+SHOWN_EXAMPLES = 8
+#: guesses that are shown of an example, where k is larger
+SHOWN_GUESSES = 10
+#: the longer side of an image that is shown, at most
+THUMBNAIL = 96
 
 
-def find_moves(outcome: Comparison, out: Path) -> Moves | None:
-    """Test examples whose target is among the first five guesses of the best other method or of the baseline, not of both."""
-    finished = {method.name: {run.seed: run for run in method.runs} for method in outcome.methods}
-    baseline = finished.pop(BASELINE)
-    others = dataclasses.replace(
-        outcome, methods=tuple(method for method in outcome.methods if baseline.keys() & finished.get(method.name, {}).keys())
-    )
-    if not others.methods or outcome.data["classes"] <= GUESSES:
+def find_moves(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts) -> Moves | None:
+    """Test examples whose target is among the first k guesses of the baseline or of its rival, not of both.
+
+    k is the largest that is wanted. The runs have kept ranks and guesses; their models are asked for probabilities of the
+    examples that are shown, and of no others.
+
+    Args:
+        comparison: the methods with their runs.
+        out: the folder that the runs' folders are in.
+        dataset: the data of the runs.
+        parts: their split of it.
+    """
+    method = rival(comparison)
+    runs = shared(comparison, method)[0] if method is not None else None
+    if method is None or runs is None:
         return None
-    name = picked(others).name
-    seed = min(baseline.keys() & finished[name].keys())
-    before, after = (Predictor(out / runs[seed].folder, trust=True) for runs in (baseline, finished[name]))
-    guesses = [predictor.test_guesses(GUESSES) for predictor in (before, after)]
-    target = before.parts.test.labels[before.parts.test_index]
-    had, has = ((classes == target[:, None]).any(1) for classes, _ in guesses)
-    into, out_of = (has & ~had).nonzero().squeeze(1), (had & ~has).nonzero().squeeze(1)
-    names = before.dataset.classes
+    k = max(int(metric.removeprefix("top")) for metric in wanted(comparison))
+    before, after = (tested(run, out) for run in runs)
+    if before is None or after is None or len(before["ranks"]) != len(parts.test_index):
+        return None
+    had, has = (one["ranks"] <= k for one in (before, after))
+    into, out_of = np.flatnonzero(has & ~had), np.flatnonzero(had & ~has)
+    moved: list[tuple[int, Literal["in", "out"]]] = [(place, "in") for place in _spread_out(into)]
+    moved += [(place, "out") for place in _spread_out(out_of)]
+    if not moved:
+        return Moves(method.name, k, runs[0].seed, 0, 0)
+    places = torch.tensor([place for place, _ in moved])
+    index = parts.test_index[places]
+    guesses = [
+        _guesses(out / run.folder, torch.from_numpy(one["guesses"])[places, : min(k, SHOWN_GUESSES)].long(), places, dataset)
+        for run, one in zip(runs, (before, after), strict=True)
+    ]
+    images = parts.test.take(index) if dataset.kind == "images" else None
+    sources = _sources(dataset, index)
+    examples = tuple(
+        Example(
+            source=sources[row],
+            target=dataset.classes[int(parts.test.labels[index[row]])],
+            moved=way,
+            before=guesses[0][row],
+            after=guesses[1][row],
+            ranks=(int(before["ranks"][place]), int(after["ranks"][place])),
+            image=None if images is None else _png(images[row]),
+        )
+        for row, (place, way) in enumerate(moved)
+    )
+    return Moves(method.name, k, runs[0].seed, len(into), len(out_of), examples)
 
-    def example(place: int, moved: Literal["in", "out"]) -> Example:
-        listed = [
-            tuple(Guess(names[c], p) for c, p in zip(classes[place].tolist(), probabilities[place].tolist(), strict=True))
-            for classes, probabilities in guesses
-        ]
-        index = int(before.parts.test_index[place])
-        image = _png(before.parts.test.take(torch.tensor([index]))[0]) if before.dataset.kind == "images" else None
-        return Example(index, names[int(target[place])], moved, listed[0], listed[1], image)
 
-    shown = [example(place, "in") for place in _spread_out(into, SHOWN_EXAMPLES)]
-    shown += [example(place, "out") for place in _spread_out(out_of, SHOWN_EXAMPLES // 2)]
-    return Moves(name, seed, len(into), len(out_of), tuple(shown))
-
-
-def _spread_out(places: torch.Tensor, count: int) -> list[int]:
+def _spread_out(places: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> list[int]:
     """Some of the places, evenly over all of them: not those that look best."""
-    chosen = torch.linspace(0, len(places) - 1, min(count, len(places))).round().long()
-    return [int(place) for place in places[chosen]] if len(places) else []
+    taken = np.linspace(0, len(places) - 1, min(SHOWN_EXAMPLES, len(places))).round().astype(int)
+    return [int(place) for place in places[taken]]
+
+
+def _guesses(folder: Path, classes: torch.Tensor, places: torch.Tensor, dataset: Dataset) -> list[tuple[Guess, ...]]:
+    """The classes that a run has guessed for some test examples, with the probabilities that its model gives them."""
+    try:
+        chances: list[list[float | None]] = Predictor(folder, trust=True).test_probabilities(places).gather(1, classes).tolist()
+    except LabError:  # a model that cannot be made here has still made its guesses
+        chances = [[None] * classes.shape[1]] * len(places)
+    rows = zip(classes.tolist(), chances, strict=True)
+    return [tuple(Guess(dataset.classes[c], p) for c, p in zip(*row, strict=True)) for row in rows]
+
+
+def _sources(dataset: Dataset, index: torch.Tensor) -> list[str]:
+    """Where test examples are to be found: their files, or their rows."""
+    if dataset.folder:
+        train, test = folders.files(dataset)
+        files = train if dataset.test is None else test
+        if files is not None and len(files) == len(dataset.test or dataset.train):  # no file has come or gone meanwhile
+            return [files[place] for place in index.tolist()]
+    return [f"row {place}" for place in index.tolist()]
 
 
 def _png(image: torch.Tensor) -> bytes:
     pixels = image.permute(1, 2, 0).numpy()
+    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    picture.thumbnail((THUMBNAIL, THUMBNAIL))
     file = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "png")
+    picture.save(file, "png")
     return file.getvalue()

@@ -86,28 +86,61 @@ class Guess:
 
 @dataclass(frozen=True)
 class Example:
-    """A test example whose target moved into, or out of, the first five guesses. The guesses are best first."""
+    """A test example whose target moved into, or out of, the first k guesses. The guesses are best first."""
 
-    index: int
+    source: str
+    """where to find it: the file of an image folder, relative to it; otherwise "row 12", counted from 0"""
     target: str
     moved: Literal["in", "out"]
     before: tuple[Guess, ...]
     """of the baseline"""
     after: tuple[Guess, ...]
     """of the method"""
+    ranks: tuple[int, int]
+    """of the target, 1 for the best: for the baseline, and for the method"""
     image: bytes | None = None
     """a PNG file"""
 
 
 @dataclass(frozen=True)
 class Moves:
-    """How many test examples have their target in the first five guesses of one method only, of one seed; some of them."""
+    """How many test examples have their target in the first k guesses of one method only, of one seed; some of them."""
 
     method: str
+    k: int
     seed: int
     into: int
     out_of: int
     examples: tuple[Example, ...] = ()
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How often a class was the first guess for examples of another, over the seeds."""
+
+    target: str
+    guess: str
+    before: int
+    """by the baseline"""
+    after: int
+    """by the method"""
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """Hits of the baseline and of a method for each class that has test examples, added up over the seeds that both have."""
+
+    method: str
+    seeds: tuple[int, ...]
+    names: tuple[str, ...]
+    examples: tuple[int, ...]
+    """test examples of each class; each counts once for every seed in the hits"""
+    before: Mapping[str, tuple[int, ...]]
+    """the baseline's hits in each class, by metric"""
+    after: Mapping[str, tuple[int, ...]]
+    """the method's"""
+    confusions: tuple[Confusion, ...] = ()
+    """the most frequent ones of the baseline and of the method"""
 
 
 @dataclass(frozen=True)
@@ -128,7 +161,10 @@ class Comparison:
     """every method and control against the baseline, and methods against their controls: every top-k that was measured"""
     want: tuple[int, ...] = (1, 5)
     """the k that the user will show to people: the verdict is about these"""
+    by_class: ByClass | None = None
     moves: Moves | None = None
+    unreadable: tuple[str, ...] = ()
+    """files of the data that could not be read and were left out"""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """as in a run's environment.json"""
     failures: tuple[Failure, ...] = ()
@@ -261,6 +297,18 @@ def picked(comparison: Comparison) -> Method:
     """
     ranked = sorted(comparison.methods, key=lambda method: method.name != BASELINE)
     return max(ranked, key=lambda method: validation_score(comparison, method))
+
+
+def rival(comparison: Comparison) -> Method | None:
+    """The other method that is best on validation, of those that share a seed with the baseline: what is looked at closely."""
+    others = dataclasses.replace(comparison, methods=tuple(compared(comparison)))
+    return picked(others) if others.methods else None
+
+
+def shared(comparison: Comparison, method: Method) -> list[tuple[SeedRun, SeedRun]]:
+    """The runs of the baseline and of a method, with the same seed each."""
+    baseline = _baseline(comparison)
+    return [] if baseline is None else _shared(baseline, method)
 
 
 def chosen(comparison: Comparison) -> Method:

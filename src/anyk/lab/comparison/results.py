@@ -9,7 +9,9 @@ from typing import Any
 
 from anyk.lab import files
 from anyk.lab.comparison.outcome import (
+    ByClass,
     Comparison,
+    Confusion,
     Example,
     Guess,
     Method,
@@ -70,7 +72,7 @@ def from_json(content: Mapping[str, Any], source: str = "results.json") -> Compa
     if content.get("format") != FORMAT:
         raise LabError(f"{source} has the format {content.get('format')!r}; this version reads format {FORMAT}.")
     try:
-        moves = content.get("moves")
+        by_class, moves = content["by_class"], content["moves"]
         return Comparison(
             data=content["data"],
             command=content["command"],
@@ -79,7 +81,9 @@ def from_json(content: Mapping[str, Any], source: str = "results.json") -> Compa
             controls=tuple(_method(fields, source) for fields in content["controls"]),
             contrasts=tuple(_contrast(fields) for fields in content["contrasts"]),
             want=tuple(content["want"]),
+            by_class=_by_class(by_class) if by_class is not None else None,
             moves=_moves(moves) if moves is not None else None,
+            unreadable=tuple(content["unreadable"]),
             environment=content["environment"],
             failures=tuple(Failure(**failure) for failure in content["failures"]),
         )
@@ -115,12 +119,18 @@ def _contrast(fields: Mapping[str, Any]) -> Contrast:
     return Contrast(**{**fields, "by_seed": tuple(fields["by_seed"])})
 
 
+def _by_class(fields: Mapping[str, Any]) -> ByClass:
+    lists = {name: tuple(fields[name]) for name in ("seeds", "names", "examples")}
+    hits = {side: {metric: tuple(counts) for metric, counts in fields[side].items()} for side in ("before", "after")}
+    return ByClass(**{**fields, **lists, **hits, "confusions": tuple(Confusion(**pair) for pair in fields["confusions"])})
+
+
 def _moves(fields: Mapping[str, Any]) -> Moves:
     examples = []
     for example in fields["examples"]:
         guesses = {side: tuple(Guess(**guess) for guess in example[side]) for side in ("before", "after")}
         image = base64.b64decode(example["image"]) if example["image"] is not None else None
-        examples.append(Example(**{**example, **guesses, "image": image}))
+        examples.append(Example(**{**example, **guesses, "ranks": tuple(example["ranks"]), "image": image}))
     return Moves(**{**fields, "examples": tuple(examples)})
 
 

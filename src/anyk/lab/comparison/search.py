@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from anyk import info
 from anyk.lab import files
 from anyk.lab.comparison import page, results, tuning
+from anyk.lab.comparison.classes import count_classes
 from anyk.lab.comparison.moves import find_moves
 from anyk.lab.comparison.outcome import (
     BASELINE,
@@ -153,8 +154,13 @@ def compare(
             controls = together(pool, lambda winner: study.control(softmax, winner), winners)
             outcome = dataclasses.replace(outcome, controls=tuple(controls))
             outcome = dataclasses.replace(outcome, contrasts=contrasts(outcome, out))
-        outcome = dataclasses.replace(outcome, failures=tuple(study.failures))
-        outcome = dataclasses.replace(outcome, moves=find_moves(outcome, out))
+        outcome = dataclasses.replace(
+            outcome,
+            by_class=count_classes(outcome, out, dataset, parts),
+            moves=find_moves(outcome, out, dataset, parts),
+            unreadable=dataset.unreadable,
+            failures=tuple(study.failures),
+        )
         _write(outcome, out)
     return outcome
 

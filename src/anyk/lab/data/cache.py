@@ -51,8 +51,11 @@ def remember(path: Path, build: Callable[[], Dataset]) -> Dataset:
 def write(path: Path, dataset: Dataset) -> None:
     """Write a data set with its fingerprint into one file; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # What was left out is not a part of the content, nor of its digest.
+    left_out = {"unreadable": json.dumps(dataset.unreadable)} if dataset.unreadable else {}
     with files.replacing(path) as temporary:
-        save_file(_tensors(dataset), temporary, {"dataset": json.dumps([_facts(dataset), dataset.fingerprint])})
+        facts = json.dumps([_facts(dataset), dataset.fingerprint])
+        save_file(_tensors(dataset), temporary, {"dataset": facts, **left_out})
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -86,6 +89,7 @@ def read(path: Path) -> Dataset:
     """What :func:`write` wrote; raises whatever a damaged file makes the parsers raise, or a ValueError."""
     with safe_open(path, "pt") as file:
         facts, noted = json.loads(file.metadata()["dataset"])
+        unreadable = json.loads(file.metadata().get("unreadable", "[]"))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
     if _digest(tensors, facts) != noted:
         raise ValueError("its checksum is wrong")
@@ -103,6 +107,7 @@ def read(path: Path) -> Dataset:
         fingerprint=noted,
         mean=tuple(facts["mean"]),
         std=tuple(facts["std"]),
+        unreadable=tuple(unreadable),
     )
 
 

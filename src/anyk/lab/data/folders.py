@@ -1,5 +1,6 @@
 """A folder of images, one folder inside for each class: decoded once, at one size, and kept."""
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from anyk.lab.errors import LabError
 SIZE = 32
 """Height and width of the images, where nobody asks for others."""
 
-_VERSION = 1  # of the pixels: a change of `read_pixels` needs another number
+_VERSION = 2  # of the pixels and what is kept with them: a change of `read_pixels` needs another number
 _SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
 _TEST_NAMES = ("test", "val", "valid", "validation")  # the first that is there is the test set
 
@@ -47,9 +48,6 @@ def load(folder: Path, *, size: int = SIZE, cache: Path | None = None) -> Datase
         unreadable: list[Path] = []
         train_split = _decode_all(train, classes, size, unreadable)
         test_split = None if test is None else _decode_all(test, classes, size, unreadable)
-        if unreadable:
-            what = "image could not be read and is" if len(unreadable) == 1 else "images could not be read and are"
-            notes.tell(f"{len(unreadable)} {what} left out: {', '.join(map(str, unreadable))}")
         counts = torch.bincount(train_split.labels, minlength=len(classes))
         empty = [name for name, count in zip(classes, counts.tolist(), strict=True) if not count]
         if empty:
@@ -59,13 +57,31 @@ def load(folder: Path, *, size: int = SIZE, cache: Path | None = None) -> Datase
         if test_split is not None and not len(test_split):
             raise LabError(f"{test_root} has no readable images: add some or remove it.")
         mean, std = channel_statistics(train_split.parts[0])
-        return Dataset(folder.absolute().name, "images", classes, train_split, test_split, "", mean, std)
+        left_out = tuple(path.relative_to(folder).as_posix() for path in unreadable)
+        return Dataset(folder.absolute().name, "images", classes, train_split, test_split, "", mean, std, unreadable=left_out)
 
     sources = [path for files in (train, test or {}) for paths in files.values() for path in paths]
     # The classes are named too: an empty class has no files.
     key = caches.key_of(sources, classes, None if test is None else tuple(test), size)
     kept = caches.cache_folder() if cache is None else cache
-    return caches.remember(kept / f"images-v{_VERSION}-{key}.safetensors", build)
+    dataset = caches.remember(kept / f"images-v{_VERSION}-{key}.safetensors", build)
+    if dataset.unreadable:
+        what = "image could not be read and is" if len(dataset.unreadable) == 1 else "images could not be read and are"
+        paths = ", ".join(str(folder / name) for name in dataset.unreadable)
+        notes.tell(f"{len(dataset.unreadable)} {what} left out: {paths}")
+    return dataclasses.replace(dataset, folder=str(folder))
+
+
+def files(dataset: Dataset) -> tuple[list[str], list[str] | None]:
+    """The files of the training and of the test examples, in their order, relative to the folder of the data set."""
+    folder, unreadable = Path(dataset.folder), set(dataset.unreadable)
+
+    def inside(root: Path) -> list[str]:
+        paths = (path.relative_to(folder).as_posix() for paths in _files_by_class(root).values() for path in paths)
+        return [path for path in paths if path not in unreadable]
+
+    train_root, test_root = find_splits(folder)
+    return inside(train_root), None if test_root is None else inside(test_root)
 
 
 def find_splits(folder: Path) -> tuple[Path, Path | None]:

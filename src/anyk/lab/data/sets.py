@@ -94,6 +94,10 @@ class Dataset:
     std: tuple[float, ...] = ()
     feature_mean: tuple[float, ...] = ()
     feature_std: tuple[float, ...] = ()
+    folder: str = ""
+    """of image files, where it was made of one"""
+    unreadable: tuple[str, ...] = ()
+    """files in it that could not be read and were left out"""
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,12 @@ class Predictor:
             probabilities.append(best.values.cpu())
         return torch.cat(classes), torch.cat(probabilities)
 
+    @torch.no_grad()
+    def test_probabilities(self, places: Tensor) -> Tensor:
+        """The softmax probabilities of some test examples, given as positions in ``parts.test_index``: (n, classes)."""
+        scores = self.model(self.reader(self.parts.test, self.parts.test_index[places]))
+        return scores.float().softmax(1).cpu()
+
 
 def unfinished(result: Mapping[str, Any]) -> str:
     """The sign, if any, that a run might have come further: near chance at its end, or the best evaluation in its last tenth.
