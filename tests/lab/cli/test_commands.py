@@ -43,7 +43,7 @@ QUICK = ("--epochs", "2", "--batch-size", "32", "--m", "8", "--quiet")
 def test_help_names_every_command(anyk):
     code, out, _ = anyk("--help")
     assert code == 0
-    for command in ("compare", "train", "sweep", "report", "predict", "reproduce", "embed", "import", "draw", "info"):
+    for command in ("compare", "train", "sweep", "report", "predict", "export", "reproduce", "embed", "import", "draw", "info"):
         assert command in out
 
 
