@@ -110,6 +110,10 @@ def test_train_then_report_in_every_format(anyk, data, tmp_path):
         assert code == 0
         assert sign in out
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
+    assert anyk("report", "anyk-runs", "--curves", "curves.csv")[0] == 0
+    lines = (tmp_path / "curves.csv").read_text().splitlines()
+    assert lines[0].startswith("run,loss,seed,step,epoch,train_loss,validation_top1,validation_top5,")
+    assert len(lines) == 1 + 2 * 2
 
 
 def test_compare_with_a_failed_run_ends_with_1(anyk, data):
@@ -231,6 +235,7 @@ def test_reproduce_smoke(anyk, experiment):
         (("train", "points", "--p-k", "0.5", "0.6"), "p_k should be weights"),
         (("train", "points", "--device", "nonsense", "--quiet"), "device 'nonsense' cannot be used here"),
         (("report", "nowhere"), "nowhere"),
+        (("report", "points", "--curves", "no/where.csv"), "no should be a folder that exists"),
         (("reproduce", "table9"), "table9"),
         (("reproduce", "table2"), "table2 needs data that only you can give"),
         (("reproduce", "table2", "--data", "a", "b"), "--data should be NAME=PATH"),
