@@ -37,8 +37,8 @@ def grid(base: Recipe, axes: Mapping[str, Sequence[Any]]) -> dict[str, Recipe]:
         losses.add(recipe.loss)
         name = ",".join(f"{name}={_word(value)}" for name, value in fields.items() if name not in idle)
         recipes[name or "run"] = recipe.but(**{name: getattr(base, name) for name in fields if name in idle})
-    for name, values in axes.items():
-        if name in idle_in_all and len(values) > 1:
+    for name, choices in axes.items():
+        if name in idle_in_all and len(choices) > 1:
             raise LabError(f"the grid varies {name}, which no loss in it takes ({', '.join(sorted(losses))}): leave it out.")
     return recipes
 
