@@ -135,7 +135,7 @@ def test_another_recipe_is_offered_another_folder(anyk, data, tmp_path):
     assert anyk(*words, "--temperature", "2", *offered.split())[0] == 0
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
-    code, _, err = anyk(*words, "--out", "photos", "--tensorboard")
+    code, _, err = anyk(*words, "--out", "photos")
     assert (code, [path.name for path in (tmp_path / "photos").iterdir()]) == (2, ["cat.jpg"])
     assert err == "anyk: photos holds files that are not of a run (cat.jpg): choose another folder, such as --out photos-2\n"
     assert "such as --out run-2" in anyk(*words, "--out", ".")[2]

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from anyk.lab.cli.words import CommonSetting, Flag, command_line, say, say_json, slug
+from anyk.lab.cli.words import CommonSetting, Flag, Loggers, command_line, say, say_json, slug
 
 
 def command(
@@ -14,6 +14,7 @@ def command(
     budget: int = 6,
     jobs: int = 0,
     out: Path | None = None,
+    log: Loggers = (),
     quiet: Flag = False,
     json: Flag = False,
 ) -> int:
@@ -29,6 +30,7 @@ def command(
         budget: tries that each loss has for tuning.
         jobs: runs at a time; 0 is one for each core.
         out: folder for the outcome; by default anyk-runs/compare-DATA.
+        log: hand the metrics of all runs on: tensorboard, wandb, mlflow, or several.
         quiet: show no progress.
         json: print the results as JSON instead of words.
     """
@@ -38,11 +40,11 @@ def command(
     from anyk.lab.comparison.results import to_json
     from anyk.lab.comparison.snippet import code
     from anyk.lab.comparison.verdict import table, verdict
-    from anyk.lab.progress import Display
+    from anyk.lab.progress import watched
 
     out = out or Path("anyk-runs") / f"compare-{slug(setting.data)}"
     count = len({BASELINE, *losses}) * (budget + seeds)
-    with Display(count, quiet) as display:
+    with watched(count, quiet, log) as show:
         outcome = compare(
             setting,
             losses,
@@ -51,7 +53,7 @@ def command(
             budget=budget,
             jobs=jobs or os.cpu_count() or 1,
             command=command_line(),
-            on_progress=display.show,
+            on_progress=show,
         )
     # A try that diverges while tuning is no failure: others were better.
     exit_code = 1 if any(len(method.runs) < seeds for method in outcome.methods) else 0

@@ -45,7 +45,7 @@ def command(
     from anyk.lab.engines import sweep
     from anyk.lab.engines.attempt import failures
     from anyk.lab.paper import experiments
-    from anyk.lab.progress import Display
+    from anyk.lab.progress import watched
     from anyk.lab.run.folder import Run
 
     chosen = experiments.experiment(experiment)
@@ -63,8 +63,8 @@ def command(
     recipes = chosen.recipes(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
     _check_data(recipes, out / "runs")
     if recipes:
-        with Display(len(recipes), quiet) as display:
-            outcomes = sweep.run_all(recipes, out / "runs", jobs=jobs, on_progress=display.show)
+        with watched(len(recipes), quiet) as show:
+            outcomes = sweep.run_all(recipes, out / "runs", jobs=jobs, on_progress=show)
     results = {name: outcome.result for name, outcome in outcomes.items() if outcome.result is not None}
     for table in chosen.compare(results, smoke=smoke):
         say(f"{table.title}\n")

@@ -13,10 +13,12 @@ import tyro
 
 from anyk.lab.errors import Failure, LabError, failure_sentences
 from anyk.lab.run import processes
+from anyk.lab.run.loggers import LoggerName
 from anyk.lab.run.recipe import TYPES, Recipe, Setting
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 CommonSetting = Annotated[Setting, tyro.conf.OmitArgPrefixes]
+Loggers = tuple[LoggerName, ...]
 WholeRecipe = Annotated[Recipe, tyro.conf.OmitArgPrefixes]
 
 
@@ -71,7 +73,7 @@ def _option(field: str) -> str:
 _NONE_OPTIONS = {_option(name) for name, kind in TYPES.items() if type(None) in typing.get_args(kind)}
 _LIST_OPTIONS = {
     *(_option(name) for name, kind in TYPES.items() if "tuple" in str(kind)),
-    *("--losses", "--operators", "--scores", "--temperatures", "--fields", "--metrics"),
+    *("--losses", "--operators", "--scores", "--temperatures", "--fields", "--metrics", "--log"),
 }
 
 
