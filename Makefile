@@ -25,7 +25,7 @@ demo: $(VENV)/demo $(LIBRARY)
 test: $(VENV)/test $(LIBRARY) check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not full"
 
-test-full: test
+test-full: test $(VENV)/loggers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m full
 	$(MAKE) torture
 
@@ -95,6 +95,10 @@ $(VENV)/docs: $(VENV)/torch pyproject.toml
 
 $(VENV)/bench: $(VENV)/torch pyproject.toml
 	$(INSTALL) --editable .[bench]
+	touch $@
+
+$(VENV)/loggers: $(VENV)/test pyproject.toml
+	$(INSTALL) --editable .[loggers]
 	touch $@
 
 $(VENV)/wheel: $(VENV)/torch pyproject.toml

@@ -3,10 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import safetensors.torch
 import torch
+from PIL import Image
 
-from anyk.lab.data import Dataset, Split
+from anyk.lab.data import Dataset, Split, cifar
+from anyk.lab.run import training
+from anyk.lab.run.recipe import Recipe
 
 
 def examples(classes: int, per_class: int, width: int, seed: int, noise: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,3 +40,37 @@ def image_set(*, classes: int = 6, per_class: int = 12, channels: int = 1, size:
         splits.append(Split((pixels,), labels))
     names = tuple(f"class {number}" for number in range(classes))
     return Dataset("made images", "images", names, splits[0], splits[1], "made", (0.5,) * channels, (0.25,) * channels)
+
+
+def write_photos(folder: Path, *, classes: int = 4, per_class: int = 6, size: tuple[int, int] = (20, 16)) -> Path:
+    """A folder of images, of one colour and noise for each class."""
+    random = np.random.default_rng(0)
+    for number in range(classes):
+        (folder / f"kind {number}").mkdir(parents=True)
+        for copy in range(per_class):
+            pixels = (50 * number + random.integers(0, 40, (size[1], size[0], 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"kind {number}" / f"{copy}.png")
+    return folder
+
+
+def write_table(file: Path, *, classes: int = 4, per_class: int = 10, width: int = 5) -> Path:
+    """A .csv file with titles, the label in its last column."""
+    inputs, labels = examples(classes, per_class, width, seed=0)
+    lines = [",".join([*(f"{x:.4f}" for x in row), f"kind {label}"]) for row, label in zip(inputs, labels, strict=True)]
+    file.write_text("\n".join([",".join([*(f"x{n}" for n in range(width)), "kind"]), *lines]) + "\n")
+    return file
+
+
+def trained_on_every_kind(folder: Path) -> dict[str, Path]:
+    """A short run on each kind of data that the lab reads, by kind: its folder. The data lie beside the runs."""
+    data = {
+        "embeddings": str(write_embedding_set(folder / "points", classes=6)),
+        "table": str(write_table(folder / "table.csv")),
+        "photos": str(write_photos(folder / "photos")),
+        "cifar100": f"cifar100:{cifar.write_small(folder / 'cifar', 6, classes=4)}",
+        "glyphs": "glyphs:8",
+    }
+    for kind, place in data.items():
+        recipe = Recipe(data=place, loss="softmax", epochs=1, batch_size=16, model="linear" if kind == "cifar100" else "auto")
+        training.train(recipe, folder / "runs" / kind)
+    return {kind: folder / "runs" / kind for kind in data}

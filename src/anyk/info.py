@@ -20,7 +20,7 @@ from anyk import kernels
 
 KEY_PACKAGES = ("torch", "numpy", "matplotlib", "safetensors", "scipy")
 """their versions can change what a run computes or shows"""
-USER_EXTRAS = ("lab", "embed", "sklearn", "cluster", "tensorboard")
+USER_EXTRAS = ("lab", "embed", "onnx", "sklearn", "cluster", "tensorboard", "wandb", "mlflow")
 """the extras that are for users; the others serve the development of anyk"""
 
 

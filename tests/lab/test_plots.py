@@ -1,4 +1,4 @@
-"""Plots: bars, or lines over one number; the same table gives the same file."""
+"""Plots: lines over one number, top-1 against top-k, or bars; the same table gives the same file."""
 
 import pytest
 
@@ -26,14 +26,114 @@ def test_plots(tmp_path):
         plots.plot(found, tmp_path / "bars.gif")
 
 
-def test_a_line_over_one_number(tmp_path, monkeypatch):
-    drawn = []
-    for name in ("_bars", "_lines"):
-        draw = getattr(plots, name)
-        monkeypatch.setattr(plots, name, lambda *given, name=name, draw=draw: drawn.append(name) or draw(*given))
-    for number, temperature in enumerate((0.1, 1.0, 10.0)):
-        made.run_folder(tmp_path / str(number), BASE.but(temperature=temperature), {"top1": 0.5})
-    plots.plot(table(collect([tmp_path])), tmp_path / "plot.svg")
-    made.run_folder(tmp_path / "other", BASE.but(loss="lapsum"), {"top1": 0.5})
-    plots.plot(table(collect([tmp_path])), tmp_path / "plot.svg")
-    assert drawn == ["_lines", "_bars"]
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """Make runs of recipes with these test accuracies, plot them, and return the figure."""
+    figures_made = []
+    monkeypatch.setattr(plots.figures, "save", lambda figure, path, dpi: figures_made.append(figure))
+
+    def draw(*runs, seeds=1):
+        folder = tmp_path / str(len(figures_made))
+        for number, (recipe, test) in enumerate(runs):
+            for seed in range(seeds):
+                made.run_folder(folder / f"{number}-{seed}", recipe.but(seed=seed), test)
+        plots.plot(table(collect([folder])), tmp_path / "plot.svg")
+        figures_made[-1].draw_without_rendering()
+        return figures_made[-1]
+
+    return draw
+
+
+def names_in(legend):
+    return [each.get_text() for each in legend.get_texts()]
+
+
+def labels_of(axes):
+    return {each.get_text(): each for each in axes.texts}
+
+
+def test_lines_over_the_number_that_was_swept(drawn):
+    figure = drawn(*((BASE.but(temperature=t), {"top1": 0.5 + t / 100, "top5": 0.9}) for t in (0.1, 1.0, 10.0)))
+    panels = figure.get_axes()
+    assert [axes.get_title() for axes in panels] == ["top-1", "top-5"]
+    assert [axes.get_xlabel() for axes in panels] == ["temperature"] * 2
+    assert panels[0].get_xscale() == "log"
+    assert panels[0].lines[0].get_xydata().tolist() == [[0.1, pytest.approx(50.1)], [1, 51], [10, pytest.approx(60)]]
+    assert [tick.get_text() for tick in panels[0].get_xticklabels()] == ["0.1", "1", "10"]
+    assert figure.legends == []  # one line needs no name
+
+
+def test_a_line_for_each_loss_and_a_level_for_one_without_the_number(drawn):
+    runs = [(BASE.but(loss=loss, m=m), {"top1": 0.5 + m / 1000}) for loss in ("lapsum", "splitter") for m in (8, 16)]
+    figure = drawn((BASE.but(loss="softmax"), {"top1": 0.4}), *runs)
+    (axes,) = figure.get_axes()
+    assert sorted(names_in(figure.legends[0])) == ["lapsum", "softmax", "splitter"]
+    level = next(line for line in axes.lines if line.get_label() == "softmax")
+    assert set(level.get_ydata()) == {40.0}
+    assert axes.get_xlabel() == "m"
+
+
+def test_top_1_against_top_k_where_the_loss_differs(drawn):
+    tests = {"softmax": (0.6, 0.8), "splitter": (0.55, 0.85), "hinge": (0.5, 0.7), "gce": (0.61, 0.75)}
+    figure = drawn(*((BASE.but(loss=loss), {"top1": a, "top5": b, "top10": 0.9}) for loss, (a, b) in tests.items()), seeds=2)
+    (axes,) = figure.get_axes()
+    assert [axes.get_xlabel(), axes.get_ylabel()] == ["top-1 in %, mean ± std", "top-5 in %, mean ± std"]
+    labels = labels_of(axes)
+    assert set(labels) == set(tests)
+    assert {name: label.xy for name, label in labels.items()} == {
+        name: (pytest.approx(100 * a), pytest.approx(100 * b)) for name, (a, b) in tests.items()
+    }
+    assert [label.arrow_patch for label in labels.values()] == [None] * 4  # there is room beside each
+    step = next(line for line in axes.lines if line.get_linestyle() == ":")
+    assert step.get_xdata().tolist() == pytest.approx([55, 60, 61])  # hinge is beaten in both
+    assert step.get_drawstyle() == "steps-pre"  # for a top-1 between two runs, the top-5 of the one on the right is to be had
+    assert figure.legends == []
+
+
+def test_methods_with_a_learning_rate_each_make_no_lines(drawn):
+    rates = {"softmax": 0.1, "lapsum": 0.2, "gce": 0.3}
+    runs = [(BASE.but(loss=loss, learning_rate=rate), {"top1": rate, "top5": 1 - rate}) for loss, rate in rates.items()]
+    (axes,) = drawn(*runs).get_axes()
+    assert "gce, learning rate 0.3" in labels_of(axes)
+
+
+def test_labels_do_not_lie_on_each_other(drawn):
+    """Of points in a row, each nearer to the next than its name is wide."""
+    losses = ("softmax", "splitter", "bitonic", "lapsum", "ksubset", "neuralsort", "odd_even", "sinkhorn", "softsort")
+    figure = drawn(*((BASE.but(loss=loss), {"top1": 0.5 + n / 100, "top5": 0.9}) for n, loss in enumerate(losses)))
+    (axes,) = figure.get_axes()
+    boxes = [plots.Text.get_window_extent(label) for label in labels_of(axes).values()]
+    assert len(boxes) == len(losses)
+    assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
+    points = axes.transData.transform([label.xy for label in labels_of(axes).values()])
+    assert not any(box.contains(*point) for box in boxes for point in points)
+
+
+def test_many_points_are_numbered_and_the_best_are_named_below(drawn):
+    runs = [
+        (BASE.but(loss=loss, learning_rate=rate, weight_decay=decay), {"top1": 0.5 + rate, "top5": 0.9 - rate - decay})
+        for loss in ("softmax", "splitter", "lapsum")
+        for rate in (0.01, 0.0234567, 0.03)
+        for decay in (0.0, 0.1)
+    ]
+    figure = drawn(*runs)
+    (axes,) = figure.get_axes()
+    colours, below = map(names_in, figure.legends)
+    assert sorted(colours) == ["lapsum", "softmax", "splitter"]
+    assert set("".join(labels_of(axes)).replace(", ", "")) == set("123456789")
+    assert len(below) == 9
+    assert any(line.endswith("lapsum, learning rate 0.0235, weight decay 0") for line in below)
+    assert not any("0.1" in line for line in below)  # which are beaten
+
+
+def test_p_k_in_words(drawn):
+    runs = [(BASE.but(learning_rate=rate, p_k=p_k), {"top1": 0.5}) for rate in (0.1, 0.2) for p_k in ((1.0,), (0.5, 0.0, 0.5))]
+    assert names_in(drawn(*runs).legends[0]) == ["P_K top-1 0.5 + top-3 0.5", "P_K top-1 1"]
+
+
+def test_bars_where_neither_a_number_nor_the_loss_differs(drawn):
+    runs = [(BASE.but(optimizer=optimizer), {"top1": 0.5, "top5": 0.9}) for optimizer in ("adam", "sgd")]
+    (axes,) = drawn(*runs).get_axes()
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["optimizer adam", "optimizer sgd"]
+    (axes,) = drawn(*((BASE.but(loss=loss), {"top1": 0.5}) for loss in ("softmax", "lapsum"))).get_axes()  # no top-k
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["lapsum", "softmax"]

@@ -84,7 +84,7 @@ def embed(
     except OSError as error:
         raise LabError(f"{folder} cannot be read ({error.strerror}: {error.filename}).") from None
     # Before anything is written: a backbone that cannot be had should leave nothing behind.
-    encoder = _Encoder(*load_backbone(backbone), device, torch.float16 if half else torch.float32)
+    encoder = Encoder(*load_backbone(backbone), device, torch.float16 if half else torch.float32)
     plan = {"backbone": backbone, "half": half, "batch_size": batch_size, "shard_size": shard_size, "images": digest}
     work = out.with_name(f"{out.name}.partial")
     with _entered(work, plan):
@@ -116,7 +116,7 @@ def features(paths: Iterable[str | Path], backbone: str = "efficientnet-lite0", 
         backbone: as for :func:`embed`.
         device: where the backbone runs.
     """
-    encoder = _Encoder(*load_backbone(backbone), device, torch.float32)
+    encoder = Encoder(*load_backbone(backbone), device, torch.float32)
     found = []
     for path in map(Path, paths):
         try:
@@ -284,7 +284,7 @@ def _enter(work: Path, plan: dict[str, Any]) -> None:
     files.write_object(path, plan)
 
 
-class _Encoder:
+class Encoder:
     """A backbone at work."""
 
     def __init__(self, model: nn.Module, preprocess: Preprocess, device: str, dtype: torch.dtype):

@@ -1,12 +1,15 @@
 """What a person sees while runs are at work."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     SpinnerColumn,
@@ -16,8 +19,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bars
+from rich.table import Column
 
+from anyk.lab.errors import LabError
+from anyk.lab.run.folder import Run
+from anyk.lab.run.loggers import Following
+from anyk.lab.run.losses import SETTINGS, settings_of
+from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.training import Progress
+from anyk.lab.tables import text, title
 
 
 @contextmanager
@@ -51,28 +61,51 @@ def _bars(quiet: bool) -> Bars:
     )
 
 
+@contextmanager
+def watched(runs: int | None, quiet: bool = False, log: Sequence[str] = ()) -> Iterator["Display"]:
+    """Show runs and hand their metrics on: call ``show`` of what this yields with a run's folder and where it stands.
+
+    Args:
+        runs: how many there will be; None: not known.
+        quiet: True shows nothing.
+        log: where the metrics go, by name of :data:`anyk.lab.run.loggers.LOGGERS`.
+    """
+    with Following(log) as following, Display(runs, quiet, following.note) as display:
+        yield display
+
+
 class Display:
     """A bar for all runs, with the time left, and a line for each run that is at work. Written to standard error.
 
     Args:
-        runs: how many runs there will be.
+        runs: how many runs there will be; None: not known.
         quiet: True shows nothing.
+        note: called with the folder of a run that has come further.
     """
 
-    def __init__(self, runs: int, quiet: bool = False) -> None:
+    def __init__(self, runs: int | None, quiet: bool = False, note: Callable[[Path], None] = lambda folder: None) -> None:
+        self._note = note
         self._bars = _bars(quiet)
-        self._all = self._bars.add_task("all runs", total=float(runs), count=f"0/{runs}", left="left")
+        self._all = self._bars.add_task("all runs", total=runs, count=self._count(0, runs), left="left" if runs else "")
+        # Apart from the bar: its columns would take the room that the words need.
+        words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        self._each = Bars(TextColumn("{task.description}", table_column=words), TextColumn("{task.fields[count]}"), expand=True)
+        self._live = Live(Group(self._bars, self._each), console=self._bars.console)
+        self._quiet = quiet
         self._runs = runs
         self._tasks: dict[Path, TaskID] = {}
         self._parts: dict[Path, float] = {}
+        self._recipes: dict[Path, Recipe] = {}
+        self._values: dict[str, set[Any]] = {}
+        self._lines: dict[Path, Mapping[str, Any]] = {}
         self._guard = threading.Lock()
 
     def __enter__(self) -> "Display":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._bars.live.is_started:
-            self._bars.stop()
+        if self._live.is_started:
+            self._live.stop()
 
     def tell(self, sentence: str) -> None:
         """Say something above the bars. May be called from any thread."""
@@ -81,19 +114,54 @@ class Display:
 
     def show(self, folder: Path, progress: Progress) -> None:
         """Take note of where a run stands. May be called from any thread."""
+        self._note(folder)
+        if self._quiet:
+            return
         with self._guard:
-            self._bars.start()  # not before: an error at once should not stand below an empty bar
-            self._parts[folder] = progress.step / max(progress.steps, 1)
+            self._live.start()  # not before: an error at once should not stand below an empty bar
             if folder not in self._tasks:
-                self._tasks[folder] = self._bars.add_task(f"  {folder.name}", total=1.0, count="", left="")
-            task = self._tasks[folder]
-            count = f"{progress.step}/{progress.steps} steps"
+                self._tasks[folder] = self._each.add_task("", count="")
+                self._read(folder)
+            self._parts[folder] = progress.step / max(progress.steps, 1)
             if progress.line is not None:
-                validation = progress.line["validation"]
-                accuracies = " | ".join(f"{100 * validation[name]:.1f}" for name in ("top1", "top5") if name in validation)
-                self._bars.update(task, description=f"  {folder.name}  {accuracies}")
-            self._bars.update(task, completed=self._parts[folder], count=count)
+                self._lines[folder] = progress.line
+            self._each.update(
+                self._tasks[folder],
+                description=f"  {escape(self._name(folder))}",
+                count=f"{progress.step}/{progress.steps} steps",
+                visible=self._parts[folder] < 1,
+            )
             finished = sum(part >= 1 for part in self._parts.values())
-            self._bars.update(self._all, completed=sum(self._parts.values()), count=f"{finished}/{self._runs}")
-            if self._parts[folder] >= 1:
-                self._bars.update(task, visible=False)
+            self._bars.update(self._all, completed=sum(self._parts.values()), count=self._count(finished, self._runs))
+
+    def _read(self, folder: Path) -> None:
+        with suppress(LabError, OSError):  # a run that cannot be read has a name all the same
+            self._recipes[folder] = Run(folder).recipe()
+            for name, value in vars(self._recipes[folder]).items():
+                self._values.setdefault(name, set()).add(value)
+
+    def _name(self, folder: Path) -> str:
+        """What a run is, by what the runs differ in, and how good it is so far."""
+        recipe, line = self._recipes.get(folder), self._lines.get(folder, {})
+        if recipe is None:
+            return folder.name
+        differing = {name for name, values in self._values.items() if len(values) > 1} - _untold(recipe)
+        # By the kind of data, unless it was given: the current one then tells more than nothing.
+        rate = recipe.learning_rate or line.get("learning_rate")
+        words = [recipe.loss, f"learning rate {rate:.2g}" if rate else ""]
+        measured = line.get("validation", {})
+        shown = dict.fromkeys(metric for metric in (recipe.select, "top1", "top5") if metric in measured)
+        words += [f"{title(metric)} {100 * measured[metric]:.1f} %" for metric in shown if metric != "mean"]
+        # Last: where a line is too long, this is what is cut off.
+        for name in (name for name in vars(recipe) if name in differing):
+            words.append(f"{name.replace('_', ' ')} {text(getattr(recipe, name), 'field')}")
+        return "  ".join(filter(None, words))
+
+    @staticmethod
+    def _count(finished: int, runs: int | None) -> str:
+        return f"{finished}/{runs}" if runs is not None else f"{finished} ended"
+
+
+def _untold(recipe: Recipe) -> frozenset[str]:
+    """The fields that need not be told to tell a run from others."""
+    return frozenset(SETTINGS) - settings_of(recipe.loss) | {"loss", "learning_rate", "data"}

@@ -5,7 +5,7 @@ People read a true minus sign; CSV, which programs read, has a hyphen.
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -275,6 +275,15 @@ def _csv(table: Table) -> str:
         writer.writerow(
             [cell for value, column in zip(row, table.columns, strict=True) for cell in _csv_cells(value, column.kind)]
         )
+    return out.getvalue()
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of plain values as CSV, with a column for every key, in the order in which they come."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return out.getvalue()
 
 

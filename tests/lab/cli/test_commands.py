@@ -43,7 +43,7 @@ QUICK = ("--epochs", "2", "--batch-size", "32", "--m", "8", "--quiet")
 def test_help_names_every_command(anyk):
     code, out, _ = anyk("--help")
     assert code == 0
-    for command in ("compare", "train", "sweep", "report", "reproduce", "embed", "import", "draw", "info"):
+    for command in ("compare", "train", "sweep", "report", "predict", "export", "reproduce", "embed", "import", "draw", "info"):
         assert command in out
 
 
@@ -110,6 +110,10 @@ def test_train_then_report_in_every_format(anyk, data, tmp_path):
         assert code == 0
         assert sign in out
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
+    assert anyk("report", "anyk-runs", "--curves", "curves.csv")[0] == 0
+    lines = (tmp_path / "curves.csv").read_text().splitlines()
+    assert lines[0].startswith("run,loss,seed,step,epoch,train_loss,validation_top1,validation_top5,")
+    assert len(lines) == 1 + 2 * 2
 
 
 def test_compare_with_a_failed_run_ends_with_1(anyk, data):
@@ -152,7 +156,7 @@ def test_another_recipe_is_offered_another_folder(anyk, data, tmp_path):
     assert anyk(*words, "--temperature", "2", *offered.split())[0] == 0
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
-    code, _, err = anyk(*words, "--out", "photos", "--tensorboard")
+    code, _, err = anyk(*words, "--out", "photos")
     assert (code, [path.name for path in (tmp_path / "photos").iterdir()]) == (2, ["cat.jpg"])
     assert err == "anyk: photos holds files that are not of a run (cat.jpg): choose another folder, such as --out photos-2\n"
     assert "such as --out run-2" in anyk(*words, "--out", ".")[2]
@@ -252,6 +256,7 @@ def test_reproduce_smoke(anyk, experiment):
         (("train", "points", "--p-k", "0.5", "0.6"), "p_k should be weights"),
         (("train", "points", "--device", "nonsense", "--quiet"), "device 'nonsense' cannot be used here"),
         (("report", "nowhere"), "nowhere"),
+        (("report", "points", "--curves", "no/where.csv"), "no should be a folder that exists"),
         (("reproduce", "table9"), "table9"),
         (("reproduce", "table2"), "table2 needs data that only you can give"),
         (("reproduce", "table2", "--data", "a", "b"), "--data should be NAME=PATH"),

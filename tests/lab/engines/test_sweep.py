@@ -43,7 +43,7 @@ def test_a_failing_run_does_not_stop_the_others(base: Recipe, tmp_path: Path) ->
 def test_grid_axes_and_files(base: Recipe, tmp_path: Path) -> None:
     axes = sweep.parse_axes(["loss=softmax,lapsum", "p_k=1,.5/.5", "amp=true", "m=auto,16"])
     assert axes["p_k"] == [[1], [0.5, 0.5]]
-    assert len(sweep.grid(Recipe(), axes)) == 8
+    assert len(sweep.grid(Recipe(), axes)) == 5  # softmax has neither P_K nor m
     for word in ("loss", "nonsense=1", "loss=", "=3"):
         with pytest.raises(LabError, match="a grid axis should be"):
             sweep.parse_axes([word])
@@ -63,6 +63,23 @@ def test_grid_axes_and_files(base: Recipe, tmp_path: Path) -> None:
         sweep.run_all({}, tmp_path / "none", jobs=1)
     with pytest.raises(LabError, match="plain word"):
         sweep.run_all({"../up": Recipe()}, tmp_path / "none", jobs=1)
+
+
+def test_softmax_is_not_repeated_for_settings_that_it_does_not_have() -> None:
+    axes = sweep.parse_axes(["loss=softmax,gce,splitter,hinge", "temperature=.5,2", "guide=.1,.3", "learning_rate=.1,.2"])
+    recipes = sweep.grid(Recipe(m=8), axes)
+    counts = {loss: sum(recipe.loss == loss for recipe in recipes.values()) for loss in axes["loss"]}
+    assert counts == {"softmax": 2, "gce": 4, "splitter": 4, "hinge": 2}
+    assert "loss=softmax,learning_rate=0.1" in recipes
+    assert "loss=splitter,temperature=0.5,learning_rate=0.1" in recipes
+    assert len(set(map(repr, recipes.values()))) == len(recipes)
+    # What is not taken stays as it was: the same run in another grid is the same recipe.
+    assert recipes["loss=softmax,learning_rate=0.2"] == Recipe(loss="softmax", m=8, learning_rate=0.2)
+    with pytest.raises(LabError, match=r"the grid varies m, which no loss in it takes \(gce, softmax\)"):
+        sweep.grid(Recipe(), {"m": [8, 16], "loss": ["softmax", "gce"]})
+    assert list(sweep.grid(Recipe(loss="softmax"), {"m": [8], "seed": [0, 1]})) == ["seed=0", "seed=1"]
+    with pytest.raises(LabError, match="m should be"):
+        sweep.grid(Recipe(), {"loss": ["softmax"], "m": ["nonsense"]})
 
 
 def test_a_sweep_leaves_a_folder_of_other_files_alone(base: Recipe, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import torch
 
 import anyk
 from anyk.lab.run import names
-from anyk.lab.run.losses import criterion, reschedule, trained_ks
+from anyk.lab.run.losses import SETTINGS, criterion, reschedule, settings_of, trained_ks
 from anyk.lab.run.recipe import Recipe
 
 SCORES = torch.randn(8, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -52,3 +52,40 @@ def test_temperature_and_p_k_move_with_the_error():
     expected = anyk.topk_error(SCORES, TARGET, [0.5, 0.5], anyk.KSubset(2.0))
     torch.testing.assert_close(made(SCORES, TARGET), expected)
     assert trained_ks(made, recipe) == [1, 2]
+
+
+OTHER = {
+    "p_k": (0.0, 0.3, 0.3, 0.2, 0.2),
+    "p_k_end": (0.0, 0.0, 0.0, 1.0, 0.0),
+    "m": 6,
+    "temperature": 2.5,
+    "temperature_end": 7.0,
+    "top1": "operator",
+    "softmax_over": "candidates",
+    "guide": 0.9,
+    "guide_end": 0.6,
+    "power": 0.3,
+    "swap": "cauchy",
+    "wires": "given",
+    "anchors": "topk",
+    "label_smoothing": 0.2,
+}
+
+
+@pytest.mark.parametrize("loss", [name.replace("OPERATOR", "lapsum") for name in names.names()])
+def test_settings_of_a_loss_are_those_that_change_it(loss, tmp_path):
+    """Half-way through a run, on examples of which some have many rivals."""
+    (tmp_path / "p_k.json").write_text(str([[0.0, 0.0, 1.0]] * 100))
+    others = OTHER | {"p_k_file": str(tmp_path / "p_k.json")}
+    assert set(others) == set(SETTINGS)
+    start = Recipe(loss=loss, top1="mixed" if "softmax_over" in settings_of(loss) else "separate", m=12)
+
+    def value(recipe):
+        made = criterion(recipe, 100)
+        reschedule(made, recipe, 0.5)
+        return made(3 * SCORES, TARGET)
+
+    changing = {name for name, other in others.items() if not torch.equal(value(start), value(start.but(**{name: other})))}
+    # A loss for one k sees no more of P_K than its length, which is the same here.
+    length_alone = {"p_k"} if names.find(loss).family == "one k" else set()
+    assert changing == settings_of(loss) - length_alone

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 
 import pytest
 
@@ -10,7 +11,7 @@ from anyk.lab import tables
 from anyk.lab.errors import LabError
 from anyk.lab.plots import plot
 from anyk.lab.run.recipe import Recipe
-from anyk.lab.run.summaries import collect, table
+from anyk.lab.run.summaries import collect, curves, table
 
 BASE = Recipe(data="some_data")
 ERROR = "Traceback\n  ...\nValueError: scores are NaN\n"
@@ -171,3 +172,31 @@ def test_folders_without_runs(tmp_path):
     (tmp_path / "environment.json").write_text("{}")
     with pytest.raises(LabError, match=r"config\.json cannot be read as JSON"):
         collect([tmp_path])
+
+
+def test_what_a_loss_does_not_take_tells_no_runs_apart(tmp_path):
+    for loss, m in (("softmax", 8), ("softmax", 16), ("splitter", 8), ("splitter", None)):
+        made.run_folder(tmp_path / f"{loss}{m}", BASE.but(loss=loss, m=m), {"top1": 0.5})
+    found = table(collect([tmp_path]))
+    assert [column.key for column in found.columns[:2]] == ["m", "loss"]
+    assert [row[:2] for row in found.rows] == [(8, "splitter"), ("none", "splitter"), (None, "softmax")]
+    assert "1 run repeats a seed of the same setting" in found.notes[0]
+
+
+def test_curves_have_a_row_for_each_evaluation(tmp_path):
+    for seed, loss in enumerate(("softmax", "lapsum")):
+        folder = made.run_folder(tmp_path / loss, BASE.but(loss=loss, seed=seed, m=8 + seed), {"top1": 0.5} if seed else None)
+        lines = [
+            {"step": step, "epoch": step / 2, "train_loss": 1 / step, "validation": {"top1": 0.1 * step}, "temperature": None}
+            for step in (1, 2)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = cells(tables.csv_of(curves(collect([tmp_path]))))
+    assert [row["run"] for row in rows] == [str(tmp_path / loss) for loss in ("lapsum", "lapsum", "softmax", "softmax")]
+    assert [(row["loss"], row["seed"], row["step"], row["epoch"]) for row in rows[1:3]] == [
+        ("lapsum", "1", "2", "1.0"),
+        ("softmax", "0", "1", "0.5"),
+    ]
+    assert [float(row["validation_top1"]) for row in rows] == [0.1, 0.2, 0.1, 0.2]
+    assert rows[0]["temperature_now"] == ""
+    assert tables.csv_of([]) == "\n"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import tyro
 
 import anyk
-from anyk.lab.cli import compare, draw, embed, import_arrays, info, report, reproduce, sweep, train
+from anyk.lab.cli import compare, draw, embed, export, import_arrays, info, predict, report, reproduce, sweep, train
 from anyk.lab.cli.signals import interrupt, no_more_signals
 from anyk.lab.cli.words import command_line, say, understood, warn
 from anyk.lab.errors import LabError, Stopped
@@ -23,6 +23,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "train": train.command,
     "sweep": sweep.command,
     "report": report.command,
+    "predict": predict.command,
+    "export": export.command,
     "reproduce": reproduce.command,
     "embed": embed.command,
     "import": import_arrays.command,

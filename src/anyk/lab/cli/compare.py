@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from anyk.lab.cli.words import CommonSetting, Flag, command_line, say, say_json, slug
+from anyk.lab.cli.words import CommonSetting, Flag, Loggers, command_line, say, say_json, slug
 
 NOT_DECIDED = 3
 """the exit code of a comparison that has no answer yet"""
@@ -18,6 +18,7 @@ def command(
     time: str | None = None,
     jobs: int = 0,
     out: Path | None = None,
+    log: Loggers = (),
     quiet: Flag = False,
     json: Flag = False,
 ) -> int:
@@ -36,6 +37,7 @@ def command(
         time: what the whole may take, such as 90s, 10m or 2h; by default as long as it takes.
         jobs: runs at a time; 0 is one for each core.
         out: folder for the outcome; by default anyk-runs/compare-DATA.
+        log: hand the metrics of all runs on: tensorboard, wandb, mlflow, or several.
         quiet: show no progress.
         json: print the results as JSON instead of words.
     """
@@ -45,10 +47,10 @@ def command(
     from anyk.lab.comparison.search import compare, expected_runs, seconds_of
     from anyk.lab.comparison.snippet import code
     from anyk.lab.comparison.verdict import table, verdict
-    from anyk.lab.progress import Display
+    from anyk.lab.progress import watched
 
     out = out or Path("anyk-runs") / f"compare-{slug(setting.data)}"
-    with Display(expected_runs(len({BASELINE, *losses}), seeds), quiet) as display:
+    with watched(expected_runs(len({BASELINE, *losses}), seeds), quiet, log) as display:
         outcome = compare(
             setting,
             losses,

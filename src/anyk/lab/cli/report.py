@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from anyk.lab.cli.words import say, warn
+from anyk.lab.cli.words import check_new_file, say, warn
 from anyk.lab.tables import Format
 
 
@@ -17,6 +17,7 @@ def command(
     metrics: tuple[str, ...] | None = None,
     sort: str | None = None,
     plot: Path | None = None,
+    curves: Path | None = None,
 ) -> int:
     """Any set of runs as a table, and as a plot.
 
@@ -26,12 +27,18 @@ def command(
         fields: the recipe's fields to show; by default those that differ.
         metrics: top1, top5, validation_top1, ...; by default those that were measured.
         sort: a field or a metric; --sort=-top1 for the worst first.
-        plot: also draw to this .png, .svg or .pdf file.
+        plot: also draw to this .png, .svg or .pdf file: lines over the number that was swept, else top-1 against top-k.
+        curves: also write every evaluation of every run to this .csv file.
     """
-    from anyk.lab import tables
+    from anyk.lab import files, tables
     from anyk.lab.run import summaries
 
-    table = summaries.table(summaries.collect(folders), fields=fields, metrics=metrics, sort=sort)
+    if curves is not None:
+        check_new_file(curves, force=True)
+    found = summaries.collect(folders)
+    table = summaries.table(found, fields=fields, metrics=metrics, sort=sort)
+    if curves is not None:
+        files.write_atomically(curves, tables.csv_of(summaries.curves(found)).encode())
     if plot is not None:
         from anyk.lab import plots
 

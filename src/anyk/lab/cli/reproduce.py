@@ -43,7 +43,7 @@ def command(
     from anyk.lab.engines import sweep
     from anyk.lab.engines.attempt import failures
     from anyk.lab.paper import experiments
-    from anyk.lab.progress import Display
+    from anyk.lab.progress import watched
     from anyk.lab.run.folder import Run
 
     chosen = experiments.experiment(experiment)
@@ -60,7 +60,7 @@ def command(
     outcomes = {}
     recipes = chosen.recipes(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
     if recipes:
-        with Display(len(recipes), quiet) as display:
+        with watched(len(recipes), quiet) as display:
             outcomes = sweep.run_all(recipes, out / "runs", jobs=jobs, on_progress=display.show)
     results = {name: outcome.result for name, outcome in outcomes.items() if outcome.result is not None}
     for table in chosen.compare(results, smoke=smoke):

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from anyk.lab.cli.words import Flag, WholeRecipe, say, tell_failures, warn
+from anyk.lab.cli.words import Flag, Loggers, WholeRecipe, say, tell_failures, warn
 from anyk.lab.errors import LabError
 
 
@@ -17,6 +17,7 @@ def command(
     jobs: int = 0,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
+    log: Loggers = (),
     quiet: Flag = False,
 ) -> int:
     """Many runs, in parallel processes or on a cluster.
@@ -31,12 +32,13 @@ def command(
         jobs: runs at a time; 0 is one for each core, or on a cluster as many as it has room for.
         engine: local is this machine; ray is a Ray cluster, whose nodes must see the folders of data and runs.
         address: HOST:PORT of the Ray cluster; by default the environment variable RAY_ADDRESS.
+        log: hand the metrics on: tensorboard, wandb, mlflow, or several.
         quiet: show no progress.
     """
     from anyk.lab import tables
     from anyk.lab.engines import sweep
     from anyk.lab.engines.attempt import failures
-    from anyk.lab.progress import Display
+    from anyk.lab.progress import watched
     from anyk.lab.run import summaries
 
     if file is not None and grid:
@@ -48,7 +50,7 @@ def command(
         if not address:
             raise LabError("--engine ray needs --address HOST:PORT, which `ray start --head` tells.")
     recipes = sweep.read(file, base) if file is not None else sweep.grid(base, sweep.parse_axes(grid))
-    with Display(len(recipes), quiet) as display:
+    with watched(len(recipes), quiet, log) as display:
         outcomes = sweep.run_all(recipes, out, jobs=jobs, address=address, on_progress=display.show, on_note=warn)
     say(tables.render(summaries.table(summaries.collect([out])), "terminal"))
     return tell_failures(failures(outcomes))

@@ -2,13 +2,11 @@
 
 import itertools
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from anyk.lab.cli.signals import stop_signal
-from anyk.lab.cli.words import Flag, WholeRecipe, say, say_json, slug
+from anyk.lab.cli.words import Flag, Loggers, WholeRecipe, say, say_json, slug
 from anyk.lab.errors import LabError
 from anyk.lab.run import processes
 from anyk.lab.run.recipe import Recipe
@@ -18,7 +16,7 @@ def command(
     recipe: WholeRecipe,
     *,
     out: Path | None = None,
-    tensorboard: Flag = False,
+    log: Loggers = (),
     quiet: Flag = False,
     json: Flag = False,
 ) -> int:
@@ -29,29 +27,25 @@ def command(
     Args:
         recipe: what to train.
         out: the run folder; by default anyk-runs/DATA-LOSS-seedSEED.
-        tensorboard: also write the metrics for TensorBoard, into the run folder.
+        log: hand the metrics on: tensorboard, wandb, mlflow, or several.
         quiet: show no progress.
         json: print the result as JSON instead of words.
     """
-    from anyk.lab.progress import Display
-    from anyk.lab.run import evaluation, training
+    from anyk.lab.progress import watched
+    from anyk.lab.run import evaluation, loggers, training
     from anyk.lab.tables import percent
 
     out = out or Path("anyk-runs") / f"{slug(recipe.data)}-{recipe.loss}-seed{recipe.seed}"
     with processes.joined(recipe.device) as together:
+        together.broadcast(lambda: loggers.check(log))
         training.check(recipe, together)
         together.broadcast(lambda: _check_folder(out, recipe))
         with (
-            Display(1, quiet or not together.first) as display,
-            _tensorboard(out if tensorboard and together.first else None) as write,
+            watched(1, quiet or not together.first, log if together.first else ()) as display,
             stop_signal(together.world_size > 1) as stopped,
         ):
-
-            def show(progress: training.Progress) -> None:
-                display.show(out, progress)
-                write(progress)
-
-            result = training.train(recipe, out, on_progress=show, should_stop=stopped, ranks=together)
+            result = training.train(recipe, out, on_progress=partial(display.show, out), should_stop=stopped, ranks=together)
+            display.show(out, training.Progress(1, 1))  # one that had ended before has made no progress now
     if not together.first:
         return 0
     if json:
@@ -70,30 +64,6 @@ def command(
             "`anyk train` does not tune, `anyk compare` does."
         )
     return 0
-
-
-@contextmanager
-def _tensorboard(folder: Path | None) -> Iterator[Callable[[Any], None]]:
-    """A function that writes an evaluation for TensorBoard, or does nothing."""
-    if folder is None:
-        yield lambda progress: None
-        return
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise LabError('TensorBoard is not installed: pip install "anyk[tensorboard]".') from None
-    writer = SummaryWriter(str(folder / "tensorboard"))
-
-    def write(progress: Any) -> None:
-        if progress.line is not None:
-            writer.add_scalar("train_loss", progress.line["train_loss"], progress.step)
-            for name, value in progress.line["validation"].items():
-                writer.add_scalar(f"validation/{name}", value, progress.step)
-
-    try:
-        yield write
-    finally:
-        writer.close()
 
 
 def _check_folder(folder: Path, recipe: Recipe) -> None:

@@ -6,17 +6,20 @@ import sys
 import typing
 from collections.abc import Sequence
 from json import dumps
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from anyk.lab.errors import Failure, failure_sentences
+from anyk.lab.errors import Failure, LabError, failure_sentences
 from anyk.lab.files import slug as slug
 from anyk.lab.run import processes
+from anyk.lab.run.loggers import LoggerName
 from anyk.lab.run.recipe import TYPES, Recipe, Setting
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 CommonSetting = Annotated[Setting, tyro.conf.OmitArgPrefixes]
+Loggers = tuple[LoggerName, ...]
 WholeRecipe = Annotated[Recipe, tyro.conf.OmitArgPrefixes]
 
 
@@ -49,6 +52,16 @@ def command_line() -> str:
     return shlex.join([*started, "anyk", *sys.argv[1:]])
 
 
+def check_new_file(path: Path, force: bool) -> None:
+    """Raise if a file cannot be written there without loss."""
+    if not path.parent.is_dir():
+        raise LabError(f"{path.parent} should be a folder that exists: make it first.")
+    if path.is_dir():
+        raise LabError(f"{path} is a folder: name a file.")
+    if path.exists() and not force:
+        raise LabError(f"{path} is there already: name another file, or give --force to replace it.")
+
+
 def _option(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
@@ -56,7 +69,7 @@ def _option(field: str) -> str:
 _NONE_OPTIONS = {_option(name) for name, kind in TYPES.items() if type(None) in typing.get_args(kind)}
 _LIST_OPTIONS = {
     *(_option(name) for name, kind in TYPES.items() if "tuple" in str(kind)),
-    *("--losses", "--operators", "--scores", "--temperatures", "--fields", "--metrics"),
+    *("--losses", "--operators", "--scores", "--temperatures", "--fields", "--metrics", "--log"),
 }
 
 

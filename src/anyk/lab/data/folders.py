@@ -20,7 +20,7 @@ SIZE = 32
 """Height and width of the images, where nobody asks for others."""
 
 _VERSION = 2  # of the pixels and what is kept with them: a change of `read_pixels` needs another number
-_SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
+SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
 _TEST_NAMES = ("test", "val", "valid", "validation")  # the first that is there is the test set
 
 
@@ -124,7 +124,7 @@ def _files_by_class(folder: Path) -> dict[str, list[Path]]:
         inside.name: sorted(
             path
             for path in inside.rglob("*")
-            if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".") and path.is_file()
+            if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
         )
         for inside in subfolders(folder)
     }

@@ -13,6 +13,7 @@ from anyk.lab.data import load
 from anyk.lab.engines.attempt import Outcome, ended
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
+from anyk.lab.run import losses as losses_of_recipes
 from anyk.lab.run.folder import Run
 from anyk.lab.run.reading import CHECKED, check_setting
 from anyk.lab.run.recipe import TYPES, Recipe
@@ -23,16 +24,24 @@ if TYPE_CHECKING:
 
 
 def grid(base: Recipe, axes: Mapping[str, Sequence[Any]]) -> dict[str, Recipe]:
-    """Every combination of the axes' values, by name.
+    """Every combination of the axes' values, by name; what a loss does not take makes no further runs of it.
 
-    >>> list(grid(Recipe(), {"loss": ["softmax", "lapsum"], "seed": [0, 1]}))
-    ['loss=softmax,seed=0', 'loss=softmax,seed=1', 'loss=lapsum,seed=0', 'loss=lapsum,seed=1']
+    >>> list(grid(Recipe(), {"loss": ["softmax", "lapsum"], "m": [8, 16]}))
+    ['loss=softmax', 'loss=lapsum,m=8', 'loss=lapsum,m=16']
     """
-    recipes = {}
+    recipes: dict[str, Recipe] = {}
+    idle_in_all, losses = set(losses_of_recipes.SETTINGS), set()
     for values in itertools.product(*axes.values()):
         fields = dict(zip(axes, values, strict=True))
         recipe = Recipe.from_json({**base.to_json(), **fields}, "the grid")
-        recipes[",".join(f"{name}={_word(value)}" for name, value in fields.items()) or "run"] = recipe
+        idle = set(losses_of_recipes.SETTINGS) - losses_of_recipes.settings_of(recipe.loss)
+        idle_in_all &= idle
+        losses.add(recipe.loss)
+        name = ",".join(f"{name}={_word(value)}" for name, value in fields.items() if name not in idle)
+        recipes[name or "run"] = recipe.but(**{name: getattr(base, name) for name in fields if name in idle})
+    for name, choices in axes.items():
+        if name in idle_in_all and len(choices) > 1:
+            raise LabError(f"the grid varies {name}, which no loss in it takes ({', '.join(sorted(losses))}): leave it out.")
     return recipes
 
 

@@ -9,6 +9,7 @@ model.safetensors       the same, when the run has ended, and what model it is: 
 test.safetensors        of each test example the rank of its class, the first guesses, its group; not with select=each
 result.json             the outcome; its presence says that the run has ended
 error.txt               why the run failed
+logged.json             what --log has handed on: see loggers
 """
 
 import json
@@ -74,7 +75,7 @@ class Run:
         """Raise if the folder, of a run or of many, holds files but nothing that the lab has written."""
         if not self.folder.is_dir() or any(any(self.folder.glob(trace)) for trace in TRACES):
             return
-        shown = (path for path in self.folder.iterdir() if not path.name.startswith((".", "tensorboard")))
+        shown = (path for path in self.folder.iterdir() if not path.name.startswith("."))
         # Empty folders are nobody's.
         names = sorted(path.name for path in shown if not path.is_dir() or any(not inner.is_dir() for inner in path.rglob("*")))
         if names:

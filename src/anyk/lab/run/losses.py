@@ -41,6 +41,31 @@ def criterion(recipe: Recipe, classes: int) -> nn.Module:
     return loss.make(p_k, loss.make_operator(**loss.operator_settings(recipe)), m=m, **loss.settings(recipe))
 
 
+#: the fields of a recipe that a loss may take
+SETTINGS = (
+    *("p_k", "p_k_end", "p_k_file", "m", "temperature", "temperature_end", "top1", "softmax_over"),
+    *("guide", "guide_end", "power", "swap", "wires", "anchors", "label_smoothing"),
+)
+
+
+def settings_of(name: str) -> frozenset[str]:
+    """Those of :data:`SETTINGS` that the loss of this name takes: runs that differ in the others alone are the same run.
+
+    >>> sorted(settings_of("softmax")), sorted(settings_of("hinge"))
+    (['label_smoothing'], ['label_smoothing', 'p_k', 'p_k_file'])
+    """
+    loss, recipe = names.find(name), Recipe()
+    taken = set(loss.settings(recipe))
+    if loss.family in ("softmax", "gce"):
+        taken &= {"label_smoothing", "guide", "power"}
+    else:
+        taken |= {"p_k", "p_k_file"}
+    if loss.operator is not None:
+        taken |= {*loss.operator_settings(recipe), "m", "p_k_end"} - {"kind"}
+        taken |= {"temperature_end"} & {f"{each}_end" for each in taken}
+    return frozenset(taken | ({"guide_end"} if "guide" in taken else set()))
+
+
 def trained_ks(loss: nn.Module, recipe: Recipe) -> list[int]:
     """The k that a recipe's loss trains for, at any time of the run."""
     if not isinstance(loss, TopKLossModule):

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from anyk.lab.errors import LabError
 from anyk.lab.run.folder import FORMAT, Run
+from anyk.lab.run.losses import SETTINGS, settings_of
 from anyk.lab.run.recipe import Recipe
-from anyk.lab.tables import Column, Measured, Table, Value, order, title
+from anyk.lab.tables import Column, Measured, Table, Value, order, text, title
 
 METRICS = ("top1", "top5", "top10")
 State = Literal["finished", "failed", "unfinished"]
@@ -23,6 +25,11 @@ class RunSummary:
     recipe: Recipe
     result: dict[str, Any]
     error: str = ""
+
+    @cached_property
+    def idle(self) -> frozenset[str]:
+        """The fields of the recipe that its loss does not take."""
+        return frozenset(SETTINGS) - settings_of(self.recipe.loss)
 
 
 def collect(folders: Iterable[str | Path]) -> list[RunSummary]:
@@ -115,6 +122,28 @@ def table(
     return Table(columns, tuple(_sorted(columns, rows, sort)), tuple(notes))
 
 
+def curves(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    """One row for each evaluation of each run, finished or not: the run, what tells it from the others, and what was measured.
+
+    Args:
+        summaries: from :func:`collect`.
+    """
+    fields = dict.fromkeys(["loss", "seed", *_varied(summaries)])
+    rows = []
+    for run in summaries:
+        about = {"run": str(run.folder), **{name: _plain(_field(run, name)) for name in fields}}
+        for line in Run(run.folder).metrics():
+            validation = {f"validation_{name}": value for name, value in line["validation"].items()}
+            now = {f"{name}_now": line.get(name) for name in ("learning_rate", "temperature")}
+            measured = {name: line.get(name) for name in ("step", "epoch", "train_loss")}
+            rows.append({**about, **measured, **validation, **now, "seconds": line.get("seconds")})
+    return rows
+
+
+def _plain(value: Any) -> str:
+    return "" if value is None else text(value, "field")
+
+
 def metrics_of(recipes: Iterable[Recipe]) -> list[str]:
     """The metrics to show of runs with these recipes.
 
@@ -136,15 +165,26 @@ def _metric_order(name: str) -> tuple[bool, int, str]:
 
 
 def _field(run: RunSummary, name: str) -> Any:
-    return run.result["data"]["fingerprint"] if name == "fingerprint" else vars(run.recipe)[name]
+    """The value of a field, in words where it is nothing; None where the run does not depend on it."""
+    if name == "fingerprint":
+        return run.result["data"]["fingerprint"]
+    if name in run.idle:
+        return None
+    value = vars(run.recipe)[name]
+    return "none" if value is None else value
 
 
 def _differing(runs: Sequence[RunSummary]) -> list[str]:
     """The fields with more than one value, without the seed; the data's fingerprint where equal names hide other data."""
-    differing = [name for name in vars(Recipe()) if name != "seed" and len({_field(run, name) for run in runs}) > 1]
+    differing = _varied(runs)
     if len({(run.recipe.data, _field(run, "fingerprint")) for run in runs}) > len({run.recipe.data for run in runs}):
         differing.insert(0, "fingerprint")
     return differing
+
+
+def _varied(runs: Sequence[RunSummary]) -> list[str]:
+    """The fields of the recipes with more than one value, without the seed; that some do not depend on one is no value."""
+    return [name for name in vars(Recipe()) if name != "seed" and len({_field(run, name) for run in runs} - {None}) > 1]
 
 
 def _known(what: str, names: Sequence[str], known: Sequence[str]) -> list[str]:

@@ -1,0 +1,36 @@
+"""`anyk export`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from anyk.lab.cli.words import Flag, check_new_file, say
+
+
+def command(
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    *,
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("model.onnx"),
+    k: int = 5,
+    force: Flag = False,
+) -> int:
+    """A trained model as an ONNX file, with the normalisation of its inputs and the first k guesses inside.
+
+    Args:
+        run: a run's or a comparison's folder, or a model.safetensors.
+        out: the file to write.
+        k: guesses for each example.
+        force: replace a file that is there.
+    """
+    from anyk.lab import export
+    from anyk.lab.run import models
+
+    export.check_packages()
+    check_new_file(out, force)
+    model = models.load(run)
+    export.export(model, out, k)
+    shape = ", ".join(map(str, model.plan.shape))
+    kind = "images (N, {}) in uint8" if len(model.plan.shape) == 3 else "embeddings (N, {}) in float32"
+    say(f"{out}: {kind.format(shape)} to classes and probabilities (N, {min(k, len(model.classes))})")
+    return 0

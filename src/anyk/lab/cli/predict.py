@@ -1,0 +1,105 @@
+"""`anyk predict`."""
+
+import contextlib
+import csv
+import json as jsons
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import tyro
+
+from anyk.lab.cli.words import Flag, check_new_file, warn
+
+if TYPE_CHECKING:
+    from anyk.lab.prediction import Prediction
+
+
+def command(
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE ...]")],
+    *,
+    k: int = 5,
+    json: Flag = False,
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None,
+    force: Flag = False,
+    backbone: str | None = None,
+    label_column: str | None = None,
+    batch_size: int = 256,
+    device: str = "cpu",
+) -> int:
+    """The first k guesses of a trained model for new data, with probabilities, as CSV or JSON.
+
+    A file that cannot be read is named, the others are predicted, and the exit code is 1.
+
+    Args:
+        run: a run's or a comparison's folder, or a model.safetensors.
+        files: images, files of embeddings or tables (.npz, .npy, .csv, .pt, .safetensors), with labels or without; or folders.
+        k: guesses for each example.
+        json: JSON instead of CSV.
+        out: the file to write; by default standard output.
+        force: replace a file that is there.
+        backbone: for images, where the model was trained on embeddings of images: what made them, as for anyk embed.
+        label_column: .csv: a column to leave out; by default the last, where there is one more than the model takes.
+        batch_size: examples at once.
+        device: cpu, cuda, mps.
+    """
+    from anyk.lab.prediction import predict
+    from anyk.lab.run import models
+
+    if out is not None:
+        check_new_file(out, force)
+    model = models.load(run)
+    failed = []
+
+    def unreadable(sentence: str) -> None:
+        failed.append(sentence)
+        warn(sentence)
+
+    found = predict(
+        model,
+        files,
+        k=k,
+        batch_size=batch_size,
+        backbone=backbone,
+        label_column=label_column,
+        device=device,
+        unreadable=unreadable,
+    )
+    with _opened(out) as file:
+        if json:
+            _write_json(found, file)
+        else:
+            _write_csv(found, min(k, len(model.classes)), file)
+    return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def _opened(out: Path | None) -> Iterator[TextIO]:
+    from anyk.lab import files
+
+    if out is None:
+        yield sys.stdout
+        return
+    with files.replacing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        yield file
+
+
+def _write_csv(found: "Iterator[Prediction]", k: int, file: TextIO) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    heads = [f"{what}_{place}" for place in range(1, k + 1) for what in ("guess", "probability")]
+    writer.writerow(["file", "row", *heads])
+    for each in found:
+        writer.writerow([each.file, each.row, *(cell for name, p in each.guesses for cell in (name, f"{p:.6g}"))])
+
+
+def _write_json(found: "Iterator[Prediction]", file: TextIO) -> None:
+    """A list, an example a line: as many as there are need not be in memory."""
+    before = "[\n"
+    for each in found:
+        guesses = [{"class": name, "probability": float(f"{p:.6g}")} for name, p in each.guesses]
+        row = {} if each.row is None else {"row": each.row}
+        file.write(before + jsons.dumps({"file": str(each.file), **row, "guesses": guesses}, ensure_ascii=False))
+        before = ",\n"
+    file.write("[]\n" if before == "[\n" else "\n]\n")

@@ -1,0 +1,109 @@
+"""A trained model as an ONNX file, with what it does to its inputs before the network, and the first guesses after it."""
+
+import importlib
+import importlib.util
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import anyk
+from anyk.lab import files
+from anyk.lab.errors import LabError
+from anyk.lab.run.models import Classifier
+
+_TOLERANCE = 1e-3  # of probabilities: what another order of additions comes to, and no wrong operator does
+
+
+class _FirstGuesses(nn.Module):
+    def __init__(self, model: Classifier, k: int) -> None:
+        super().__init__()
+        self.model, self.k = model, k
+
+    def forward(self, examples: Tensor) -> tuple[Tensor, Tensor]:
+        best = self.model(examples).float().softmax(1).topk(self.k)
+        return best.indices, best.values
+
+
+def export(model: Classifier, path: Path, k: int = 5) -> None:
+    """Write a model as ONNX, and compare what onnxruntime makes of the file with the model itself.
+
+    The input, ``embeddings`` (N, d) in float32 or ``images`` (N, channels, height, width) in uint8, is as the model's data set
+    had it; N may be any number. The outputs are ``classes`` (N, k) in int64 and ``probabilities`` (N, k) in float32, best
+    first. The metadata of the file hold the class names under ``classes``, as a JSON list.
+
+    Args:
+        model: from :func:`anyk.lab.run.models.load`.
+        path: the file.
+        k: guesses for each example; at most as many as there are classes.
+    """
+    check_packages()
+    if k < 1:
+        raise LabError(f"k should be at least 1, but is {k}.")
+    shape, is_image = model.plan.shape, len(model.plan.shape) == 3
+    # Two examples: torch.export takes a batch of one for a constant.
+    generator = torch.Generator().manual_seed(0)
+    examples = (
+        torch.randint(256, (2, *shape), generator=generator, dtype=torch.uint8)
+        if is_image
+        else torch.randn(2, *shape, generator=generator)
+    )
+    module = _FirstGuesses(model.eval(), min(k, len(model.classes))).eval()
+    try:
+        with warnings.catch_warnings(), _quiet():
+            warnings.simplefilter("ignore")  # of the exporter, about itself
+            batch = torch.export.Dim("batch")
+            program = torch.export.export(module, (examples,), dynamic_shapes=({0: batch},), strict=False)
+            names = {"input_names": ["images" if is_image else "embeddings"], "output_names": ["classes", "probabilities"]}
+            exported: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)  # type: ignore[arg-type]
+    except Exception as error:  # a network of one's own may hold anything
+        raise LabError(f"the model cannot be exported: {_first_line(error)}") from None
+    about = {"classes": list(model.classes), "shape": list(shape), "anyk": anyk.__version__}
+    exported.model.metadata_props.update(
+        {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in about.items()}
+    )
+    with files.replacing(path) as temporary:
+        exported.save(temporary)
+        _compare(temporary, module, torch.cat([examples, examples.flip(0)[:1]]))
+
+
+def check_packages() -> None:
+    """Raise if what an export needs is not installed."""
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise LabError(f'an export to ONNX needs {", ".join(missing)}: pip install "anyk[onnx]".')
+
+
+def _compare(path: Path, module: nn.Module, examples: Tensor) -> None:
+    runtime = importlib.import_module("onnxruntime")
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    _, found = session.run(None, {session.get_inputs()[0].name: examples.numpy()})
+    with torch.no_grad():
+        _, wanted = module(examples)
+    difference = float((torch.from_numpy(found) - wanted).abs().max())
+    if not difference <= _TOLERANCE:
+        raise LabError(
+            f"nothing was written: the exported model gives other probabilities than the model, by {difference:.1g}."
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter logs about operators that nobody asked for."""
+    former = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(former)

@@ -1,0 +1,203 @@
+"""What a trained model says of new examples: images, or files of embeddings, tables and pixels, with labels or without."""
+
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import torch
+from torch import Tensor
+
+from anyk.lab.data import arrays, folders
+from anyk.lab.embedding import Encoder, load_backbone, read_image
+from anyk.lab.errors import LabError
+from anyk.lab.run.models import Classifier
+from anyk.lab.run.reading import find_device
+
+_GRAY = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue, as Pillow has it
+_ARRAYS = frozenset((*arrays.SUFFIXES, ".safetensors"))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The first guesses for one example, by class name and softmax probability, best first."""
+
+    file: Path
+    row: int | None
+    """in the file, from 0; None: the file is one example"""
+    guesses: list[tuple[str, float]]
+
+
+def predict(
+    model: Classifier,
+    files: Sequence[str | Path],
+    *,
+    k: int = 5,
+    batch_size: int = 256,
+    backbone: str | None = None,
+    label_column: str | None = None,
+    device: str = "cpu",
+    unreadable: Callable[[str], None],
+) -> Iterator[Prediction]:
+    """The first guesses for every example of some files, in their order. A batch is in memory at a time, not a file.
+
+    Args:
+        model: from :func:`anyk.lab.run.models.load`.
+        files: images, files of arrays, or folders of such.
+        k: guesses for each.
+        batch_size: examples at once.
+        backbone: for images, where the model takes embeddings of them: the backbone that made those it was trained on.
+        label_column: of .csv files, a column to leave out.
+        device: where to compute.
+        unreadable: called with a sentence for each file that cannot be used; the others are predicted all the same.
+    """
+    for name, number in (("k", k), ("batch_size", batch_size)):
+        if number < 1:
+            raise LabError(f"{name} should be at least 1, but is {number}.")
+    if not files:
+        raise LabError("give the files to predict: images, files of arrays, or folders of such.")
+    shape = model.plan.shape
+    read = _image_reader(shape, backbone, device)
+    model = model.to(find_device(device))
+    found = list(_expanded([Path(file) for file in files], read is not None, unreadable))
+    if read is None and (image := next((path for path in found if _is_image(path)), None)) is not None:
+        raise LabError(
+            f"{image} is an image, but the model takes embeddings of {shape[0]} numbers: "
+            "give the --backbone that made them, such as efficientnet-lite0."
+        )
+
+    def guess(examples: Tensor) -> list[list[tuple[str, float]]]:
+        return model.guesses(examples.to(find_device(device)), k)
+
+    def predictions() -> Iterator[Prediction]:
+        for are_images, group in itertools.groupby(found, _is_image):
+            if are_images and read is not None:
+                for paths, examples in _image_batches(group, read, batch_size, unreadable):
+                    for path, guesses in zip(paths, guess(examples), strict=True):
+                        yield Prediction(path, None, guesses)
+                continue
+            for path in group:
+                row = itertools.count()
+                try:
+                    for block in _array_blocks(path, shape, batch_size, label_column):
+                        for guesses in guess(block):
+                            yield Prediction(path, next(row), guesses)
+                except LabError as error:
+                    unreadable(str(error))
+                except OSError as error:
+                    unreadable(f"{path} cannot be read ({error.strerror or error}).")
+
+    return predictions()
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in folders.SUFFIXES
+
+
+def _expanded(paths: Sequence[Path], images: bool, unreadable: Callable[[str], None]) -> Iterator[Path]:
+    """The files, and in the place of a folder those in it that such a model takes."""
+    suffixes = folders.SUFFIXES if images else _ARRAYS
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
+            inside = [each for each in inside if each.suffix.lower() in suffixes and not _is_labels(each)]
+            if not inside:
+                kinds = "images" if images else f"files of arrays ({', '.join(sorted(suffixes))})"
+                unreadable(f"{path} has no {kinds} in it.")
+            yield from inside
+        elif not path.exists():
+            unreadable(f"{path} does not exist.")
+        elif not _is_image(path) and path.suffix.lower() not in _ARRAYS:
+            unreadable(f"{path} is of no known kind: give images or files that end in {', '.join(sorted(_ARRAYS))}.")
+        else:
+            yield path
+
+
+def _is_labels(path: Path) -> bool:
+    """Whether these are the labels of embeddings beside them."""
+    return path.name.endswith("_labels.npy") and path.with_name(f"{path.name.removesuffix('_labels.npy')}.npy").exists()
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _ImageReader:
+    one: Callable[[Path], Tensor]
+    """a file as what is stacked to a batch"""
+    batch: Callable[[list[Tensor]], Tensor]
+
+
+def _image_reader(shape: tuple[int, ...], backbone: str | None, device: str) -> _ImageReader | None:
+    """How images become examples of this shape; None where they do not."""
+    if len(shape) == 1:
+        if backbone is None:
+            return None
+        encoder = Encoder(*load_backbone(backbone), device, torch.float32)
+
+        def features(pixels: list[Tensor]) -> Tensor:
+            found = encoder.run(pixels)
+            if found.shape[1] != shape[0]:
+                told = f"{found.shape[1]} numbers for an image, but the model takes {shape[0]}"
+                raise LabError(f"the backbone {backbone} gives {told}: give the one that made its data.")
+            return found
+
+        return _ImageReader(lambda path: encoder.preprocess(read_image(path)), features)
+    if backbone is not None:
+        raise LabError("backbone is for a model of embeddings, but this one takes the pixels themselves: leave it out.")
+    channels, height, width = shape
+    if height != width or channels not in (1, 3):
+        return None
+
+    def pixels(path: Path) -> Tensor:
+        colours = folders.read_pixels(path, height)
+        return colours if channels == 3 else torch.einsum("chw,c->hw", colours.float(), _GRAY).round().to(torch.uint8)[None]
+
+    return _ImageReader(pixels, torch.stack)
+
+
+def _image_batches(
+    paths: Iterator[Path], read: _ImageReader, batch_size: int, unreadable: Callable[[str], None]
+) -> Iterator[tuple[list[Path], Tensor]]:
+    def decode(path: Path) -> Tensor | str:
+        try:
+            return read.one(path)
+        except Exception as error:  # Pillow's decoders raise whatever they like
+            return " ".join(str(error).split())[:200] or type(error).__name__
+
+    # Filters belong to the process, so they are set here and not in the threads.
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        warnings.filterwarnings("ignore", module=r"PIL\b")  # odd metadata; the pixels are what counts
+        while batch := list(itertools.islice(paths, batch_size)):
+            decoded = list(zip(batch, pool.map(decode, batch), strict=True))
+            for path, found in decoded:
+                if isinstance(found, str):
+                    unreadable(f"{path} cannot be read as an image ({found}).")
+            fine = [(path, found) for path, found in decoded if isinstance(found, Tensor)]
+            if fine:
+                yield [path for path, _ in fine], read.batch([found for _, found in fine])
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+def _array_blocks(path: Path, shape: tuple[int, ...], rows: int, label_column: str | None) -> Iterator[Tensor]:
+    if _is_image(path):
+        raise LabError(f"{path} is an image, but the model takes examples of the shape {shape}: give arrays of them.")
+    if path.suffix.lower() != ".safetensors":
+        yield from arrays.inputs(path, shape, rows, label_column)
+        return
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            stored = file.get_slice("embeddings")
+            if tuple(stored.get_shape()[1:]) != shape:
+                wanted = f"(examples, {', '.join(map(str, shape))})"
+                raise LabError(f"embeddings in {path} should have the shape {wanted}, but have {tuple(stored.get_shape())}.")
+            for first in range(0, stored.get_shape()[0], rows):
+                yield stored[first : first + rows]
+    except safetensors.SafetensorError as error:
+        raise LabError(f'{path} cannot be read as embeddings ({error}): it should have the tensor "embeddings".') from None

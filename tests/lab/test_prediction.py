@@ -1,0 +1,225 @@
+"""New examples of every kind, through a trained model: as many as there are, a batch at a time."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+import lab_data
+from anyk.lab import cli
+from anyk.lab.data.folders import read_pixels
+from anyk.lab.errors import LabError
+from anyk.lab.prediction import predict
+from anyk.lab.run import models
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return lab_data.trained_on_every_kind(tmp_path_factory.mktemp("kinds"))
+
+
+@pytest.fixture
+def anyk(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["anyk", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return run
+
+
+def table(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def guesses(rows: list[dict[str, str]], k: int) -> list[list[tuple[str, float]]]:
+    return [[(row[f"guess_{n}"], float(row[f"probability_{n}"])) for n in range(1, k + 1)] for row in rows]
+
+
+def expected(run: Path, examples: torch.Tensor, k: int) -> list[list[tuple[str, float]]]:
+    found = models.load(run).guesses(examples, k)
+    return [[(name, pytest.approx(p, rel=1e-4, abs=1e-6)) for name, p in each] for each in found]
+
+
+def test_embeddings_in_every_file_that_holds_them(runs, anyk, tmp_path):
+    x, y = lab_data.examples(6, 3, 16, seed=5)
+    np.save(tmp_path / "plain.npy", x.numpy())
+    np.savez(tmp_path / "labelled.npz", x=x.numpy(), y=y.numpy())
+    np.savez(tmp_path / "split.npz", X_train=x[:4].numpy(), X_test=x.numpy(), y_test=y.numpy())
+    torch.save(x, tmp_path / "tensor.pt")
+    torch.save({"embeddings": x.half(), "labels": y}, tmp_path / "half.pt")
+    safetensors.torch.save_file({"embeddings": x}, tmp_path / "set.safetensors")
+    lines = [",".join(f"{value:.8f}" for value in row) for row in x.tolist()]
+    (tmp_path / "bare.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "titled.csv").write_text("\n".join([",".join(f"x{n}" for n in range(16)), *lines]) + "\n")
+    (tmp_path / "labelled.csv").write_text("\n".join(f"{line},a" for line in lines) + "\n")
+    (tmp_path / "first.csv").write_text("\n".join(["name," + ",".join(f"x{n}" for n in range(16)), *(f"a,{r}" for r in lines)]))
+    want = expected(runs["embeddings"], x, 3)
+    names = ["plain.npy", "labelled.npz", "split.npz", "tensor.pt", "set.safetensors", "bare.csv", "titled.csv", "labelled.csv"]
+    code, out, err = anyk("predict", runs["embeddings"], *names, "--k", "3", "--batch-size", "4")
+    assert (code, err) == (0, "")
+    rows = table(out)
+    assert [row["file"] for row in rows] == [name for name in names for _ in x]
+    assert [row["row"] for row in rows] == [str(number) for _ in names for number in range(len(x))]
+    assert guesses(rows, 3) == want * len(names)
+    rows = table(anyk("predict", runs["embeddings"], "first.csv", "--k", "3", "--label-column", "name")[1])
+    assert guesses(rows, 3) == want
+    rows = table(anyk("predict", runs["embeddings"] / "model.safetensors", "half.pt", "--k", "3")[1])
+    assert guesses(rows, 3) == expected(runs["embeddings"], x.half(), 3)
+
+
+def test_a_table_and_a_set_as_they_were_trained_on(runs, anyk, tmp_path):
+    data = runs["table"].parent.parent
+    code, out, _ = anyk("predict", runs["table"], data / "table.csv", "--k", "9")
+    assert code == 0
+    assert len(table(out)) == 40
+    assert "guess_4" in out
+    assert "guess_5" not in out  # there are four classes
+    code, out, _ = anyk("predict", runs["embeddings"], data / "points")
+    assert (code, len(table(out))) == (0, 240)
+    assert {Path(row["file"]).name for row in table(out)} == {"train.safetensors", "test.safetensors"}
+    x, y = lab_data.examples(6, 1, 16, seed=5)
+    (tmp_path / "folder").mkdir()
+    np.save(tmp_path / "folder" / "some.npy", x.numpy())
+    np.save(tmp_path / "folder" / "some_labels.npy", y.numpy())
+    code, out, err = anyk("predict", runs["embeddings"], "folder")
+    assert (code, err, len(table(out))) == (0, "", 6)
+
+
+@pytest.mark.parametrize("kind", ["photos", "cifar100", "glyphs"])
+def test_images(runs, anyk, kind, tmp_path):
+    photos = lab_data.write_photos(tmp_path / "new", classes=2, per_class=3, size=(40, 30))
+    code, out, err = anyk("predict", runs[kind], "new", "new/kind 0/1.png", "--k", "2", "--batch-size", "4")
+    assert (code, err) == (0, "")
+    files = [*sorted(photos.rglob("*.png")), photos / "kind 0" / "1.png"]
+    rows = table(out)
+    assert [tmp_path / row["file"] for row in rows] == files
+    assert {row["row"] for row in rows} == {""}
+    size = 20 if kind == "glyphs" else 32
+    pixels = torch.stack([read_pixels(file, size) for file in files])
+    if kind == "glyphs":
+        grey = [np.asarray(Image.fromarray(each.permute(1, 2, 0).numpy()).convert("L")) for each in pixels]
+        pixels = torch.from_numpy(np.stack(grey))[:, None]
+    assert guesses(rows, 2) == expected(runs[kind], pixels, 2)
+    np.save(tmp_path / "pixels.npy", pixels.numpy())
+    assert guesses(table(anyk("predict", runs[kind], "pixels.npy", "--k", "2")[1]), 2) == expected(runs[kind], pixels, 2)
+
+
+def test_images_for_a_model_of_embeddings_need_the_backbone(runs, anyk, tmp_path, monkeypatch):
+    lab_data.write_photos(tmp_path / "new", classes=1, per_class=3)
+    code, out, err = anyk("predict", runs["embeddings"], "new/kind 0/0.png")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "is an image, but the model takes embeddings of 16 numbers: give the --backbone" in err
+    (tmp_path / "tiny_backbone.py").write_text(
+        "import torch, numpy\n"
+        "def make(side=4):\n"
+        "    grey = lambda image: torch.tensor(numpy.array(image.convert('L').resize((side, side))) / 255.0).float()[None]\n"
+        "    return torch.nn.Flatten(), grey\n"
+        "def small():\n    return make(2)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, out, err = anyk("predict", runs["embeddings"], "new", "--backbone", "tiny_backbone:make", "--k", "2")
+    assert (code, err) == (0, "")
+    assert len(table(out)) == 3
+    code, _, err = anyk("predict", runs["embeddings"], "new", "--backbone", "tiny_backbone:small")
+    assert code == 2
+    assert "gives 4 numbers for an image, but the model takes 16" in err
+    assert "leave it out" in anyk("predict", runs["photos"], "new", "--backbone", "tiny_backbone:make")[2]
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_predicted(runs, anyk, tmp_path):
+    photos = lab_data.write_photos(tmp_path / "new", classes=1, per_class=3)
+    (photos / "kind 0" / "0.png").write_bytes(b"nonsense")
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "nothing").mkdir()
+    code, out, err = anyk("predict", runs["photos"], "new", "gone.png", "notes.txt", "nothing", "--json")
+    assert code == 1
+    assert [each["file"] for each in json.loads(out)] == ["new/kind 0/1.png", "new/kind 0/2.png"]
+    lines = sorted(err.splitlines())
+    assert len(lines) == 4
+    assert lines[0] == "gone.png does not exist."
+    assert lines[1].startswith("new/kind 0/0.png cannot be read as an image (")
+    assert lines[2].startswith("notes.txt is of no known kind")
+    assert lines[3] == "nothing has no images in it."
+    x = lab_data.examples(6, 1, 16, seed=5)[0].numpy()
+    np.save(tmp_path / "good.npy", x)
+    np.save(tmp_path / "wide.npy", np.hstack([x, x]))
+    np.save(tmp_path / "nan.npy", np.where(np.arange(6)[:, None] == 4, np.nan, x))
+    np.savez(tmp_path / "two.npz", a=x, b=x)
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "word.csv").write_text("1," * 15 + "1\n" + "1," * 15 + "x\n")
+    (tmp_path / "inf.csv").write_text(("1," * 15 + "1\n") * 3 + "1," * 15 + "inf\n")
+    (tmp_path / "narrow.csv").write_text("1,2,3\n")
+    (tmp_path / "bad.safetensors").write_bytes(b"1234567890")
+    bad = ["wide.npy", "nan.npy", "two.npz", "empty.csv", "word.csv", "inf.csv", "narrow.csv", "bad.safetensors"]
+    code, out, err = anyk("predict", runs["embeddings"], *bad, "good.npy", "--batch-size", "2")
+    assert code == 1
+    assert [row["row"] for row in table(out) if row["file"] == "good.npy"] == [*"012345"]
+    assert [row["row"] for row in table(out) if row["file"] == "nan.npy"] == [*"0123"]  # the batches before the bad one
+    lines = err.splitlines()
+    assert [line.split()[0] if not line.startswith("embeddings in") else line.split()[2] for line in lines] == bad
+    for line, message in zip(
+        lines,
+        (
+            "should have one array of the shape (examples, 16), but has (6, 32).",
+            "has a NaN or an infinite number in row 4.",
+            "but has a (6, 16), b (6, 16).",
+            "is empty",
+            "a cell that is not a number in line 2",
+            "has a NaN or an infinite number in row 3.",
+            "has 3 columns of numbers, but the model takes 16.",
+            "cannot be read as embeddings",
+        ),
+        strict=True,
+    ):
+        assert message in line
+
+
+def test_out_is_whole_and_not_overwritten(runs, anyk, tmp_path):
+    np.save(tmp_path / "x.npy", lab_data.examples(6, 1, 16, seed=5)[0].numpy())
+    assert anyk("predict", runs["embeddings"], "x.npy", "-o", "out.csv") == (0, "", "")
+    written = (tmp_path / "out.csv").read_text()
+    assert len(table(written)) == 6
+    code, _, err = anyk("predict", runs["embeddings"], "x.npy", "--out", "out.csv", "--json")
+    assert (code, err) == (2, "anyk: out.csv is there already: name another file, or give --force to replace it.\n")
+    assert (tmp_path / "out.csv").read_text() == written
+    assert anyk("predict", runs["embeddings"], "x.npy", "--out", "out.csv", "--json", "--force")[0] == 0
+    rows = json.loads((tmp_path / "out.csv").read_text())
+    assert [row["row"] for row in rows] == list(range(6))
+    assert [(g["class"], g["probability"]) for g in rows[0]["guesses"]] == guesses(table(written), 5)[0]
+    assert json.loads(anyk("predict", runs["embeddings"], "gone.npy", "--json")[1]) == []
+    for words, message in (
+        (("--k", "0"), "k should be at least 1, but is 0."),
+        (("--out", "no/where.csv"), "no should be a folder that exists"),
+        (("--out", "."), ". is a folder"),
+        (("--device", "nonsense"), "device 'nonsense' cannot be used here"),
+    ):
+        code, out, err = anyk("predict", runs["embeddings"], "x.npy", *words)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert message in err
+    assert "a run writes it when it ends" in anyk("predict", tmp_path, "x.npy")[2]
+
+
+def test_a_file_is_not_read_whole(runs, tmp_path):
+    """Of a file of ten batches, the first is predicted before the last is read."""
+    lines = [",".join("1" * 16)] * 99 + ["this is not a number"]
+    (tmp_path / "long.csv").write_text("\n".join(lines))
+    said: list[str] = []
+    found = predict(models.load(runs["embeddings"]), [tmp_path / "long.csv"], batch_size=10, unreadable=said.append)
+    assert [next(found).row for _ in range(30)] == list(range(30))
+    assert said == []
+    assert len(list(found)) == 60
+    assert len(said) == 1
+    with pytest.raises(LabError, match="give the files"):
+        predict(models.load(runs["embeddings"]), [], unreadable=said.append)

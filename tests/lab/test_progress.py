@@ -1,0 +1,85 @@
+"""What a person sees while runs are at work: what each run is, not how its folder is called."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from anyk.lab import progress
+from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.training import Progress
+
+LINE = {"learning_rate": 0.0005, "validation": {"top1": 0.612, "top5": 0.83, "top10": 0.9, "mean": 0.721}}
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """What stands on a terminal of so many columns at the end."""
+
+    def make(width: int) -> io.StringIO:
+        out = io.StringIO()
+        monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=out, width=width))  # no terminal: the end alone
+        return out
+
+    return make
+
+
+def write(folder: Path, recipe: Recipe) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(recipe.to_json()))
+    return folder
+
+
+def test_runs_are_named_by_method_rate_metric_and_what_differs(screen, tmp_path):
+    out = screen(160)
+    first = write(
+        tmp_path / "softmax-seed0-1a2b3c", Recipe(loss="softmax", learning_rate=0.016, label_smoothing=0.1, select="top10")
+    )
+    second = write(tmp_path / "splitter-seed1-4d5e6f", Recipe(loss="splitter", temperature=0.5, m=8, seed=1, select="top10"))
+    with progress.Display(7) as display:
+        for folder in (first, second):
+            display.show(folder, Progress(40, 400, LINE))
+        display.show(first, Progress(41, 400))
+        display.show(tmp_path / "unreadable", Progress(1, 9))
+    shown = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert "all runs" in shown[0]
+    assert "0/7" in shown[0]
+    assert shown[1] == (
+        "softmax learning rate 0.016 top-10 90.0 % top-1 61.2 % top-5 83.0 % label smoothing 0.1 seed 0 41/400 steps"
+    )
+    # The rate that follows from the data is the current one. What softmax does not take does not differ.
+    assert shown[2] == (
+        "splitter learning rate 0.0005 top-10 90.0 % top-1 61.2 % top-5 83.0 % "
+        "temperature 0.5 m 8 label smoothing 0 seed 1 40/400 steps"
+    )
+    assert shown[3] == "unreadable 1/9 steps"
+
+
+def test_a_narrow_terminal_keeps_method_rate_metric_and_the_bar(screen, tmp_path):
+    out = screen(80)
+    with progress.Display(2) as display:
+        for seed in range(2):
+            recipe = Recipe(loss="error:lapsum", learning_rate=1e-4, guide=0.5, temperature=0.25, seed=seed)
+            display.show(write(tmp_path / str(seed), recipe), Progress(40, 400, LINE))
+    bar, *lines = out.getvalue().splitlines()
+    assert "━" in bar
+    assert "left" in bar
+    for line in lines:
+        assert "error:lapsum  learning rate 0.0001  top-1 61.2 %" in line
+        assert line.rstrip().endswith("40/400 steps")
+        assert len(line) <= 80
+
+
+def test_ended_runs_leave_and_are_counted(screen, tmp_path):
+    out = screen(100)
+    with progress.Display(None) as display:
+        display.show(write(tmp_path / "a", Recipe(data="$[red]")), Progress(5, 5, LINE))
+        display.show(write(tmp_path / "b", Recipe(data="b")), Progress(1, 5))
+    assert "1 ended" in out.getvalue()
+    assert out.getvalue().count("steps") == 1
+    quiet = screen(100)
+    with progress.watched(3, quiet=True) as show:
+        show(tmp_path / "a", Progress(1, 5))
+    assert quiet.getvalue() == ""
