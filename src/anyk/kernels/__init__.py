@@ -256,7 +256,10 @@ def _as_rows(scores: Tensor, target: Tensor) -> tuple[int, Tensor | None, Tensor
     """Number of classes, scores (rows, n) and targets (rows,) as the kernels read them; None for what is not as it should be.
     The usual case costs next to nothing."""
     shape, dtype = scores.shape, target.dtype
-    if dtype not in _INDICES or len(shape) < 2 or not shape[1] or target.device != scores.device or not checks.eager(target):
+    # The scores are known to be a plain tensor, and no transform to be on.
+    if dtype not in _INDICES or len(shape) < 2 or not shape[1] or type(target) is not Tensor:
+        return 0, None, target
+    if not target.is_cpu if scores.is_cpu else target.device != scores.device:  # to compare devices takes longer
         return 0, None, target
     if len(shape) == 2:
         if target.ndim != 1 or len(target) != shape[0]:

@@ -48,13 +48,14 @@ static float NAME(most)(const S *row, int64_t n) {
     return most;
 }
 
-/* Collects what reaches the threshold; with sums, also e^(score - most) and, if smoothed, score - most. */
-INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, const int sums, const int smoothed,
-                               Sums *out) {
+/* Collects what reaches the threshold; with sums, adds e^(score - most) and, if smoothed, score - most. Of a row's places
+   [first, n). */
+INLINE void NAME(pass_collect)(const S *row, int64_t first, int64_t n, Kept *kept, float most, const int sums,
+                               const int smoothed, Sums *out) {
     vf top = allf(most), threshold = kept ? kept->threshold : top;
-    int64_t count = 0;
+    int64_t count = kept ? kept->count : 0;
     double sum = 0, total = 0;
-    int64_t real = 0, i = 0;
+    int64_t real = 0, i = first;
     while (i + W <= n) {
         /* Float sums of few numbers, their sum in double: no digits are lost over a long row. */
         int64_t end = i + 64 * W <= n ? i + 64 * W : n - W + 1;
@@ -62,6 +63,7 @@ INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, 
         vi reals = {0}, tops = {0};
         for (; i < end; i += W) {
             vf x = NAME(load)(row + i);
+            __builtin_prefetch(row + i + CHUNK); /* the next chunk comes while this one is computed */
             if (kept) {
                 uint32_t hits = reach(x, threshold);
                 while (__builtin_expect(hits != 0, 0)) {
@@ -117,7 +119,7 @@ INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, 
         }
     }
     if (kept) kept->count = count;
-    if (sums) *out = (Sums){sum, total, real};
+    if (sums) out->exponentials += sum, out->shifted += total, out->real += real;
 }
 
 /* All scores, where all are kept. */
@@ -138,13 +140,42 @@ static void NAME(keep_all)(const S *row, int64_t n, Kept *kept) {
     kept->count = n;
 }
 
-static void NAME(collect)(const S *row, int64_t n, Kept *kept, float most, int sums, int smoothed, Sums *out) {
+static void NAME(collect)(const S *row, int64_t first, int64_t n, Kept *kept, float most, int sums, int smoothed, Sums *out) {
     if (!sums)
-        NAME(pass_collect)(row, n, kept, most, 0, 0, out);
+        NAME(pass_collect)(row, first, n, kept, most, 0, 0, out);
     else if (!smoothed)
-        NAME(pass_collect)(row, n, kept, most, 1, 0, out);
+        NAME(pass_collect)(row, first, n, kept, most, 1, 0, out);
     else
-        NAME(pass_collect)(row, n, kept, most, 1, 1, out);
+        NAME(pass_collect)(row, first, n, kept, most, 1, 1, out);
+}
+
+/* Both passes, over a long row chunk by chunk, so that the second finds in the cache what the first has read. */
+static float NAME(scan)(const S *row, int64_t n, int groups, int sums, int smoothed, Kept *kept, Sums *out) {
+    vf maxima[16];
+    float most = -INFINITY;
+    kept->threshold = allf(-INFINITY);
+    for (int64_t first = 0, last; first < n; first = last) {
+        last = n - first < 2 * CHUNK ? n : first + CHUNK;
+        float top = NAME(maxima)(row + first, last - first, groups, maxima);
+        /* The maxima that as many scores as are wanted reach, if that is more than what was known. */
+        int64_t reached = 0;
+        for (int g = 0; g < groups; g++) reached += __builtin_popcount(reach(maxima[g], kept->threshold));
+        if (reached >= kept->wanted && !kept->nan) {
+            float least = of_key(key_reached_by((const float *)maxima, groups * W, kept->wanted, kept->wanted / 8 + 1));
+            if (least != least)
+                kept->threshold = allf(INFINITY), kept->nan = 1;
+            else
+                kept->threshold = allf(least);
+        }
+        if (top > most) {
+            double shift = most == -INFINITY ? 0 : (double)most - (double)top;
+            out->exponentials *= exponential(all(shift))[0];
+            out->shifted += shift * (double)out->real;
+            most = top;
+        }
+        NAME(collect)(row, first, last, kept, most, sums && most > -INFINITY, smoothed, out);
+    }
+    return most;
 }
 
 /* Adds x, x^2, …, x^k over the scores below `last`, x = e^(rate (score - last)); returns how many scores equal it. */
@@ -216,8 +247,36 @@ static void NAME(back_powers)(const S *scores, S *out, int64_t n, int k, const f
     }
 }
 
+/* Writes share e^(score - top), and `added` where the score is real, for the places [first, last) of a row; zeros without a
+   share. With `past_caches` the whole vectors, which must be aligned, are not read into the caches before they are written. */
+INLINE void NAME(write_rest)(const S *scores, S *out, int64_t first, int64_t last, const int softmax, const int smoothed,
+                             const int past_caches, float most, float share, float added) {
+    vf top = allf(most);
+    int64_t i = first;
+    for (; i + W <= last; i += W) {
+        vf y = {0};
+        if (softmax) {
+            vf x = NAME(load)(scores + i);
+            y = share * exponentialf(x - top);
+            if (smoothed) y += (vf)((vi)allf(added) & (vi)(x > -INFINITY));
+        }
+        if (past_caches)
+            NAME(stream)(out + i, y);
+        else
+            NAME(store)(out + i, y);
+    }
+    for (; i < last; i++) {
+        float y = 0;
+        if (softmax) {
+            float x = NAME(one)(scores[i]);
+            y = share * exponentialf(allf(x - most))[0] + (smoothed && x > -INFINITY ? added : 0);
+        }
+        out[i] = NAME(narrow)(y);
+    }
+}
+
 /* One row of the gradient. */
-INLINE void NAME(back_row)(const Back *back, int64_t row, float factor) {
+INLINE void NAME(back_row)(const Back *back, int64_t row, float factor, int past_caches) {
     int64_t n = back->n, m = back->m;
     const S *scores = (const S *)back->scores + row * back->stride;
     S *out = (S *)back->out + row * back->out_stride;
@@ -230,22 +289,23 @@ INLINE void NAME(back_row)(const Back *back, int64_t row, float factor) {
         else
             NAME(back_powers)(scores, out, n, back->powers, rest, (float)back->rate, factor);
     } else if (m < n) {
-        float share = rest ? rest[1] * factor : 0, added = rest ? rest[2] * factor : 0;
-        if (rest && (share != 0 || added != 0)) {
-            vf top = allf(rest[0]);
-            int64_t i = 0;
-            if (added == 0)
-                for (; i + W <= n; i += W) NAME(store)(out + i, share * exponentialf(NAME(load)(scores + i) - top));
-            for (; i + W <= n; i += W) {
-                vf x = NAME(load)(scores + i);
-                NAME(store)(out + i, share * exponentialf(x - top) + (vf)((vi)allf(added) & (vi)(x > -INFINITY)));
-            }
-            for (; i < n; i++) {
-                float x = NAME(one)(scores[i]);
-                out[i] = NAME(narrow)(share * exponentialf(allf(x - rest[0]))[0] + (x > -INFINITY ? added : 0));
-            }
-        } else
+        float share = rest ? rest[1] * factor : 0, added = rest ? rest[2] * factor : 0, most = rest ? rest[0] : 0;
+        int softmax = share != 0 || added != 0;
+        if (past_caches) {
+            int64_t aligned = (int64_t)(-(uintptr_t)out % BYTES / sizeof(S));
+            if (!softmax)
+                NAME(write_rest)(scores, out, 0, aligned, 0, 0, 0, 0, 0, 0),
+                    NAME(write_rest)(scores, out, aligned, n, 0, 0, 1, 0, 0, 0);
+            else
+                NAME(write_rest)(scores, out, 0, aligned, 1, 1, 0, most, share, added),
+                    NAME(write_rest)(scores, out, aligned, n, 1, 1, 1, most, share, added);
+            streams_end();
+        } else if (!softmax)
             memset(out, 0, (size_t)n * sizeof(S));
+        else if (added == 0)
+            NAME(write_rest)(scores, out, 0, n, 1, 0, 0, most, share, 0);
+        else
+            NAME(write_rest)(scores, out, 0, n, 1, 1, 0, most, share, added);
     }
     const float *gradient = back->gradient + row * m;
     const int32_t *classes = back->classes + row * m;

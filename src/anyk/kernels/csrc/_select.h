@@ -79,11 +79,29 @@ static void compact(Kept *kept) {
     if (kept->threshold[0] == INFINITY && kept->count > kept->room) kept->count = kept->room;
 }
 
+enum { CHUNK = 8192 }; /* scores that are read at once: a part of the first cache */
+
 /* float32 */
 INLINE vf load_f32(const float *p) { return (vf)*(const vfu *)p; }
 INLINE float one_f32(float x) { return x; }
 INLINE void store_f32(float *p, vf x) { *(vfu *)p = (vfu)x; }
 INLINE float narrow_f32(float x) { return x; }
+INLINE void stream_f32(float *p, vf x) {
+#if defined(__AVX512F__)
+    _mm512_stream_ps(p, (__m512)x);
+#elif defined(__AVX2__)
+    _mm256_stream_ps(p, (__m256)x);
+#elif defined(__SSE2__)
+    _mm_stream_ps(p, (__m128)x);
+#else
+    store_f32(p, x);
+#endif
+}
+INLINE void streams_end(void) {
+#if defined(__SSE2__)
+    _mm_sfence(); /* what is written to the same row next must not be overtaken */
+#endif
+}
 #define S float
 #define NAME(x) x##_f32
 #include "_scores.h"
@@ -129,6 +147,7 @@ INLINE void store_bf16(bf16 *p, vf x) {
 #endif
 #endif
 }
+INLINE void stream_bf16(bf16 *p, vf x) { store_bf16(p, x); }
 #define S bf16
 #define NAME(x) x##_bf16
 #include "_scores.h"
@@ -188,6 +207,7 @@ INLINE void store_f16(f16 *p, vf x) {
     for (int l = 0; l < W; l++) p[l] = narrow_f16(x[l]);
 #endif
 }
+INLINE void stream_f16(f16 *p, vf x) { store_f16(p, x); }
 #define S f16
 #define NAME(x) x##_f16
 #include "_scores.h"
@@ -210,42 +230,42 @@ static float find(const void *row, int dtype, int64_t n, int64_t wanted, int sum
     kept->count = 0;
     kept->nan = 0;
     kept->wanted = wanted;
-    int all_kept = wanted >= n;
-    if (all_kept || n <= groups * W * 2 || groups * W < wanted + wanted / 4) {
+    *out = (Sums){0};
+    if (wanted < n && n > groups * W * 2 && groups * W >= wanted + wanted / 4) {
+        if (dtype == FLOAT32)
+            most = scan_f32(row, n, groups, sums, smoothed, kept, out);
+        else if (dtype == BFLOAT16)
+            most = scan_bf16(row, n, groups, sums, smoothed, kept, out);
+        else
+            most = scan_f16(row, n, groups, sums, smoothed, kept, out);
+    } else {
         if (dtype == FLOAT32)
             most = most_f32(row, n);
         else
             most = dtype == BFLOAT16 ? most_bf16(row, n) : most_f16(row, n);
-        if (!all_kept) {
+        int all_kept = wanted >= n;
+        if (all_kept && dtype == FLOAT32)
+            keep_all_f32(row, n, kept);
+        else if (all_kept && dtype == BFLOAT16)
+            keep_all_bf16(row, n, kept);
+        else if (all_kept)
+            keep_all_f16(row, n, kept);
+        else {
             for (int64_t i = 0; i < n; i++) whole[i] = score_at(row, dtype, i);
             kept->threshold = allf(of_key(key_reached_by(whole, n, wanted, wanted / 8 + 2)));
+            if (kept->threshold[0] != kept->threshold[0]) kept->threshold = allf(INFINITY), kept->nan = 1;
         }
-    } else {
-        vf maxima[16];
+        if (all_kept && !sums) return most;
+        Kept *to = all_kept ? NULL : kept;
         if (dtype == FLOAT32)
-            most = maxima_f32(row, n, groups, maxima);
-        else
-            most = dtype == BFLOAT16 ? maxima_bf16(row, n, groups, maxima) : maxima_f16(row, n, groups, maxima);
-        kept->threshold = allf(of_key(key_reached_by((const float *)maxima, groups * W, wanted, wanted / 8 + 1)));
-    }
-    if (all_kept) {
-        if (dtype == FLOAT32)
-            keep_all_f32(row, n, kept);
+            collect_f32(row, 0, n, to, most, sums, smoothed, out);
         else if (dtype == BFLOAT16)
-            keep_all_bf16(row, n, kept);
+            collect_bf16(row, 0, n, to, most, sums, smoothed, out);
         else
-            keep_all_f16(row, n, kept);
-        if (!sums) return most;
-    } else if (kept->threshold[0] != kept->threshold[0])
-        kept->threshold = allf(INFINITY), kept->nan = 1;
-    Kept *to = all_kept ? NULL : kept;
-    if (dtype == FLOAT32)
-        collect_f32(row, n, to, most, sums, smoothed, out);
-    else if (dtype == BFLOAT16)
-        collect_bf16(row, n, to, most, sums, smoothed, out);
-    else
-        collect_f16(row, n, to, most, sums, smoothed, out);
-    for (int64_t i = 0; to && i < kept->count; i++) kept->nan |= kept->score[i] != kept->score[i];
+            collect_f16(row, 0, n, to, most, sums, smoothed, out);
+        if (all_kept) return most;
+    }
+    for (int64_t i = 0; i < kept->count; i++) kept->nan |= kept->score[i] != kept->score[i];
     return most;
 }
 
@@ -263,7 +283,7 @@ static float sums_of(const float *scores, int64_t n, int sums, int smoothed, int
     for (int64_t i = 0; i < n; i++) strange |= scores[i] != scores[i];
     *nan = strange;
     float most = most_f32(scores, n);
-    if (sums) collect_f32(scores, n, NULL, most, 1, smoothed, out);
+    if (sums) collect_f32(scores, 0, n, NULL, most, 1, smoothed, out);
     return most;
 }
 
