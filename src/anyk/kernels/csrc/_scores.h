@@ -4,10 +4,14 @@
    not fill all groups are in none of them: the threshold that is made of the maxima is as good without them. */
 INLINE float NAME(pass_groups)(const S *row, int64_t n, const int groups, vf *maxima) {
     vf best[16];
-    for (int g = 0; g < groups; g++) best[g] = NAME(load)(row + g * W);
-    int64_t i = (int64_t)groups * W;
+    int64_t i = 0;
+    for (int g = 0; g < groups; g++) best[g] = allf(-INFINITY);
     for (; i + groups * W <= n; i += groups * W)
-        for (int g = 0; g < groups; g++) best[g] = largerf(NAME(load)(row + i + g * W), best[g]);
+        for (int g = 0; g < groups; g += 2) {
+            Pair x = NAME(load_pair)(row + i + g * W);
+            best[g] = largerf(x.a, best[g]);
+            best[g + 1] = largerf(x.b, best[g + 1]);
+        }
     vf top = best[0];
     for (int g = 0; g < groups; g++) {
         maxima[g] = best[g];
@@ -25,7 +29,6 @@ INLINE float NAME(pass_groups)(const S *row, int64_t n, const int groups, vf *ma
 
 static float NAME(maxima)(const S *row, int64_t n, int groups, vf *maxima) {
     switch (groups) {
-    case 1: return NAME(pass_groups)(row, n, 1, maxima);
     case 2: return NAME(pass_groups)(row, n, 2, maxima);
     case 4: return NAME(pass_groups)(row, n, 4, maxima);
     case 8: return NAME(pass_groups)(row, n, 8, maxima);
@@ -48,78 +51,69 @@ static float NAME(most)(const S *row, int64_t n) {
     return most;
 }
 
+/* The last scores of a row, which fill no pair of vectors: with -inf behind them they do. */
+INLINE Pair NAME(load_last)(const S *p, int64_t count) {
+    S padded[2 * W];
+    for (int l = 0; l < 2 * W; l++) padded[l] = l < count ? p[l] : NAME(narrow)(-INFINITY);
+    return NAME(load_pair)(padded);
+}
+
 /* Collects what reaches the threshold; with sums, adds e^(score - most) and, if smoothed, score - most. Of a row's places
    [first, n). */
 INLINE void NAME(pass_collect)(const S *row, int64_t first, int64_t n, Kept *kept, float most, const int sums,
                                const int smoothed, Sums *out) {
     vf top = allf(most), threshold = kept ? kept->threshold : top;
     int64_t count = kept ? kept->count : 0;
-    double sum = 0, total = 0;
-    int64_t real = 0, i = first;
-    while (i + W <= n) {
+    for (int64_t i = first; i < n;) {
         /* Float sums of few numbers, their sum in double: no digits are lost over a long row. */
-        int64_t end = i + 64 * W <= n ? i + 64 * W : n - W + 1;
+        int64_t end = i + 64 * W < n ? i + 64 * W : n;
         vf some = {0}, shifted_sum = {0};
         vi reals = {0}, tops = {0};
-        for (; i < end; i += W) {
-            vf x = NAME(load)(row + i);
+        for (; i < end; i += 2 * W) {
+            Pair x = i + 2 * W <= n ? NAME(load_pair)(row + i) : NAME(load_last)(row + i, n - i);
             __builtin_prefetch(row + i + CHUNK); /* the next chunk comes while this one is computed */
+            if (2 * W * sizeof(S) > 64) __builtin_prefetch(row + i + W + CHUNK);
             if (kept) {
-                uint32_t hits = reach(x, threshold);
-                while (__builtin_expect(hits != 0, 0)) {
-                    int l = __builtin_ctz(hits);
-                    hits &= hits - 1;
-                    kept->score[count] = NAME(one)(row[i + l]);
-                    kept->class[count++] = (int32_t)(i + l);
+                uint32_t hits_a = reach(x.a, threshold), hits_b = reach(x.b, threshold);
+                if (__builtin_expect((hits_a | hits_b) != 0, 0)) {
+                    uint64_t hits = NAME(in_order)(hits_a, hits_b);
+                    if (i + 2 * W > n) hits &= (1ull << (n - i)) - 1;
+                    for (; hits; hits &= hits - 1) {
+                        int64_t c = i + __builtin_ctzll(hits);
+                        kept->score[count] = NAME(one)(row[c]);
+                        kept->class[count++] = (int32_t)c;
+                    }
+                    if (count > kept->room) {
+                        kept->count = count;
+                        compact(kept);
+                        count = kept->count;
+                        threshold = kept->threshold;
+                    }
                 }
             }
-            if (kept && __builtin_expect(count > kept->room, 0)) {
-                kept->count = count;
-                compact(kept);
-                count = kept->count;
-                threshold = kept->threshold;
-            }
             if (sums) {
-                vf shifted = x - top;
+                vf a = x.a - top, b = x.b - top;
                 /* The largest are counted: beside their 1 the digits of the others would go, which are the target's gradient
                    where it is the largest. */
-                vi is_top = shifted == 0;
-                tops -= is_top;
-                some += (vf)((vi)exponentialf(shifted) & ~is_top);
+                vi a_is_top = a == 0, b_is_top = b == 0;
+                tops -= a_is_top + b_is_top;
+                some += (vf)((vi)exponentialf(a) & ~a_is_top) + (vf)((vi)exponentialf(b) & ~b_is_top);
                 if (smoothed) {
-                    vi is_real = x > -INFINITY;
-                    reals -= is_real;
-                    shifted_sum += (vf)((vi)shifted & is_real);
+                    vi a_is_real = x.a > -INFINITY, b_is_real = x.b > -INFINITY;
+                    reals -= a_is_real + b_is_real;
+                    shifted_sum += (vf)((vi)a & a_is_real) + (vf)((vi)b & b_is_real);
                 }
             }
         }
         if (sums) {
             double part = 0, shifted_part = 0;
             for (int l = 0; l < W; l++) part += (double)some[l], shifted_part += (double)shifted_sum[l];
-            sum += part + sum_of(tops);
-            total += shifted_part;
-            real += sum_of(reals);
-        }
-    }
-    for (; i < n; i++) {
-        float x = NAME(one)(row[i]);
-        if (kept && !(x < threshold[0])) {
-            kept->score[count] = x;
-            kept->class[count++] = (int32_t)i;
-            if (count > kept->room) {
-                kept->count = count;
-                compact(kept);
-                count = kept->count;
-                threshold = kept->threshold;
-            }
-        }
-        if (sums) {
-            sum += exponentialf(allf(x - most))[0];
-            if (smoothed && x > -INFINITY) real++, total += x - most;
+            out->exponentials += part + sum_of(tops);
+            out->shifted += shifted_part;
+            out->real += sum_of(reals);
         }
     }
     if (kept) kept->count = count;
-    if (sums) out->exponentials += sum, out->shifted += total, out->real += real;
 }
 
 /* All scores, where all are kept. */
@@ -161,7 +155,8 @@ static float NAME(scan)(const S *row, int64_t n, int groups, int sums, int smoot
         int64_t reached = 0;
         for (int g = 0; g < groups; g++) reached += __builtin_popcount(reach(maxima[g], kept->threshold));
         if (reached >= kept->wanted && !kept->nan) {
-            float least = of_key(key_reached_by((const float *)maxima, groups * W, kept->wanted, kept->wanted / 8 + 1));
+            int64_t slack = kept->wanted / 8 + 1;
+            float least = of_key(key_reached_by((const float *)maxima, groups * W, kept->wanted, slack, NAME(STEP)));
             if (least != least)
                 kept->threshold = allf(INFINITY), kept->nan = 1;
             else
@@ -252,26 +247,27 @@ static void NAME(back_powers)(const S *scores, S *out, int64_t n, int k, const f
 INLINE void NAME(write_rest)(const S *scores, S *out, int64_t first, int64_t last, const int softmax, const int smoothed,
                              const int past_caches, float most, float share, float added) {
     vf top = allf(most);
-    int64_t i = first;
-    for (; i + W <= last; i += W) {
-        vf y = {0};
+    for (int64_t i = first; i < last; i += 2 * W) {
+        int whole = i + 2 * W <= last;
+        Pair y = {{0}, {0}};
         if (softmax) {
-            vf x = NAME(load)(scores + i);
-            y = share * exponentialf(x - top);
-            if (smoothed) y += (vf)((vi)allf(added) & (vi)(x > -INFINITY));
+            Pair x = whole ? NAME(load_pair)(scores + i) : NAME(load_last)(scores + i, last - i);
+            y.a = share * exponentialf(x.a - top);
+            y.b = share * exponentialf(x.b - top);
+            if (smoothed) {
+                y.a += (vf)((vi)allf(added) & (vi)(x.a > -INFINITY));
+                y.b += (vf)((vi)allf(added) & (vi)(x.b > -INFINITY));
+            }
         }
-        if (past_caches)
-            NAME(stream)(out + i, y);
-        else
-            NAME(store)(out + i, y);
-    }
-    for (; i < last; i++) {
-        float y = 0;
-        if (softmax) {
-            float x = NAME(one)(scores[i]);
-            y = share * exponentialf(allf(x - most))[0] + (smoothed && x > -INFINITY ? added : 0);
+        if (whole && past_caches)
+            NAME(stream_pair)(out + i, y);
+        else if (whole)
+            NAME(store_pair)(out + i, y);
+        else {
+            S written[2 * W];
+            NAME(store_pair)(written, y);
+            memcpy(out + i, written, (size_t)(last - i) * sizeof(S));
         }
-        out[i] = NAME(narrow)(y);
     }
 }
 
