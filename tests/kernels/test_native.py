@@ -344,8 +344,10 @@ def test_half_precision_is_rounded_once(dtype, size):
     for m in (None, 20):
         loss = loss_of("error-smoothed", target, P_K, anyk.LapSum(), m=m, reduction="none")
         half, whole = (by_kernel(loss, made, lambda result: torch.full_like(result, size)) for made in (scores, scores.float()))
-        assert torch.equal(half.loss, whole.loss)
-        assert torch.equal(half.gradient, whole.gradient.to(dtype))
+        # The exponentials may be summed in another order.
+        torch.testing.assert_close(half.loss, whole.loss, rtol=5e-7, atol=1e-7)
+        spacing = torch.finfo(dtype).eps * whole.gradient.abs().clamp(min=torch.finfo(dtype).smallest_normal)
+        assert ((half.gradient.float() - whole.gradient).abs() <= 0.5001 * spacing).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -261,17 +261,13 @@ def _as_rows(scores: Tensor, target: Tensor) -> tuple[int, Tensor | None, Tensor
         return 0, None, target
     if not target.is_cpu if scores.is_cpu else target.device != scores.device:  # to compare devices takes longer
         return 0, None, target
-    if len(shape) == 2:
-        if target.ndim != 1 or len(target) != shape[0]:
-            return 0, None, target
-        flat = scores
-    else:
-        if target.shape != shape[:1] + shape[2:]:
-            return 0, None, target
-        flat = scores.movedim(1, -1).reshape(-1, shape[1])
+    if target.shape != (shape[:1] if len(shape) == 2 else shape[:1] + shape[2:]):
+        return 0, None, target
     if dtype is not torch.int64:
         target = target.long()
-    return shape[1], flat, target.reshape(-1).contiguous() if len(shape) > 2 or not target.is_contiguous() else target
+    if len(shape) == 2:
+        return shape[1], scores, target if target.is_contiguous() else target.contiguous()
+    return shape[1], scores.movedim(1, -1).reshape(-1, shape[1]), target.reshape(-1).contiguous()
 
 
 def best(scores: Tensor, m: int) -> Tensor | None:

@@ -71,8 +71,10 @@ INLINE void NAME(pass_collect)(const S *row, int64_t first, int64_t n, Kept *kep
         vi reals = {0}, tops = {0};
         for (; i < end; i += 2 * W) {
             Pair x = i + 2 * W <= n ? NAME(load_pair)(row + i) : NAME(load_last)(row + i, n - i);
-            __builtin_prefetch(row + i + CHUNK); /* the next chunk comes while this one is computed */
-            if (2 * W * sizeof(S) > 64) __builtin_prefetch(row + i + W + CHUNK);
+            if (sums) { /* the next chunk comes while this one is computed */
+                __builtin_prefetch(row + i + CHUNK);
+                if (2 * W * sizeof(S) > 64) __builtin_prefetch(row + i + W + CHUNK);
+            }
             if (kept) {
                 uint32_t hits_a = reach(x.a, threshold), hits_b = reach(x.b, threshold);
                 if (__builtin_expect((hits_a | hits_b) != 0, 0)) {
@@ -143,33 +145,32 @@ static void NAME(collect)(const S *row, int64_t first, int64_t n, Kept *kept, fl
         NAME(pass_collect)(row, first, n, kept, most, 1, 1, out);
 }
 
-/* Both passes, over a long row chunk by chunk, so that the second finds in the cache what the first has read. */
+/* The best scores of a row, and its sums; returns the largest score. First the maxima, then all else: of a long row, the sums
+   are made chunk by chunk with the maxima, while its scores are in the nearest cache and the next ones on their way there. */
 static float NAME(scan)(const S *row, int64_t n, int groups, int sums, int smoothed, Kept *kept, Sums *out) {
-    vf maxima[16];
+    vf maxima[16], some[16];
+    int in_chunks = sums && n >= 2 * CHUNK;
     float most = -INFINITY;
-    kept->threshold = allf(-INFINITY);
-    for (int64_t first = 0, last; first < n; first = last) {
-        last = n - first < 2 * CHUNK ? n : first + CHUNK;
-        float top = NAME(maxima)(row + first, last - first, groups, maxima);
-        /* The maxima that as many scores as are wanted reach, if that is more than what was known. */
-        int64_t reached = 0;
-        for (int g = 0; g < groups; g++) reached += __builtin_popcount(reach(maxima[g], kept->threshold));
-        if (reached >= kept->wanted && !kept->nan) {
-            int64_t slack = kept->wanted / 8 + 1;
-            float least = of_key(key_reached_by((const float *)maxima, groups * W, kept->wanted, slack, NAME(STEP)));
-            if (least != least)
-                kept->threshold = allf(INFINITY), kept->nan = 1;
-            else
-                kept->threshold = allf(least);
+    if (in_chunks) {
+        for (int64_t first = 0, last; first < n; first = last) {
+            last = n - first < 2 * CHUNK ? n : first + CHUNK;
+            float top = NAME(maxima)(row + first, last - first, groups, some);
+            for (int g = 0; g < groups; g++) maxima[g] = first ? largerf(some[g], maxima[g]) : some[g];
+            if (top > most) {
+                double shift = most == -INFINITY ? 0 : (double)most - (double)top;
+                out->exponentials *= exponential(all(shift))[0];
+                out->shifted += shift * (double)out->real;
+                most = top;
+            }
+            if (most > -INFINITY) NAME(collect)(row, first, last, NULL, most, 1, smoothed, out);
         }
-        if (top > most) {
-            double shift = most == -INFINITY ? 0 : (double)most - (double)top;
-            out->exponentials *= exponential(all(shift))[0];
-            out->shifted += shift * (double)out->real;
-            most = top;
-        }
-        NAME(collect)(row, first, last, kept, most, sums && most > -INFINITY, smoothed, out);
-    }
+    } else
+        most = NAME(maxima)(row, n, groups, maxima);
+    int64_t slack = kept->wanted / 8 + 1;
+    float least = of_key(key_reached_by((const float *)maxima, groups * W, kept->wanted, slack, NAME(STEP)));
+    if (least != least) least = INFINITY, kept->nan = 1;
+    kept->threshold = allf(least);
+    NAME(collect)(row, 0, n, kept, most, sums && !in_chunks, smoothed, out);
     return most;
 }
 
