@@ -437,8 +437,10 @@ class TopKLossModule(nn.Module, ABC):
         if torch.compiler.is_compiling():
             return self.spec, self.conventions
         last = self.__dict__.get("_last")
-        # torch.func.functional_call changes these two behind the back of __setattr__.
-        if last is None or last[0].operator is not self.operator or last[1].weight is not self.weight:
+        # torch.func.functional_call changes these two behind the back of __setattr__. From where nn.Module keeps them: by
+        # their names they take a microsecond.
+        operator, weight = self._modules.get("operator"), self._buffers.get("weight")
+        if last is None or last[0].operator is not operator or last[1].weight is not weight:
             last = self.__dict__["_last"] = self.spec, self.conventions
         return last
 

@@ -256,19 +256,18 @@ def _as_rows(scores: Tensor, target: Tensor) -> tuple[int, Tensor | None, Tensor
     """Number of classes, scores (rows, n) and targets (rows,) as the kernels read them; None for what is not as it should be.
     The usual case costs next to nothing."""
     shape, dtype = scores.shape, target.dtype
-    if dtype not in _INDICES or len(shape) < 2 or not shape[1] or target.device != scores.device or not checks.eager(target):
+    # The scores are known to be a plain tensor, and no transform to be on.
+    if dtype not in _INDICES or len(shape) < 2 or not shape[1] or type(target) is not Tensor:
         return 0, None, target
-    if len(shape) == 2:
-        if target.ndim != 1 or len(target) != shape[0]:
-            return 0, None, target
-        flat = scores
-    else:
-        if target.shape != shape[:1] + shape[2:]:
-            return 0, None, target
-        flat = scores.movedim(1, -1).reshape(-1, shape[1])
+    if not target.is_cpu if scores.is_cpu else target.device != scores.device:  # to compare devices takes longer
+        return 0, None, target
+    if target.shape != (shape[:1] if len(shape) == 2 else shape[:1] + shape[2:]):
+        return 0, None, target
     if dtype is not torch.int64:
         target = target.long()
-    return shape[1], flat, target.reshape(-1).contiguous() if len(shape) > 2 or not target.is_contiguous() else target
+    if len(shape) == 2:
+        return shape[1], scores, target if target.is_contiguous() else target.contiguous()
+    return shape[1], scores.movedim(1, -1).reshape(-1, shape[1]), target.reshape(-1).contiguous()
 
 
 def best(scores: Tensor, m: int) -> Tensor | None:

@@ -179,7 +179,7 @@ def _forward(
     of_given: int = 0,
 ) -> Tensor | None:
     """The loss, and at the address ``kept``, if it is not 0, what :func:`_kept` has room for; None if something is wrong."""
-    rows, single, weight = len(scores), conventions.reduction != "none", conventions.weight
+    rows, single, weight = scores.shape[0], conventions.reduction != "none", conventions.weight
     size = () if single else (rows,)
     result = scores.new_empty(size) if scores.dtype is torch.float32 else scores.new_empty(size, dtype=torch.float32)
     gradient, classes, of_rest, divisor = _parts(prepared, rows, kept) if kept else (0, 0, 0, 0)
@@ -195,7 +195,7 @@ def _forward(
 
 def _kept(prepared: Prepared, scores: Tensor) -> Tensor:
     """Room for what the backward pass needs, in one tensor: see :func:`_parts`."""
-    size = 4 * (len(scores) * (2 * prepared.m + prepared.rest) + 1)
+    size = 4 * (scores.shape[0] * (2 * prepared.m + prepared.rest) + 1)
     return scores.new_empty(size // scores.itemsize)  # of any dtype: another one than the scores' takes longer to ask for
 
 

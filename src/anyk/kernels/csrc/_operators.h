@@ -16,7 +16,7 @@ typedef struct {
 
 static int64_t work_size(const Spec *spec) {
     switch (spec->operator) {
-    case NETWORK: return 3 * spec->size + 3 * spec->m + 4 * spec->k;
+    case NETWORK: return 3 * spec->size + 3 * spec->m + 4 * spec->k + (spec->size + spec->m) / (LANES * 8) + 1;
     case LAPSUM: return 3 * spec->m + 3 * spec->k + 8;
     case KSUBSET: return spec->m * (spec->k + 4) + spec->k * (spec->k + 4);
     case SOFTSORT: return spec->m + spec->k * (spec->m + 6);
@@ -80,63 +80,87 @@ INLINE vl frozen_in(const Block *b, const int32_t *comparator, int v) {
     return frozen;
 }
 
-INLINE void network_forward(Block *b, const int swap, const int padded) {
+/* One comparator; `reached`: the target's column may be other than zero on its wires. */
+INLINE void comparator_forward(Block *b, const int32_t *comparator, vd *restrict s, vd *restrict c, vd *restrict saved,
+                               const int swap, const int padded, const int reached) {
+    vd *upper = s + comparator[0] * NV, *lower = s + comparator[1] * NV;
+    vd *c_upper = c + comparator[0] * NV, *c_lower = c + comparator[1] * NV;
+    EACH {
+        vd d = upper[v] - lower[v], a = size_of(d);
+        vd x = smaller_share(swap, a);
+        vd moved = x * a, high = larger(upper[v], lower[v]), low = smaller(upper[v], lower[v]);
+        vd new_upper = high - moved, new_lower = low + moved;
+        if (padded) {
+            vl frozen = frozen_in(b, comparator, v);
+            x = only(~frozen, x);
+            d = only(~frozen, d);
+            new_upper = pick(frozen, upper[v], new_upper);
+            new_lower = pick(frozen, lower[v], new_lower);
+        }
+        upper[v] = new_upper;
+        lower[v] = new_lower;
+        saved[v] = d;
+        saved[NV + v] = x;
+        if (!reached) continue;
+        vd c_high = by_sign(d, c_lower[v], c_upper[v]), c_low = by_sign(d, c_upper[v], c_lower[v]);
+        vd y = 1 - x;
+        /* Sums of non-negative terms: the digits of small shares stay. */
+        c_upper[v] = y * c_high + x * c_low;
+        c_lower[v] = x * c_high + y * c_low;
+        saved[2 * NV + v] = c_high - c_low;
+    }
+}
+
+INLINE void network_forward(Block *b, const int swap, const int padded, int8_t *reached) {
     const Spec *spec = b->spec;
-    vd *restrict s = b->x, *restrict c = b->work + 3 * spec->size * NV, *restrict saved = b->work;
+    vd *c = b->work + 3 * spec->size * NV, *saved = b->work;
+    int8_t *wires = reached + spec->size;
+    memset(wires, 0, (size_t)b->m);
+    for (int lane = 0; lane < LANES; lane++) wires[b->place[lane]] = 1;
     for (int64_t i = 0; i < b->m; i++)
         EACH c[i * NV + v] = only(lanes_of(b->place, v) == i, all(1));
     const int32_t *comparator = spec->comparators;
     for (int64_t number = 0; number < spec->size; number++, comparator += 3, saved += 3 * NV) {
-        vd *upper = s + comparator[0] * NV, *lower = s + comparator[1] * NV;
-        vd *c_upper = c + comparator[0] * NV, *c_lower = c + comparator[1] * NV;
-        EACH {
-            vd d = upper[v] - lower[v], a = size_of(d);
-            vd x = smaller_share(swap, a);
-            vd moved = x * a, high = larger(upper[v], lower[v]), low = smaller(upper[v], lower[v]);
-            vd new_upper = high - moved, new_lower = low + moved;
-            if (padded) {
-                vl frozen = frozen_in(b, comparator, v);
-                x = only(~frozen, x);
-                d = only(~frozen, d);
-                new_upper = pick(frozen, upper[v], new_upper);
-                new_lower = pick(frozen, lower[v], new_lower);
-            }
-            upper[v] = new_upper;
-            lower[v] = new_lower;
-            vd c_high = by_sign(d, c_lower[v], c_upper[v]), c_low = by_sign(d, c_upper[v], c_lower[v]);
-            vd apart = c_high - c_low, y = 1 - x;
-            /* Sums of non-negative terms: the digits of small shares stay. */
-            c_upper[v] = y * c_high + x * c_low;
-            c_lower[v] = x * c_high + y * c_low;
-            saved[v] = d;
-            saved[NV + v] = x;
-            saved[2 * NV + v] = apart;
-        }
+        int8_t one = wires[comparator[0]] | wires[comparator[1]];
+        reached[number] = wires[comparator[0]] = wires[comparator[1]] = one;
+        if (one)
+            comparator_forward(b, comparator, b->x, c, saved, swap, padded, 1);
+        else
+            comparator_forward(b, comparator, b->x, c, saved, swap, padded, 0);
     }
 }
 
-INLINE void network_backward(Block *b, const int swap, const int padded, vd *restrict of_c) {
+INLINE void comparator_backward(const int32_t *comparator, vd *restrict of_s, vd *restrict of_c, const vd *restrict saved,
+                                const int swap, const int padded, const int reached) {
+    vd *upper = of_s + comparator[0] * NV, *lower = of_s + comparator[1] * NV;
+    vd *c_upper = of_c + comparator[0] * NV, *c_lower = of_c + comparator[1] * NV;
+    EACH {
+        vd d = saved[v], x = saved[NV + v], a = size_of(d), y = 1 - x;
+        vd slope = slope_of(swap, a, x);
+        if (padded) slope = only(~(vl)(x == 0), slope);
+        vd by_size = (lower[v] - upper[v]) * (x - a * slope);
+        if (reached) by_size -= (c_lower[v] - c_upper[v]) * saved[2 * NV + v] * slope;
+        vd high = upper[v] + by_size, low = lower[v] - by_size;
+        upper[v] = by_sign(d, low, high);
+        lower[v] = by_sign(d, high, low);
+        if (!reached) continue; /* the slope by a column that is zero whatever the scores is not wanted */
+        vd c_high = y * c_upper[v] + x * c_lower[v], c_low = x * c_upper[v] + y * c_lower[v];
+        c_upper[v] = by_sign(d, c_low, c_high);
+        c_lower[v] = by_sign(d, c_high, c_low);
+    }
+}
+
+INLINE void network_backward(Block *b, const int swap, const int padded, vd *of_c, const int8_t *reached) {
     const Spec *spec = b->spec;
-    vd *restrict of_s = b->of_x;
     const int32_t *comparator = spec->comparators + 3 * spec->size;
-    vd *restrict saved = b->work + 3 * spec->size * NV;
+    vd *saved = b->work + 3 * spec->size * NV;
     for (int64_t number = spec->size; number-- > 0;) {
         comparator -= 3;
         saved -= 3 * NV;
-        vd *upper = of_s + comparator[0] * NV, *lower = of_s + comparator[1] * NV;
-        vd *c_upper = of_c + comparator[0] * NV, *c_lower = of_c + comparator[1] * NV;
-        EACH {
-            vd d = saved[v], x = saved[NV + v], a = size_of(d), y = 1 - x;
-            vd slope = slope_of(swap, a, x);
-            if (padded) slope = only(~(vl)(x == 0), slope);
-            vd by_size = (lower[v] - upper[v]) * (x - a * slope) - (c_lower[v] - c_upper[v]) * saved[2 * NV + v] * slope;
-            vd high = upper[v] + by_size, low = lower[v] - by_size;
-            vd c_high = y * c_upper[v] + x * c_lower[v], c_low = x * c_upper[v] + y * c_lower[v];
-            upper[v] = by_sign(d, low, high);
-            lower[v] = by_sign(d, high, low);
-            c_upper[v] = by_sign(d, c_low, c_high);
-            c_lower[v] = by_sign(d, c_high, c_low);
-        }
+        if (reached[number])
+            comparator_backward(comparator, b->of_x, of_c, saved, swap, padded, 1);
+        else
+            comparator_backward(comparator, b->of_x, of_c, saved, swap, padded, 0);
     }
 }
 
@@ -154,6 +178,7 @@ static void network(Block *b, int backward) {
     const Spec *spec = b->spec;
     vd *c = b->work + 3 * spec->size * NV, *of_c = c + spec->m * NV;
     vd *t = of_c + spec->m * NV, *tail = t + b->k * NV, *tail_slope = tail + b->k * NV;
+    int8_t *reached = (int8_t *)(tail_slope + b->k * NV); /* (comparators, wires) */
     int swap = spec->swap;
     int polynomial = swap == CAUCHY || swap == RECIPROCAL || swap == OPTIMAL;
     if (!backward) {
@@ -189,9 +214,9 @@ static void network(Block *b, int backward) {
             }
         }
         if (b->padded) {
-            FOR_SWAP(network_forward, 1)
+            FOR_SWAP(network_forward, 1, reached)
         } else {
-            FOR_SWAP(network_forward, 0)
+            FOR_SWAP(network_forward, 0, reached)
         }
         for (int64_t j = 0; j < b->k; j++)
             EACH {
@@ -215,9 +240,9 @@ static void network(Block *b, int backward) {
             t[j * NV + v] = g * exponential(tail[j * NV + v] - log_t) * tail_slope[j * NV + v]; /* by the lead */
         }
     if (b->padded) {
-        FOR_SWAP(network_backward, 1, of_c)
+        FOR_SWAP(network_backward, 1, of_c, reached)
     } else {
-        FOR_SWAP(network_backward, 0, of_c)
+        FOR_SWAP(network_backward, 0, of_c, reached)
     }
     for (int64_t j = 0; j < b->k; j++)
         EACH for (int l = 0; l < BYTES / 8; l++) {

@@ -4,10 +4,14 @@
    not fill all groups are in none of them: the threshold that is made of the maxima is as good without them. */
 INLINE float NAME(pass_groups)(const S *row, int64_t n, const int groups, vf *maxima) {
     vf best[16];
-    for (int g = 0; g < groups; g++) best[g] = NAME(load)(row + g * W);
-    int64_t i = (int64_t)groups * W;
+    int64_t i = 0;
+    for (int g = 0; g < groups; g++) best[g] = allf(-INFINITY);
     for (; i + groups * W <= n; i += groups * W)
-        for (int g = 0; g < groups; g++) best[g] = largerf(NAME(load)(row + i + g * W), best[g]);
+        for (int g = 0; g < groups; g += 2) {
+            Pair x = NAME(load_pair)(row + i + g * W);
+            best[g] = largerf(x.a, best[g]);
+            best[g + 1] = largerf(x.b, best[g + 1]);
+        }
     vf top = best[0];
     for (int g = 0; g < groups; g++) {
         maxima[g] = best[g];
@@ -25,7 +29,6 @@ INLINE float NAME(pass_groups)(const S *row, int64_t n, const int groups, vf *ma
 
 static float NAME(maxima)(const S *row, int64_t n, int groups, vf *maxima) {
     switch (groups) {
-    case 1: return NAME(pass_groups)(row, n, 1, maxima);
     case 2: return NAME(pass_groups)(row, n, 2, maxima);
     case 4: return NAME(pass_groups)(row, n, 4, maxima);
     case 8: return NAME(pass_groups)(row, n, 8, maxima);
@@ -48,76 +51,71 @@ static float NAME(most)(const S *row, int64_t n) {
     return most;
 }
 
-/* Collects what reaches the threshold; with sums, also e^(score - most) and, if smoothed, score - most. */
-INLINE void NAME(pass_collect)(const S *row, int64_t n, Kept *kept, float most, const int sums, const int smoothed,
-                               Sums *out) {
+/* The last scores of a row, which fill no pair of vectors: with -inf behind them they do. */
+INLINE Pair NAME(load_last)(const S *p, int64_t count) {
+    S padded[2 * W];
+    for (int l = 0; l < 2 * W; l++) padded[l] = l < count ? p[l] : NAME(narrow)(-INFINITY);
+    return NAME(load_pair)(padded);
+}
+
+/* Collects what reaches the threshold; with sums, adds e^(score - most) and, if smoothed, score - most. Of a row's places
+   [first, n). */
+INLINE void NAME(pass_collect)(const S *row, int64_t first, int64_t n, Kept *kept, float most, const int sums,
+                               const int smoothed, Sums *out) {
     vf top = allf(most), threshold = kept ? kept->threshold : top;
-    int64_t count = 0;
-    double sum = 0, total = 0;
-    int64_t real = 0, i = 0;
-    while (i + W <= n) {
+    int64_t count = kept ? kept->count : 0;
+    for (int64_t i = first; i < n;) {
         /* Float sums of few numbers, their sum in double: no digits are lost over a long row. */
-        int64_t end = i + 64 * W <= n ? i + 64 * W : n - W + 1;
+        int64_t end = i + 64 * W < n ? i + 64 * W : n;
         vf some = {0}, shifted_sum = {0};
         vi reals = {0}, tops = {0};
-        for (; i < end; i += W) {
-            vf x = NAME(load)(row + i);
+        for (; i < end; i += 2 * W) {
+            Pair x = i + 2 * W <= n ? NAME(load_pair)(row + i) : NAME(load_last)(row + i, n - i);
+            if (sums) { /* the next chunk comes while this one is computed */
+                __builtin_prefetch(row + i + CHUNK);
+                if (2 * W * sizeof(S) > 64) __builtin_prefetch(row + i + W + CHUNK);
+            }
             if (kept) {
-                uint32_t hits = reach(x, threshold);
-                while (__builtin_expect(hits != 0, 0)) {
-                    int l = __builtin_ctz(hits);
-                    hits &= hits - 1;
-                    kept->score[count] = NAME(one)(row[i + l]);
-                    kept->class[count++] = (int32_t)(i + l);
+                uint32_t hits_a = reach(x.a, threshold), hits_b = reach(x.b, threshold);
+                if (__builtin_expect((hits_a | hits_b) != 0, 0)) {
+                    uint64_t hits = NAME(in_order)(hits_a, hits_b);
+                    if (i + 2 * W > n) hits &= (1ull << (n - i)) - 1;
+                    for (; hits; hits &= hits - 1) {
+                        int64_t c = i + __builtin_ctzll(hits);
+                        kept->score[count] = NAME(one)(row[c]);
+                        kept->class[count++] = (int32_t)c;
+                    }
+                    if (count > kept->room) {
+                        kept->count = count;
+                        compact(kept);
+                        count = kept->count;
+                        threshold = kept->threshold;
+                    }
                 }
             }
-            if (kept && __builtin_expect(count > kept->room, 0)) {
-                kept->count = count;
-                compact(kept);
-                count = kept->count;
-                threshold = kept->threshold;
-            }
             if (sums) {
-                vf shifted = x - top;
+                vf a = x.a - top, b = x.b - top;
                 /* The largest are counted: beside their 1 the digits of the others would go, which are the target's gradient
                    where it is the largest. */
-                vi is_top = shifted == 0;
-                tops -= is_top;
-                some += (vf)((vi)exponentialf(shifted) & ~is_top);
+                vi a_is_top = a == 0, b_is_top = b == 0;
+                tops -= a_is_top + b_is_top;
+                some += (vf)((vi)exponentialf(a) & ~a_is_top) + (vf)((vi)exponentialf(b) & ~b_is_top);
                 if (smoothed) {
-                    vi is_real = x > -INFINITY;
-                    reals -= is_real;
-                    shifted_sum += (vf)((vi)shifted & is_real);
+                    vi a_is_real = x.a > -INFINITY, b_is_real = x.b > -INFINITY;
+                    reals -= a_is_real + b_is_real;
+                    shifted_sum += (vf)((vi)a & a_is_real) + (vf)((vi)b & b_is_real);
                 }
             }
         }
         if (sums) {
             double part = 0, shifted_part = 0;
             for (int l = 0; l < W; l++) part += (double)some[l], shifted_part += (double)shifted_sum[l];
-            sum += part + sum_of(tops);
-            total += shifted_part;
-            real += sum_of(reals);
-        }
-    }
-    for (; i < n; i++) {
-        float x = NAME(one)(row[i]);
-        if (kept && !(x < threshold[0])) {
-            kept->score[count] = x;
-            kept->class[count++] = (int32_t)i;
-            if (count > kept->room) {
-                kept->count = count;
-                compact(kept);
-                count = kept->count;
-                threshold = kept->threshold;
-            }
-        }
-        if (sums) {
-            sum += exponentialf(allf(x - most))[0];
-            if (smoothed && x > -INFINITY) real++, total += x - most;
+            out->exponentials += part + sum_of(tops);
+            out->shifted += shifted_part;
+            out->real += sum_of(reals);
         }
     }
     if (kept) kept->count = count;
-    if (sums) *out = (Sums){sum, total, real};
 }
 
 /* All scores, where all are kept. */
@@ -138,13 +136,42 @@ static void NAME(keep_all)(const S *row, int64_t n, Kept *kept) {
     kept->count = n;
 }
 
-static void NAME(collect)(const S *row, int64_t n, Kept *kept, float most, int sums, int smoothed, Sums *out) {
+static void NAME(collect)(const S *row, int64_t first, int64_t n, Kept *kept, float most, int sums, int smoothed, Sums *out) {
     if (!sums)
-        NAME(pass_collect)(row, n, kept, most, 0, 0, out);
+        NAME(pass_collect)(row, first, n, kept, most, 0, 0, out);
     else if (!smoothed)
-        NAME(pass_collect)(row, n, kept, most, 1, 0, out);
+        NAME(pass_collect)(row, first, n, kept, most, 1, 0, out);
     else
-        NAME(pass_collect)(row, n, kept, most, 1, 1, out);
+        NAME(pass_collect)(row, first, n, kept, most, 1, 1, out);
+}
+
+/* The best scores of a row, and its sums; returns the largest score. First the maxima, then all else: of a long row, the sums
+   are made chunk by chunk with the maxima, while its scores are in the nearest cache and the next ones on their way there. */
+static float NAME(scan)(const S *row, int64_t n, int groups, int sums, int smoothed, Kept *kept, Sums *out) {
+    vf maxima[16], some[16];
+    int in_chunks = sums && n >= 2 * CHUNK;
+    float most = -INFINITY;
+    if (in_chunks) {
+        for (int64_t first = 0, last; first < n; first = last) {
+            last = n - first < 2 * CHUNK ? n : first + CHUNK;
+            float top = NAME(maxima)(row + first, last - first, groups, some);
+            for (int g = 0; g < groups; g++) maxima[g] = first ? largerf(some[g], maxima[g]) : some[g];
+            if (top > most) {
+                double shift = most == -INFINITY ? 0 : (double)most - (double)top;
+                out->exponentials *= exponential(all(shift))[0];
+                out->shifted += shift * (double)out->real;
+                most = top;
+            }
+            if (most > -INFINITY) NAME(collect)(row, first, last, NULL, most, 1, smoothed, out);
+        }
+    } else
+        most = NAME(maxima)(row, n, groups, maxima);
+    int64_t slack = kept->wanted / 8 + 1;
+    float least = of_key(key_reached_by((const float *)maxima, groups * W, kept->wanted, slack, NAME(STEP)));
+    if (least != least) least = INFINITY, kept->nan = 1;
+    kept->threshold = allf(least);
+    NAME(collect)(row, 0, n, kept, most, sums && !in_chunks, smoothed, out);
+    return most;
 }
 
 /* Adds x, x^2, …, x^k over the scores below `last`, x = e^(rate (score - last)); returns how many scores equal it. */
@@ -216,8 +243,37 @@ static void NAME(back_powers)(const S *scores, S *out, int64_t n, int k, const f
     }
 }
 
+/* Writes share e^(score - top), and `added` where the score is real, for the places [first, last) of a row; zeros without a
+   share. With `past_caches` the whole vectors, which must be aligned, are not read into the caches before they are written. */
+INLINE void NAME(write_rest)(const S *scores, S *out, int64_t first, int64_t last, const int softmax, const int smoothed,
+                             const int past_caches, float most, float share, float added) {
+    vf top = allf(most);
+    for (int64_t i = first; i < last; i += 2 * W) {
+        int whole = i + 2 * W <= last;
+        Pair y = {{0}, {0}};
+        if (softmax) {
+            Pair x = whole ? NAME(load_pair)(scores + i) : NAME(load_last)(scores + i, last - i);
+            y.a = share * exponentialf(x.a - top);
+            y.b = share * exponentialf(x.b - top);
+            if (smoothed) {
+                y.a += (vf)((vi)allf(added) & (vi)(x.a > -INFINITY));
+                y.b += (vf)((vi)allf(added) & (vi)(x.b > -INFINITY));
+            }
+        }
+        if (whole && past_caches)
+            NAME(stream_pair)(out + i, y);
+        else if (whole)
+            NAME(store_pair)(out + i, y);
+        else {
+            S written[2 * W];
+            NAME(store_pair)(written, y);
+            memcpy(out + i, written, (size_t)(last - i) * sizeof(S));
+        }
+    }
+}
+
 /* One row of the gradient. */
-INLINE void NAME(back_row)(const Back *back, int64_t row, float factor) {
+INLINE void NAME(back_row)(const Back *back, int64_t row, float factor, int past_caches) {
     int64_t n = back->n, m = back->m;
     const S *scores = (const S *)back->scores + row * back->stride;
     S *out = (S *)back->out + row * back->out_stride;
@@ -230,22 +286,23 @@ INLINE void NAME(back_row)(const Back *back, int64_t row, float factor) {
         else
             NAME(back_powers)(scores, out, n, back->powers, rest, (float)back->rate, factor);
     } else if (m < n) {
-        float share = rest ? rest[1] * factor : 0, added = rest ? rest[2] * factor : 0;
-        if (rest && (share != 0 || added != 0)) {
-            vf top = allf(rest[0]);
-            int64_t i = 0;
-            if (added == 0)
-                for (; i + W <= n; i += W) NAME(store)(out + i, share * exponentialf(NAME(load)(scores + i) - top));
-            for (; i + W <= n; i += W) {
-                vf x = NAME(load)(scores + i);
-                NAME(store)(out + i, share * exponentialf(x - top) + (vf)((vi)allf(added) & (vi)(x > -INFINITY)));
-            }
-            for (; i < n; i++) {
-                float x = NAME(one)(scores[i]);
-                out[i] = NAME(narrow)(share * exponentialf(allf(x - rest[0]))[0] + (x > -INFINITY ? added : 0));
-            }
-        } else
+        float share = rest ? rest[1] * factor : 0, added = rest ? rest[2] * factor : 0, most = rest ? rest[0] : 0;
+        int softmax = share != 0 || added != 0;
+        if (past_caches) {
+            int64_t aligned = (int64_t)(-(uintptr_t)out % BYTES / sizeof(S));
+            if (!softmax)
+                NAME(write_rest)(scores, out, 0, aligned, 0, 0, 0, 0, 0, 0),
+                    NAME(write_rest)(scores, out, aligned, n, 0, 0, 1, 0, 0, 0);
+            else
+                NAME(write_rest)(scores, out, 0, aligned, 1, 1, 0, most, share, added),
+                    NAME(write_rest)(scores, out, aligned, n, 1, 1, 1, most, share, added);
+            streams_end();
+        } else if (!softmax)
             memset(out, 0, (size_t)n * sizeof(S));
+        else if (added == 0)
+            NAME(write_rest)(scores, out, 0, n, 1, 0, 0, most, share, 0);
+        else
+            NAME(write_rest)(scores, out, 0, n, 1, 1, 0, most, share, added);
     }
     const float *gradient = back->gradient + row * m;
     const int32_t *classes = back->classes + row * m;

@@ -28,15 +28,16 @@ INLINE float of_key(int32_t key) {
     return x;
 }
 
-/* The largest key that at least `wanted` of the scores reach; or, with slack, a lower one that up to `slack` more reach. */
-static int32_t key_reached_by(const float *scores, int64_t count, int64_t wanted, int64_t slack) {
+/* The largest key that at least `wanted` of the scores reach; or, with slack, a lower one that up to `slack` more reach, or one
+   less than `step` lower, between which and the largest there is none of the scores. */
+static int32_t key_reached_by(const float *scores, int64_t count, int64_t wanted, int64_t slack, int32_t step) {
     int32_t low = INT32_MAX, high = INT32_MIN;
     for (int64_t i = 0; i < count; i++) {
         int32_t key = key_of(scores[i]);
         low = key < low ? key : low;
         high = key > high ? key : high;
     }
-    while (low < high) { /* low is reached by at least `wanted`, high + 1 by fewer */
+    while ((int64_t)high - low >= step) { /* low is reached by at least `wanted`, high + 1 by fewer */
         int32_t middle = (int32_t)(((int64_t)low + high + 1) >> 1);
         int64_t reached = 0;
         int64_t i = 0;
@@ -59,7 +60,7 @@ static int32_t key_reached_by(const float *scores, int64_t count, int64_t wanted
 /* Keeps the best of what was collected, the earlier of equals, and raises the threshold above them. */
 static void compact(Kept *kept) {
     for (int64_t i = 0; i < kept->count; i++) kept->nan |= kept->score[i] != kept->score[i];
-    int32_t least = key_reached_by(kept->score, kept->count, kept->wanted, 0);
+    int32_t least = key_reached_by(kept->score, kept->count, kept->wanted, 0, 1);
     int64_t above = 0, count = 0;
     for (int64_t i = 0; i < kept->count; i++) above += key_of(kept->score[i]) > least;
     int64_t ties = kept->wanted - above;
@@ -79,17 +80,46 @@ static void compact(Kept *kept) {
     if (kept->threshold[0] == INFINITY && kept->count > kept->room) kept->count = kept->room;
 }
 
+/* The next 2 W scores of a row; which of the two vectors has which of them differs between the dtypes. */
+typedef struct {
+    vf a, b;
+} Pair;
+
+/* Of one sign, the keys of two scores that differ are as far apart at least. */
+enum { STEP_f32 = 1, STEP_bf16 = 1 << 16, STEP_f16 = 1 << 13 };
+enum { CHUNK = 8192 }; /* scores that are read at once: a part of the first cache */
+
 /* float32 */
 INLINE vf load_f32(const float *p) { return (vf)*(const vfu *)p; }
 INLINE float one_f32(float x) { return x; }
 INLINE void store_f32(float *p, vf x) { *(vfu *)p = (vfu)x; }
 INLINE float narrow_f32(float x) { return x; }
+INLINE Pair load_pair_f32(const float *p) { return (Pair){load_f32(p), load_f32(p + W)}; }
+INLINE void store_pair_f32(float *p, Pair x) { store_f32(p, x.a), store_f32(p + W, x.b); }
+INLINE void stream_pair_f32(float *p, Pair x) {
+#if defined(__AVX512F__)
+    _mm512_stream_ps(p, (__m512)x.a), _mm512_stream_ps(p + W, (__m512)x.b);
+#elif defined(__AVX2__)
+    _mm256_stream_ps(p, (__m256)x.a), _mm256_stream_ps(p + W, (__m256)x.b);
+#elif defined(__SSE2__)
+    _mm_stream_ps(p, (__m128)x.a), _mm_stream_ps(p + W, (__m128)x.b);
+#else
+    store_pair_f32(p, x);
+#endif
+}
+INLINE uint64_t in_order_f32(uint32_t a, uint32_t b) { return (uint64_t)b << W | a; }
+INLINE void streams_end(void) {
+#if defined(__SSE2__)
+    _mm_sfence(); /* what is written to the same row next must not be overtaken */
+#endif
+}
 #define S float
 #define NAME(x) x##_f32
 #include "_scores.h"
 
 /* bfloat16: the upper half of a float */
 typedef uint16_t bf16;
+#define LITTLE_ENDIAN_HALVES (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
 INLINE float one_bf16(bf16 x) {
     uint32_t bits = (uint32_t)x << 16;
     float y;
@@ -129,6 +159,34 @@ INLINE void store_bf16(bf16 *p, vf x) {
 #endif
 #endif
 }
+/* Two scores are one integer, of which one is the upper half already. */
+typedef uint32_t vuiu __attribute__((vector_size(BYTES), aligned(2), may_alias));
+INLINE Pair load_pair_bf16(const bf16 *p) {
+    vui both = (vui)*(const vuiu *)p, upper = both & 0xffff0000, lower = both << 16;
+    return LITTLE_ENDIAN_HALVES ? (Pair){(vf)lower, (vf)upper} : (Pair){(vf)upper, (vf)lower};
+}
+INLINE void store_pair_bf16(bf16 *p, Pair x) {
+#if defined(__AVX512BF16__)
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                           20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)x.b, (__m512)x.a);
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, halves));
+#else
+    /* NaN stays NaN: the lower half of those that get here is zero */
+    vui a = (vui)x.a, b = (vui)x.b;
+    a += 0x7fff + ((a >> 16) & 1);
+    b += 0x7fff + ((b >> 16) & 1);
+    *(vuiu *)p = (vuiu)(LITTLE_ENDIAN_HALVES ? (b & 0xffff0000) | a >> 16 : (a & 0xffff0000) | b >> 16);
+#endif
+}
+INLINE void stream_pair_bf16(bf16 *p, Pair x) { store_pair_bf16(p, x); }
+INLINE uint32_t spread(uint32_t x) { /* bit l to place 2 l */
+    x = (x | x << 8) & 0x00ff00ff;
+    x = (x | x << 4) & 0x0f0f0f0f;
+    x = (x | x << 2) & 0x33333333;
+    return (x | x << 1) & 0x55555555;
+}
+INLINE uint64_t in_order_bf16(uint32_t a, uint32_t b) { return spread(a) | spread(b) << 1; }
 #define S bf16
 #define NAME(x) x##_bf16
 #include "_scores.h"
@@ -188,6 +246,10 @@ INLINE void store_f16(f16 *p, vf x) {
     for (int l = 0; l < W; l++) p[l] = narrow_f16(x[l]);
 #endif
 }
+INLINE Pair load_pair_f16(const f16 *p) { return (Pair){load_f16(p), load_f16(p + W)}; }
+INLINE void store_pair_f16(f16 *p, Pair x) { store_f16(p, x.a), store_f16(p + W, x.b); }
+INLINE void stream_pair_f16(f16 *p, Pair x) { store_pair_f16(p, x); }
+INLINE uint64_t in_order_f16(uint32_t a, uint32_t b) { return (uint64_t)b << W | a; }
 #define S f16
 #define NAME(x) x##_f16
 #include "_scores.h"
@@ -204,48 +266,48 @@ static float score_at(const void *row, int dtype, int64_t i) {
 /* The `wanted` best scores of a row, and perhaps some more, in the order of their classes. Returns the largest score. */
 static float find(const void *row, int dtype, int64_t n, int64_t wanted, int sums, int smoothed, Kept *kept, float *whole,
                   Sums *out) {
-    int groups = 1;
+    int groups = 2;
     while (groups < 16 && groups * W < 4 * wanted) groups *= 2;
     float most;
     kept->count = 0;
     kept->nan = 0;
     kept->wanted = wanted;
-    int all_kept = wanted >= n;
-    if (all_kept || n <= groups * W * 2 || groups * W < wanted + wanted / 4) {
+    *out = (Sums){0};
+    if (wanted < n && n > groups * W * 2 && groups * W >= wanted + wanted / 4) {
+        if (dtype == FLOAT32)
+            most = scan_f32(row, n, groups, sums, smoothed, kept, out);
+        else if (dtype == BFLOAT16)
+            most = scan_bf16(row, n, groups, sums, smoothed, kept, out);
+        else
+            most = scan_f16(row, n, groups, sums, smoothed, kept, out);
+    } else {
         if (dtype == FLOAT32)
             most = most_f32(row, n);
         else
             most = dtype == BFLOAT16 ? most_bf16(row, n) : most_f16(row, n);
-        if (!all_kept) {
-            for (int64_t i = 0; i < n; i++) whole[i] = score_at(row, dtype, i);
-            kept->threshold = allf(of_key(key_reached_by(whole, n, wanted, wanted / 8 + 2)));
-        }
-    } else {
-        vf maxima[16];
-        if (dtype == FLOAT32)
-            most = maxima_f32(row, n, groups, maxima);
-        else
-            most = dtype == BFLOAT16 ? maxima_bf16(row, n, groups, maxima) : maxima_f16(row, n, groups, maxima);
-        kept->threshold = allf(of_key(key_reached_by((const float *)maxima, groups * W, wanted, wanted / 8 + 1)));
-    }
-    if (all_kept) {
-        if (dtype == FLOAT32)
+        int all_kept = wanted >= n;
+        if (all_kept && dtype == FLOAT32)
             keep_all_f32(row, n, kept);
-        else if (dtype == BFLOAT16)
+        else if (all_kept && dtype == BFLOAT16)
             keep_all_bf16(row, n, kept);
-        else
+        else if (all_kept)
             keep_all_f16(row, n, kept);
-        if (!sums) return most;
-    } else if (kept->threshold[0] != kept->threshold[0])
-        kept->threshold = allf(INFINITY), kept->nan = 1;
-    Kept *to = all_kept ? NULL : kept;
-    if (dtype == FLOAT32)
-        collect_f32(row, n, to, most, sums, smoothed, out);
-    else if (dtype == BFLOAT16)
-        collect_bf16(row, n, to, most, sums, smoothed, out);
-    else
-        collect_f16(row, n, to, most, sums, smoothed, out);
-    for (int64_t i = 0; to && i < kept->count; i++) kept->nan |= kept->score[i] != kept->score[i];
+        else {
+            for (int64_t i = 0; i < n; i++) whole[i] = score_at(row, dtype, i);
+            kept->threshold = allf(of_key(key_reached_by(whole, n, wanted, wanted / 8 + 2, 1)));
+            if (kept->threshold[0] != kept->threshold[0]) kept->threshold = allf(INFINITY), kept->nan = 1;
+        }
+        if (all_kept && !sums) return most;
+        Kept *to = all_kept ? NULL : kept;
+        if (dtype == FLOAT32)
+            collect_f32(row, 0, n, to, most, sums, smoothed, out);
+        else if (dtype == BFLOAT16)
+            collect_bf16(row, 0, n, to, most, sums, smoothed, out);
+        else
+            collect_f16(row, 0, n, to, most, sums, smoothed, out);
+        if (all_kept) return most;
+    }
+    for (int64_t i = 0; i < kept->count; i++) kept->nan |= kept->score[i] != kept->score[i];
     return most;
 }
 
@@ -263,7 +325,7 @@ static float sums_of(const float *scores, int64_t n, int sums, int smoothed, int
     for (int64_t i = 0; i < n; i++) strange |= scores[i] != scores[i];
     *nan = strange;
     float most = most_f32(scores, n);
-    if (sums) collect_f32(scores, n, NULL, most, 1, smoothed, out);
+    if (sums) collect_f32(scores, 0, n, NULL, most, 1, smoothed, out);
     return most;
 }
 

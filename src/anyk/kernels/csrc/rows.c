@@ -15,6 +15,8 @@
 
 #include "_select.h"
 
+enum { PAST_CACHES = 1 << 25 }; /* bytes */
+
 /* Memory for the work on a block of rows, of which parts are taken from the front. */
 typedef struct {
     char *next;
@@ -394,15 +396,17 @@ int EXPORTED(forward)(const Spec *spec, const Batch *batch, int64_t first, int64
 }
 
 int EXPORTED(backward)(const Back *back, int64_t first, int64_t last) {
+    /* What no cache holds until it is read again need not be read into them to be written. */
+    int past_caches = back->dtype == FLOAT32 && back->rows * back->n * 4 >= PAST_CACHES && back->n >= 1024;
     for (int64_t row = first; row < last; row++) {
         float factor = back->incoming[back->single ? 0 : row * back->incoming_stride];
         if (back->divisor) factor /= *back->divisor;
         if (back->dtype == FLOAT32)
-            back_row_f32(back, row, factor);
+            back_row_f32(back, row, factor, past_caches);
         else if (back->dtype == BFLOAT16)
-            back_row_bf16(back, row, factor);
+            back_row_bf16(back, row, factor, 0);
         else
-            back_row_f16(back, row, factor);
+            back_row_f16(back, row, factor, 0);
     }
     return FINE;
 }
