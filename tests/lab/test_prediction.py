@@ -65,8 +65,11 @@ def test_embeddings_in_every_file_that_holds_them(runs, anyk, tmp_path):
     (tmp_path / "titled.csv").write_text("\n".join([",".join(f"x{n}" for n in range(16)), *lines]) + "\n")
     (tmp_path / "labelled.csv").write_text("\n".join(f"{line},a" for line in lines) + "\n")
     (tmp_path / "first.csv").write_text("\n".join(["name," + ",".join(f"x{n}" for n in range(16)), *(f"a,{r}" for r in lines)]))
+    titles = ",".join(f"x{n}" for n in range(16))
+    (tmp_path / "grouped.csv").write_text("\n".join([f"groups,{titles},kind", *(f"g1,{line},a" for line in lines)]) + "\n")
     want = expected(runs["embeddings"], x, 3)
     names = ["plain.npy", "labelled.npz", "split.npz", "tensor.pt", "set.safetensors", "bare.csv", "titled.csv", "labelled.csv"]
+    names.append("grouped.csv")
     code, out, err = anyk("predict", runs["embeddings"], *names, "--k", "3", "--batch-size", "4")
     assert (code, err) == (0, "")
     rows = table(out)

@@ -12,7 +12,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from anyk.lab.data import arrays, folders
+from anyk.lab.data import arrays, folders, unlabelled
 from anyk.lab.embedding import Encoder, load_backbone, read_image
 from anyk.lab.errors import LabError
 from anyk.lab.run.models import Classifier
@@ -189,7 +189,7 @@ def _array_blocks(path: Path, shape: tuple[int, ...], rows: int, label_column: s
     if _is_image(path):
         raise LabError(f"{path} is an image, but the model takes examples of the shape {shape}: give arrays of them.")
     if path.suffix.lower() != ".safetensors":
-        yield from arrays.inputs(path, shape, rows, label_column)
+        yield from unlabelled.blocks(path, shape, rows, label_column)
         return
     try:
         with safetensors.safe_open(path, "pt") as file:

@@ -11,8 +11,7 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,95 +151,6 @@ def _read_pairs(
     raise LabError(f"{source} is of no known kind: name a file that ends in {', '.join(SUFFIXES)}.")
 
 
-# --- new examples -----------------------------------------------------------------------------------------------------
-
-
-def inputs(source: Path, shape: tuple[int, ...], rows: int, label_column: str | None = None) -> Iterator[Tensor]:
-    """The examples of a file in blocks of at most ``rows``, whatever labels are with them: new data need none.
-
-    Args:
-        source: a file as `read` takes, with or without labels; .npz and pickles may hold one array only
-        shape: of one example
-        rows: of a block
-        label_column: .csv: a column to leave out; None: where there is one more than the examples have, the last
-    """
-    if not source.stat().st_size:
-        raise LabError(f"{source} is empty: copy it or make it again.")
-    if source.suffix.lower() in (".csv", ".tsv"):
-        if len(shape) != 1:
-            raise LabError(f"{source} has rows of numbers, but the model takes examples of the shape {shape}.")
-        yield from _csv_inputs(source, shape[0], rows, label_column)
-        return
-    found = _find_inputs(source, shape)
-    if len(shape) == 3 and found.dtype != torch.uint8:
-        raise LabError(f"images in {source} should be uint8, pixels from 0 to 255, but are {found.dtype}.")
-    for first in range(0, len(found), rows):
-        yield _finite(found[first : first + rows], first, source)
-
-
-def _find_inputs(source: Path, shape: tuple[int, ...]) -> Tensor:
-    """The one array of the file that holds examples of this shape, of several the one that is called test."""
-    is_numpy = source.suffix.lower() in (".npy", ".npz")
-    tree = _read_numpy(source) if is_numpy else _read_pickle(source)
-    if isinstance(tree, (list, tuple)):
-        tree = _name_places(tree)
-    arrays = dict(_flatten(tree)) if isinstance(tree, Mapping) else {"": tree}
-    # A list of class names is no array of examples, and may be long.
-    shapes = {key: tuple(value.shape) for key, value in arrays.items() if hasattr(value, "shape")}
-    fitting = [key for key, found in shapes.items() if found[1:] == shape]
-    if len(fitting) > 1:
-        fitting = [key for key in fitting if _TEST_WORDS[0] in _words(key)] or fitting
-    if len(fitting) != 1:
-        wanted = f"(examples, {', '.join(map(str, shape))})"
-        held = ", ".join(f"{_shown(key)} {found}".strip() for key, found in shapes.items()) or "no array"
-        raise LabError(f"{source} should have one array of the shape {wanted}, but has {held}.")
-    found = arrays[fitting[0]]
-    return found if isinstance(found, Tensor) else _to_tensor(found, source)
-
-
-def _csv_inputs(path: Path, width: int, rows: int, label_column: str | None) -> Iterator[Tensor]:
-    values = array.array("f")
-    cells, column, first = -1, -1, 0
-
-    def block() -> Tensor:
-        nonlocal values, first
-        found = _finite(torch.from_numpy(np.array(values, dtype=np.float32)).view(-1, width), first, path)
-        values, first = array.array("f"), first + len(found)
-        return found
-
-    with _csv_rows(path) as lines:
-        for line, row in lines:
-            if cells < 0:
-                cells = len(row)
-                labeled = label_column is not None or cells == width + 1
-                column = _label_place(row, label_column, path) if labeled else -1
-                if cells - labeled != width:
-                    raise LabError(f"{path} has {cells - labeled} columns of numbers, but the model takes {width}.")
-                if label_column is not None or _is_header(row, column):
-                    continue
-            if len(row) != cells:
-                raise LabError(f"{path} has {len(row)} cells in line {line}, but {cells} before.")
-            if column >= 0:
-                del row[column]
-            try:
-                values.extend(map(float, row))
-            except ValueError as error:
-                raise LabError(f"{path} has a cell that is not a number in line {line} ({error}).") from None
-            if len(values) == rows * width:
-                yield block()
-    if values:
-        yield block()
-    elif not first:
-        raise LabError(f"{path} has no rows of numbers.")
-
-
-def _finite(block: Tensor, first: int, source: Path) -> Tensor:
-    fine = block.float().isfinite().flatten(1).all(1)
-    if not bool(fine.all()):
-        raise LabError(f"{source} has a NaN or an infinite number in row {first + int((~fine).nonzero()[0])}.")
-    return block
-
-
 # --- which array is what ----------------------------------------------------------------------------------------------
 
 
@@ -259,7 +169,7 @@ def _find_pairs(tree: Any, source: Path, note: _Note) -> tuple[dict[str, _Pair],
     # (split, role) -> key. What is called neither train nor test is train.
     found: dict[tuple[str, str], str] = {}
     for key in arrays:
-        words = _words(key)
+        words = set(re.split(r"[^a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", key).lower()))
         split = next((word for word in _TEST_WORDS if word in words), "train")
         for role, vocabulary in (("embeddings", _EMBEDDING_WORDS), ("labels", _LABEL_WORDS), ("groups", {_GROUP_WORD})):
             if words & vocabulary:
@@ -288,11 +198,6 @@ def _find_pairs(tree: Any, source: Path, note: _Note) -> tuple[dict[str, _Pair],
     return result, None if names is None else [str(name) for name in _to_numpy(names, source).tolist()]
 
 
-def _words(key: str) -> set[str]:
-    """The words in the name of an array."""
-    return set(re.split(r"[^a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", key).lower()))
-
-
 def _name_places(items: list[Any] | tuple[Any, ...]) -> Any:
     """(x, y), (x, y, x_test, y_test) and ((x, y), (x_test, y_test)) as a dict."""
     if len(items) == 2 and all(isinstance(item, (list, tuple)) and len(item) == 2 for item in items):
@@ -314,7 +219,13 @@ def _pair(examples: Any, labels: Any, source: Path) -> _Pair:
     if isinstance(examples, (list, tuple)) and examples and isinstance(examples[0], Tensor):
         examples = torch.stack(tuple(examples)) if examples[0].dim() == 1 else torch.cat(tuple(examples))
     if not isinstance(examples, Tensor):
-        examples = _to_tensor(examples, source)
+        numbers = _to_numpy(examples, source)
+        if numbers.dtype.kind not in "fiub":
+            raise LabError(f"embeddings in {source} should be numbers, but are {numbers.dtype}.")
+        if numbers.dtype.kind == "u" and numbers.dtype.itemsize > 1:
+            numbers = numbers.astype(np.float32)
+        # torch has no other byte order than the machine's.
+        examples = torch.from_numpy(numbers if numbers.dtype.isnative else numbers.astype(numbers.dtype.newbyteorder("=")))
     labels = _to_numpy(labels, source)
     if not examples.numel() or not labels.size:
         raise LabError(f"{source} has no examples: copy it or make it again.")
@@ -331,16 +242,6 @@ def _groups(values: Any, count: int, source: Path) -> Tensor | None:
     if given.dtype.kind not in "iubUS":
         raise LabError(f"groups in {source} should be integers or texts, but are {given.dtype}.")
     return torch.from_numpy(np.unique(given, return_inverse=True)[1].reshape(-1).astype(np.int64))
-
-
-def _to_tensor(values: Any, source: Path) -> Tensor:
-    numbers = _to_numpy(values, source)
-    if numbers.dtype.kind not in "fiub":
-        raise LabError(f"embeddings in {source} should be numbers, but are {numbers.dtype}.")
-    if numbers.dtype.kind == "u" and numbers.dtype.itemsize > 1:
-        numbers = numbers.astype(np.float32)
-    # torch has no other byte order than the machine's.
-    return torch.from_numpy(numbers if numbers.dtype.isnative else numbers.astype(numbers.dtype.newbyteorder("=")))
 
 
 def _to_numpy(values: Any, source: Path) -> "np.ndarray[Any, Any]":
@@ -467,20 +368,6 @@ def _read_numpy(path: Path) -> Any:
         raise LabError(f"{path} cannot be read by numpy ({' '.join(str(error).split())[:150]}): {hint}.") from None
 
 
-@contextmanager
-def _csv_rows(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
-    """The rows that are not empty, with their line numbers."""
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            start = file.readline()
-            delimiter = max(",;\t", key=start.count)
-            file.seek(0)
-            rows = csv.reader(file, delimiter=delimiter)
-            yield ((rows.line_num, row) for row in rows if row)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise LabError(f"{path} is not text in columns ({error}): save it as UTF-8 .csv.") from None
-
-
 def _read_csv(path: Path, label_column: str | None, is_test: bool) -> _Pair:
     """Numbers and one label a row. Values go straight into an array of float32: four bytes a cell, whatever the file."""
     values = array.array("f")
@@ -490,31 +377,40 @@ def _read_csv(path: Path, label_column: str | None, is_test: bool) -> _Pair:
     titles: list[str] | None = None
     width = column = group = -1
     together: list[str] = []
-    with _csv_rows(path) as rows:
-        for line, row in rows:
-            if width < 0:
-                width, column = len(row), _label_place(row, label_column, path)
-                if width < 2:
-                    raise LabError(f"{path} has one column only: it needs numbers and a label, with , ; or tab between.")
-                if label_column is not None or _is_header(row, column):
-                    titles = [title.strip() for title in row]
-                    group = titles.index(_GROUP_WORD) if _GROUP_WORD in titles[:column] + titles[column + 1 :] else -1
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            start = file.readline()
+            delimiter = max(",;\t", key=start.count)
+            file.seek(0)
+            rows = csv.reader(file, delimiter=delimiter)
+            for row in rows:
+                if not row:
                     continue
-            if len(row) != width:
-                raise LabError(f"{path} has {len(row)} cells in line {line}, but {width} before.")
-            label = row.pop(column)
-            if group >= 0:
-                together.append(row.pop(group - (group > column)).strip())
-            try:
-                values.extend(map(float, row))
-            except ValueError as error:
-                raise LabError(
-                    f"{path} has a cell that is not a number in line {line} ({error}): "
-                    "mend it, or name the label column with anyk import --label-column if it is not the last."
-                ) from None
-            codes.append(names.setdefault(label.strip(), len(names)))
-            if len(lines) < len(names):
-                lines.append(line)
+                if width < 0:
+                    width, column = len(row), _label_place(row, label_column, path)
+                    if width < 2:
+                        raise LabError(f"{path} has one column only: it needs numbers and a label, with , ; or tab between.")
+                    if label_column is not None or _is_header(row, column):
+                        titles = [title.strip() for title in row]
+                        group = titles.index(_GROUP_WORD) if _GROUP_WORD in titles[:column] + titles[column + 1 :] else -1
+                        continue
+                if len(row) != width:
+                    raise LabError(f"{path} has {len(row)} cells in line {rows.line_num}, but {width} before.")
+                label = row.pop(column)
+                if group >= 0:
+                    together.append(row.pop(group - (group > column)).strip())
+                try:
+                    values.extend(map(float, row))
+                except ValueError as error:
+                    raise LabError(
+                        f"{path} has a cell that is not a number in line {rows.line_num} ({error}): "
+                        "mend it, or name the label column with anyk import --label-column if it is not the last."
+                    ) from None
+                codes.append(names.setdefault(label.strip(), len(names)))
+                if len(lines) < len(names):
+                    lines.append(rows.line_num)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise LabError(f"{path} is not text in columns ({error}): save it as UTF-8 .csv.") from None
     if not codes:
         raise LabError(f"{path} has no rows of numbers.")
     counts = np.bincount(np.frombuffer(codes, dtype=np.int64))
