@@ -48,15 +48,15 @@ def test_it_takes_arrays_and_returns_what_the_files_say(here):
 
 
 def test_it_takes_datasets_and_functions_that_make_models(here, monkeypatch):
-    (here / "mine.py").write_text(
+    (here / "my_makers.py").write_text(
         "from torch import nn\ndef make(shape, classes):\n    return nn.Sequential(nn.Linear(shape[0], classes))\n"
     )
     monkeypatch.syspath_prepend(str(here))
-    import mine
+    import my_makers
 
     examples = TensorDataset(*lab_data.examples(12, 20, 16, seed=0))
-    outcome = anyk.lab.compare(examples, mine.make, out="out", **QUICK)
-    assert {method.recipe.model for method in outcome.methods} == {"mine:make"}
+    outcome = anyk.lab.compare(examples, my_makers.make, out="out", **QUICK)
+    assert {method.recipe.model for method in outcome.methods} == {"my_makers:make"}
     assert all(len(method.runs) == 1 for method in outcome.methods)
     assert outcome.folder == "out"
     with pytest.raises(LabError, match="move it into a file"):
