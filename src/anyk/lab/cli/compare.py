@@ -44,7 +44,7 @@ def command(
 
     out = out or Path("anyk-runs") / f"compare-{slug(setting.data)}"
     count = len({BASELINE, *losses}) * (budget + seeds)
-    with watched(count, quiet, log) as show:
+    with watched(count, quiet, log) as display:
         outcome = compare(
             setting,
             losses,
@@ -53,7 +53,7 @@ def command(
             budget=budget,
             jobs=jobs or os.cpu_count() or 1,
             command=command_line(),
-            on_progress=show,
+            on_progress=display.show,
         )
     # A try that diverges while tuning is no failure: others were better.
     exit_code = 1 if any(len(method.runs) < seeds for method in outcome.methods) else 0

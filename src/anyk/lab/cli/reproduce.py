@@ -63,8 +63,8 @@ def command(
     recipes = chosen.recipes(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
     _check_data(recipes, out / "runs")
     if recipes:
-        with watched(len(recipes), quiet) as show:
-            outcomes = sweep.run_all(recipes, out / "runs", jobs=jobs, on_progress=show)
+        with watched(len(recipes), quiet) as display:
+            outcomes = sweep.run_all(recipes, out / "runs", jobs=jobs, on_progress=display.show)
     results = {name: outcome.result for name, outcome in outcomes.items() if outcome.result is not None}
     for table in chosen.compare(results, smoke=smoke):
         say(f"{table.title}\n")

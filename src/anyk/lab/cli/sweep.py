@@ -50,7 +50,7 @@ def command(
         if not address:
             raise LabError("--engine ray needs --address HOST:PORT, which `ray start --head` tells.")
     recipes = sweep.read(file, base) if file is not None else sweep.grid(base, sweep.parse_axes(grid))
-    with watched(len(recipes), quiet, log) as show:
-        outcomes = sweep.run_all(recipes, out, jobs=jobs, address=address, on_progress=show, on_note=warn)
+    with watched(len(recipes), quiet, log) as display:
+        outcomes = sweep.run_all(recipes, out, jobs=jobs, address=address, on_progress=display.show, on_note=warn)
     say(tables.render(summaries.table(summaries.collect([out])), "terminal"))
     return tell_failures(failures(outcomes))

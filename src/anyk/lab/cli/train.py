@@ -41,11 +41,11 @@ def command(
         training.check(recipe, together)
         together.broadcast(lambda: _check_folder(out, recipe))
         with (
-            watched(1, quiet or not together.first, log if together.first else ()) as show,
+            watched(1, quiet or not together.first, log if together.first else ()) as display,
             stop_signal(together.world_size > 1) as stopped,
         ):
-            result = training.train(recipe, out, on_progress=partial(show, out), should_stop=stopped, ranks=together)
-            show(out, training.Progress(1, 1))  # one that had ended before has made no progress now
+            result = training.train(recipe, out, on_progress=partial(display.show, out), should_stop=stopped, ranks=together)
+            display.show(out, training.Progress(1, 1))  # one that had ended before has made no progress now
     if not together.first:
         return 0
     if json:

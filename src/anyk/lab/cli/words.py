@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from anyk.lab.errors import Failure, LabError, failure_sentences
+from anyk.lab.errors import Failure, failure_sentences
 from anyk.lab.run import processes
 from anyk.lab.run.loggers import LoggerName
 from anyk.lab.run.recipe import TYPES, Recipe, Setting
@@ -54,16 +54,6 @@ def command_line() -> str:
 def slug(data: str) -> str:
     """A data set's name as a part of a folder's name."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(data).name or data)
-
-
-def check_new_file(path: Path, force: bool) -> None:
-    """Raise if a file cannot be written there without loss."""
-    if not path.parent.is_dir():
-        raise LabError(f"{path.parent} should be a folder that exists: make it first.")
-    if path.is_dir():
-        raise LabError(f"{path} is a folder: name a file.")
-    if path.exists() and not force:
-        raise LabError(f"{path} is there already: name another file, or give --force to replace it.")
 
 
 def _option(field: str) -> str:
