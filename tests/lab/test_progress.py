@@ -80,6 +80,6 @@ def test_ended_runs_leave_and_are_counted(screen, tmp_path):
     assert "1 ended" in out.getvalue()
     assert out.getvalue().count("steps") == 1
     quiet = screen(100)
-    with progress.watched(3, quiet=True) as show:
-        show(tmp_path / "a", Progress(1, 5))
+    with progress.watched(3, quiet=True) as display:
+        display.show(tmp_path / "a", Progress(1, 5))
     assert quiet.getvalue() == ""

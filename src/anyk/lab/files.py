@@ -37,6 +37,16 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
+def refuse_to_overwrite(path: Path, force: bool) -> None:
+    """Raise if a file cannot be written there without loss."""
+    if not path.parent.is_dir():
+        raise LabError(f"{path.parent} should be a folder that exists: make it first.")
+    if path.is_dir():
+        raise LabError(f"{path} is a folder: name a file.")
+    if path.exists() and not force:
+        raise LabError(f"{path} is there already: name another file, or give --force to replace it.")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of ``path``; what was written there takes the place of ``path`` at the end.

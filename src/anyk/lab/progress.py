@@ -63,7 +63,7 @@ def _bars(quiet: bool) -> Bars:
 
 @contextmanager
 def watched(runs: int | None, quiet: bool = False, log: Sequence[str] = ()) -> Iterator["Display"]:
-    """Show runs and hand their metrics on: call ``show`` of what this yields with a run's folder and where it stands.
+    """A display of runs that also hands on the metrics of those it is shown.
 
     Args:
         runs: how many there will be; None: not known.
@@ -80,11 +80,10 @@ class Display:
     Args:
         runs: how many runs there will be; None: not known.
         quiet: True shows nothing.
-        note: called with the folder of a run that has come further.
+        on_show: called with the folder of each run that is shown.
     """
 
-    def __init__(self, runs: int | None, quiet: bool = False, note: Callable[[Path], None] = lambda folder: None) -> None:
-        self._note = note
+    def __init__(self, runs: int | None, quiet: bool = False, on_show: Callable[[Path], None] = lambda folder: None) -> None:
         self._bars = _bars(quiet)
         self._all = self._bars.add_task("all runs", total=runs, count=self._count(0, runs), left="left" if runs else "")
         # Apart from the bar: its columns would take the room that the words need.
@@ -92,6 +91,7 @@ class Display:
         self._each = Bars(TextColumn("{task.description}", table_column=words), TextColumn("{task.fields[count]}"), expand=True)
         self._live = Live(Group(self._bars, self._each), console=self._bars.console)
         self._quiet = quiet
+        self._on_show = on_show
         self._runs = runs
         self._tasks: dict[Path, TaskID] = {}
         self._parts: dict[Path, float] = {}
@@ -114,7 +114,7 @@ class Display:
 
     def show(self, folder: Path, progress: Progress) -> None:
         """Take note of where a run stands. May be called from any thread."""
-        self._note(folder)
+        self._on_show(folder)
         if self._quiet:
             return
         with self._guard:

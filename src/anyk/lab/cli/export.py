@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from anyk.lab.cli.words import Flag, check_new_file, say
+from anyk.lab.cli.words import Flag, say
 
 
 def command(
@@ -23,11 +23,11 @@ def command(
         k: guesses for each example.
         force: replace a file that is there.
     """
-    from anyk.lab import export
+    from anyk.lab import export, files
     from anyk.lab.run import models
 
     export.check_packages()
-    check_new_file(out, force)
+    files.refuse_to_overwrite(out, force)
     model = models.load(run)
     export.export(model, out, k)
     shape = ", ".join(map(str, model.plan.shape))

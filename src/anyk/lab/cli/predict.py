@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import tyro
 
-from anyk.lab.cli.words import Flag, check_new_file, warn
+from anyk.lab.cli.words import Flag, warn
 
 if TYPE_CHECKING:
     from anyk.lab.prediction import Prediction
@@ -45,11 +45,12 @@ def command(
         batch_size: examples at once.
         device: cpu, cuda, mps.
     """
+    from anyk.lab.files import refuse_to_overwrite
     from anyk.lab.prediction import predict
     from anyk.lab.run import models
 
     if out is not None:
-        check_new_file(out, force)
+        refuse_to_overwrite(out, force)
     model = models.load(run)
     failed = []
 

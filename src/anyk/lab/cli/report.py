@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from anyk.lab.cli.words import check_new_file, say, warn
+from anyk.lab.cli.words import say, warn
 from anyk.lab.tables import Format
 
 
@@ -34,7 +34,7 @@ def command(
     from anyk.lab.run import summaries
 
     if curves is not None:
-        check_new_file(curves, force=True)
+        files.refuse_to_overwrite(curves, force=True)
     found = summaries.collect(folders)
     table = summaries.table(found, fields=fields, metrics=metrics, sort=sort)
     if curves is not None:

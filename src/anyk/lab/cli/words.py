@@ -6,12 +6,11 @@ import sys
 import typing
 from collections.abc import Sequence
 from json import dumps
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from anyk.lab.errors import Failure, LabError, failure_sentences
+from anyk.lab.errors import Failure, failure_sentences
 from anyk.lab.files import slug as slug
 from anyk.lab.run import processes
 from anyk.lab.run.loggers import LoggerName
@@ -50,16 +49,6 @@ def command_line() -> str:
     here = os.environ.get("LOCAL_WORLD_SIZE", str(processes.launched()))
     started = ["torchrun", "--nproc-per-node", here, "-m"] if processes.launched() > 1 else []
     return shlex.join([*started, "anyk", *sys.argv[1:]])
-
-
-def check_new_file(path: Path, force: bool) -> None:
-    """Raise if a file cannot be written there without loss."""
-    if not path.parent.is_dir():
-        raise LabError(f"{path.parent} should be a folder that exists: make it first.")
-    if path.is_dir():
-        raise LabError(f"{path} is a folder: name a file.")
-    if path.exists() and not force:
-        raise LabError(f"{path} is there already: name another file, or give --force to replace it.")
 
 
 def _option(field: str) -> str:
