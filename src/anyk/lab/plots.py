@@ -1,6 +1,7 @@
 """Tables as plots: lines over a number that was swept, top-1 against top-k, or bars."""
 
 import itertools
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,6 +185,8 @@ def _trade(table: Table, fields: list[int], measures: list[int]) -> Figure:
     axes.set_ylabel(f"{table.columns[up].title} in %, mean ± std")
     axes.margins(0.12)
     axes.grid(alpha=0.25)
+    if len(points) > _LABELS:
+        _leave_worst_out(axes, [(100 * x.mean, 100 * y.mean) for _, x, y in points])
     # Of few, all are named; of many, those that are not beaten. Long names stand below, under a number.
     named = points if len(points) <= _LABELS else front[:_LABELS]
     labels = [_label(table, row, fields) for row, _, _ in named]
@@ -200,6 +203,24 @@ def _trade(table: Table, fields: list[int], measures: list[int]) -> Figure:
         at[place] = f"{at[place]}, {label}" if place in at else label
     _name_points(figure, axes, at, drawn, steps)
     return figure
+
+
+def _leave_worst_out(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
+    """Cut off what is below the median in either: among many runs some are hopeless, and would press the others together."""
+    low = [statistics.median(values) for values in zip(*points, strict=True)]
+    shown = [point for point in points if point[0] >= low[0] and point[1] >= low[1]]
+    if not shown:
+        return
+    # The best of one metric is shown whatever it is in the other.
+    shown += [max(points, key=lambda point: point[place]) for place in (0, 1)]
+    for place, limit in ((0, axes.set_xlim), (1, axes.set_ylim)):
+        values = [point[place] for point in shown]
+        margin = 0.12 * (max(values) - min(values)) or 0.5
+        limit(min(values) - margin, max(values) + margin)
+    corner = (axes.get_xlim()[0], axes.get_ylim()[0])
+    outside = sum(point[0] < corner[0] or point[1] < corner[1] for point in points)
+    if outside:
+        axes.set_title(f"{outside} of {len(points)} are worse and outside of the picture", fontsize=9, color="#666666")
 
 
 def _name_points(
