@@ -1,5 +1,6 @@
 """Embedding sets: round trips, memory mapping, whole or not at all, and every damage named in one sentence."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -11,7 +12,7 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from anyk.lab.data import Dataset, Split, embeddings
 from anyk.lab.errors import LabError
@@ -379,3 +380,26 @@ def test_real_embeddings_are_read():
     assert len(dataset.classes) == 100
     assert (len(dataset.train), len(dataset.test), dataset.train.shape) == (50000, 10000, (512,))
     assert dataset.train.parts[0].dtype == torch.float16
+
+
+def test_groups_are_of_all_files_or_of_none(tmp_path):
+    groups = torch.arange(12) // 2
+    data = Dataset("small", "embeddings", ("ant", "bee", "cat"), Split((numbers(),), LABELS, groups=groups), None, "")
+    folder = embeddings.write(tmp_path / "set", data, shard_rows=5)
+    read = embeddings.read(folder)
+    assert torch.equal(read.train.groups, groups)
+    other = Split((numbers(),), LABELS, groups=groups.flip(0))
+    changed = embeddings.read(embeddings.write(folder, dataclasses.replace(data, train=other), shard_rows=5, force=True))
+    assert changed.fingerprint != read.fingerprint
+    file = folder / "train-00001.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "groups": tensors["groups"].float()}, file)
+    with pytest.raises(LabError, match=r"groups in .*train-00001.safetensors are float32: save them as int64"):
+        embeddings.read(folder)
+    save_file({**tensors, "groups": tensors["groups"][:2]}, file)
+    with pytest.raises(LabError, match=r"should have embeddings \(N, d\) and groups \(N,\), but has \(5, \d+\) and \(2,\)"):
+        embeddings.read(folder)
+    del tensors["groups"]
+    save_file(tensors, file)
+    with pytest.raises(LabError, match='has "groups" in some train files and not in others'):
+        embeddings.read(folder)

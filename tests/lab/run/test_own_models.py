@@ -210,7 +210,10 @@ def test_both_learning_rates_follow_the_schedule(here: Path, recipe: Recipe, mon
 
 
 def test_weights_that_are_tied_are_saved(here: Path, recipe: Recipe) -> None:
-    training.train(recipe.but(model="my_models:tied", epochs=1), here / "run")
+    tied = recipe.but(model="my_models:tied", epochs=1)
+    with pytest.raises(training.Stopped):  # which writes a checkpoint
+        training.train(tied, here / "run", should_stop=iter([False, True]).__next__)
+    training.train(tied, here / "run")
     loaded = models.load(here / "run", trust=True)
     assert torch.equal(loaded.model.again.weight, loaded.model.head.weight)
 
