@@ -1,5 +1,6 @@
 """Outcomes and run folders as the lab would write them, made up."""
 
+import dataclasses
 import io
 import json
 import math
@@ -7,10 +8,12 @@ import random
 from statistics import fmean
 
 import numpy as np
+import torch
 from PIL import Image
 
-from anyk.lab.comparison.outcome import Comparison, Example, Guess, Method, Moves, SeedRun, Try
+from anyk.lab.comparison.outcome import ByClass, Comparison, Example, Guess, Method, Moves, SeedRun, Try
 from anyk.lab.run import names
+from anyk.lab.run.folder import Run
 from anyk.lab.run.recipe import Recipe
 from anyk.lab.statistics import contrast
 
@@ -75,16 +78,37 @@ def comparison(*methods, classes=100, **changes):
 def moves(count=2, name="splitter", image=True):
     examples = tuple(
         Example(
-            number,
+            f"row {number}",
             "beaver",
             "in" if number % 2 == 0 else "out",
             tuple(Guess(label, 0.4 / (place + 1)) for place, label in enumerate(("otter", "seal", "shrew", "mouse", "bear"))),
             tuple(map(Guess, ("otter", "seal", "beaver", "shrew", "mouse"))),
+            (7, 3),
             png(number) if image else None,
         )
         for number in range(count)
     )
-    return Moves(name, 0, 312, 145, examples)
+    return Moves(name, 5, 0, 312, 145, examples)
+
+
+def with_guesses(out, method, labels, guessed):
+    """The method with runs in ``out`` that have kept these guesses: for each seed, for each example, classes, best first."""
+    runs = []
+    for run, rows in zip(method.runs, guessed, strict=True):
+        run = dataclasses.replace(run, folder=f"runs/{method.name}-{run.seed}")
+        ranks = [row.index(label) + 1 if label in row else 1000 for label, row in zip(labels, rows, strict=True)]
+        (out / run.folder).mkdir(parents=True, exist_ok=True)
+        tensors = {"ranks": torch.tensor(ranks, dtype=torch.int32), "guesses": torch.tensor(rows, dtype=torch.int32)}
+        Run(out / run.folder).save_tensors("test.safetensors", tensors, {})
+        runs.append(run)
+    return dataclasses.replace(method, runs=tuple(runs))
+
+
+def by_class(before, after, examples=10, name="splitter", confusions=()):
+    """Hits of classes called class 0, class 1, …, the same in every metric."""
+    names = tuple(f"class {number}" for number in range(len(before)))
+    hits = [{metric: tuple(side) for metric in ("top1", "top5")} for side in (before, after)]
+    return ByClass(name, (0, 1, 2), names, (examples,) * len(names), *hits, tuple(confusions))
 
 
 def run_folder(folder, recipe, test=None, *, error=None, fingerprint="abc", seconds=10.0):

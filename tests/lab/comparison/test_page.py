@@ -1,18 +1,23 @@
 """The page: one file without a network, every name escaped, whole whatever is missing."""
 
+import dataclasses
+import html
 import html.parser
+import itertools
 import re
 
 import pytest
 
+import browser
 import made
 from anyk.lab.comparison import page
-from anyk.lab.comparison.outcome import Example, Guess, Moves, Try
+from anyk.lab.comparison.outcome import LEARNING_RATE_OF, ByClass, Confusion, Example, Guess, Moves, Try
 from anyk.lab.comparison.snippet import code
 from anyk.lab.comparison.verdict import notes, verdict
 from anyk.lab.errors import Failure
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
+INLINE = {"span", "strong", "tspan"}
 
 
 class Reader(html.parser.HTMLParser):
@@ -28,6 +33,7 @@ class Reader(html.parser.HTMLParser):
     def handle_starttag(self, tag, attributes):
         given = dict(attributes)
         self.tags.append((tag, given))
+        self.words += [] if tag in INLINE else [" "]
         self.ids += [given["id"]] if "id" in given else []
         if tag not in VOID:
             self.open.append(tag)
@@ -37,6 +43,7 @@ class Reader(html.parser.HTMLParser):
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
+        self.words += [] if tag in INLINE else [" "]
 
     def handle_data(self, data):
         self.words.append(data)
@@ -58,15 +65,24 @@ def read(compared):
     assert len(reader.ids) == len(set(reader.ids))
     assert "NaN" not in source
     assert not re.search(r"\bnan\b|\binf\b", source)
-    return reader, " ".join(" ".join(reader.words).split())
+    return reader, " ".join("".join(reader.words).split())
 
 
-def full():
-    methods = [
+def methods():
+    found = [
         made.method(name, made.accuracies(0.6 + shift, 0.8 + 2 * shift, 0.9 + shift), epochs=12)
         for name, shift in (("softmax", 0.0), ("splitter", 0.01), ("lapsum", 0.005))
     ]
-    return made.comparison(*methods, moves=made.moves(6))
+    return [dataclasses.replace(method, knob="temperature") for method in found]
+
+
+def full():
+    confusions = [Confusion("otter", "seal", 30, 12), Confusion("seal", "otter", 3, 40), Confusion("shrew", "mouse", 1, 0)]
+    counted = made.by_class([5, 9, 7, 7], [9, 2, 7, 8], confusions=confusions)
+    control = made.method(LEARNING_RATE_OF + "lapsum", made.accuracies(0.602, 0.802, 0.9), tries=())
+    return made.measured(
+        *methods(), controls=[control], moves=made.moves(6), by_class=counted, unreadable=("cats/broken.jpg", "dogs/cut.png")
+    )
 
 
 def test_everything_is_on_the_page():
@@ -74,8 +90,9 @@ def test_everything_is_on_the_page():
     reader, words = read(compared)
     for sentence in verdict(compared) + notes(compared):
         assert sentence in words
-    for method in compared.methods:
+    for method in (*compared.methods, *compared.controls):
         assert method.name in words
+    for method in compared.methods:
         assert " ".join(code(method.recipe, 100).split()) in words
     for value in (
         compared.command,
@@ -84,13 +101,73 @@ def test_everything_is_on_the_page():
         "9f86d081884c7d65",
         "torch",
         "budget",
-        "Moved into the first five (3 of 312)",
+        "Moved into the first 5 guesses (3 of 312)",
+        "row 4 softmax, #7",
+        "2 files of the data could not be read. cats/broken.jpg dogs/cut.png",
     ):
         assert value in words
     charts = [attributes["aria-label"] for tag, attributes in reader.tags if tag == "svg" and "aria-label" in attributes]
-    assert len(charts) == 8
+    assert len(charts) == 6  # the trade, three metrics, two curves
     assert sum(tag == "img" for tag, _ in reader.tags) == 6
     assert sum(attributes.get("class") == "chosen" for tag, attributes in reader.tags if tag == "td") == 3
+
+
+def test_there_is_one_headline():
+    reader, _ = read(full())
+    headlines = [attributes for tag, attributes in reader.tags if attributes.get("class") == "headline"]
+    assert len(headlines) == 1
+    assert sum(tag == "h1" for tag, _ in reader.tags) == 1
+
+
+def test_every_metric_has_its_difference_in_points_and_examples():
+    compared = full()
+    _, words = read(compared)
+    table = words[words.index("time a run") : words.index("Test accuracy, mean")]
+    _, splitter, lapsum, control = re.split(r"splitter|(?<!rate of )lapsum|softmax, learning", table)
+    for row in (splitter, lapsum, control):
+        assert len(re.findall(r"Δ [+−0][\d.]+ points \([+−\d.,]+ examples?\)", row)) == 3
+    # What is wanted is tested: top-1 and top-5, of the methods and not of the control.
+    assert [row.count(" p ") for row in (splitter, lapsum, control)] == [2, 2, 0]
+    assert [len(re.findall(r"[+−][\d.]+ to [+−][\d.]+", row)) for row in (splitter, lapsum, control)] == [2, 2, 0]
+
+
+def test_without_a_test_there_is_no_word_of_intervals():
+    capped = [dataclasses.replace(method, capped="--budget 3") for method in methods()]
+    _, words = read(made.measured(*capped))
+    assert not re.search(r"\bp [=<]|interval|Interval", words)
+    assert 'class="whisker"' in page.render(made.measured(*capped))  # of the seeds' deviation
+    _, words = read(made.measured(*methods()))
+    assert "The bars, in what is wanted" in words
+
+
+def test_classes_that_gain_and_lose_are_sorted_and_counted():
+    before = [5] * 30
+    after = [5 + number for number in range(-12, 18)]
+    _, words = read(made.comparison(*methods(), by_class=made.by_class(before, after)))
+    part = words[words.index("top-5 17 classes gain 153 hits, 12 classes lose 78 hits.") : words.index("top-1 17 classes")]
+    gained, lost = part.split("lost most")
+    # class 29 gains most; of three seeds with ten examples
+    assert "class 29 +17 5 22 30 class 28 +16 5 21 30" in gained
+    assert gained.count("class ") == lost.count("class ") == 10
+    assert "class 0 −12 5 -7 30" in lost.replace("−7", "-7")
+    assert "class 12" not in part  # neither gains nor loses
+
+
+def test_the_pairs_most_confused_before_and_after():
+    pairs = [Confusion(f"a{number}", f"b{number}", number, 0) for number in range(1, 15)]
+    pairs += [Confusion("before", "never", 0, 20)]
+    _, words = read(made.comparison(*methods(), by_class=made.by_class([1], [1], confusions=pairs)))
+    part = words[words.index("Most confused") : words.index("Tuning")]
+    assert "before → never 0 20 a14 → b14 14 0 a13 → b13 13 0" in part
+    assert "a5 → b5 5 0" in part
+    assert "a4 → b4" not in part
+    assert "No class gains or loses." in words
+
+
+def test_many_unreadable_files_are_not_all_listed():
+    _, words = read(made.comparison(*methods(), unreadable=tuple(f"{number}.jpg" for number in range(60))))
+    assert "60 files" in words
+    assert "49.jpg and 10 more, which results.json lists" in words
 
 
 def test_the_same_outcome_is_the_same_page(tmp_path):
@@ -102,7 +179,8 @@ def test_the_same_outcome_is_the_same_page(tmp_path):
 def test_names_are_escaped():
     evil = '<script>alert("1")</script>'
     tests = made.accuracies(0.6, 0.8, 0.9)
-    moves = Moves(evil, 0, 1, 0, (Example(0, evil, "in", (Guess(evil, 0.5),), (Guess(evil),), made.png()),))
+    moves = Moves(evil, 5, 0, 1, 0, (Example(evil, evil, "in", (Guess(evil, 0.5),), (Guess(evil),), (6, 1), made.png()),))
+    hits = {"top1": (3,), "top5": (4,)}, {"top1": (4,), "top5": (3,)}
     compared = made.comparison(
         made.method("softmax", tests, epochs=3),
         made.method(evil, tests, epochs=3),
@@ -111,11 +189,14 @@ def test_names_are_escaped():
         settings={evil: evil, "metric": "mean"},
         environment={evil: {evil: evil}},
         moves=moves,
+        by_class=ByClass(evil, (0, 1), (evil,), (3,), *hits, (Confusion(evil, evil, 2, 1),)),
+        unreadable=(evil,),
         failures=(Failure(evil, evil),),
     )
     _, words = read(compared)
     assert words.count("alert(") > 10
     assert "<script" not in page.render(compared)
+    assert "<script" not in page.embed(compared)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +212,12 @@ def test_names_are_escaped():
         made.comparison(*(made.method(name, made.accuracies(0.2, 0.3, 0.4), epochs=3) for name in made.LOSSES), classes=2000),
         made.comparison(made.method("softmax", made.accuracies(0.6, 0.8)), data={}, settings={}, moves=made.moves(0)),
         made.comparison(made.method("softmax", made.accuracies(0.6, 0.8)), moves=made.moves(3, image=False)),
+        made.measured(*(made.method(name, made.accuracies(0.6, 0.8)) for name in ("softmax", "splitter")), want=(1,)),
+        made.measured(*(made.method(name, made.accuracies(0.6, 0.8, 0.9)) for name in ("softmax", "splitter")), want=(10,)),
         made.comparison(
-            made.method("splitter", made.accuracies(0.6, 0.8), tries=(Try(1.0, 1.0, None), Try(1.0, 2.0, float("nan"))))
+            made.method(
+                "splitter", made.accuracies(0.6, 0.8), tries=(Try(1.0, 1.0, 20, (None,)), Try(1.0, None, 20, (float("nan"),)))
+            )
         ),
     ],
 )
@@ -155,3 +240,101 @@ def test_ticks_are_few_and_inside(low, high):
     ticks = page._Axis(low, high, 0, 100).ticks
     assert 2 <= len(ticks) <= 7
     assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "whole"),
+    [
+        ("Raise --learning-rate, or --budget 14.", ["--learning-rate", "--budget 14"]),
+        (
+            "top-10 by +0.75 points (+3.6 of 10,480 test examples), p < 0.001.",
+            ["top-10", "+0.75 points", "10,480 test examples", "p < 0.001"],
+        ),
+        ("82.00 ± 2.97 in 2.0 s, 12 % of 1.5 min", ["82.00 ± 2.97", "2.0 s", "12 %", "1.5 min"]),
+        ("−5.25 to +6.75, then 3.", ["−5.25 to +6.75"]),
+        ("a well-known 3 sinks <b>", []),
+    ],
+)
+def test_no_line_ends_inside_an_option_or_before_a_unit(sentence, whole):
+    shown = str(page._whole(sentence))
+    assert re.findall(r'<span class="whole">(.*?)</span>', shown) == [html.escape(words) for words in whole]
+    assert html.unescape(re.sub(r"</?span.*?>", "", shown)) == sentence
+
+
+def test_a_percentage_ends_at_a_hundred():
+    assert page._axis([99.0, 100.0], 0, 10).high == 100
+    assert page._axis([100.0], 0, 10).low < 100 == page._axis([100.0], 0, 10).high
+    assert page._axis([0.0, 0.0], 0, 10).low == 0
+
+
+def test_names_in_the_picture_do_not_collide():
+    frame = (40.0, 30.0, 330.0, 250.0)
+    taken = []
+    for number in range(9):
+        x, y = 150.0 + 12 * (number % 3), 130.0 + 12 * (number // 3)
+        taken.append(((x - 6, y - 6, x + 6, y + 6), 20.0))
+    labels = []
+    for (left, top, right, bottom), _ in taken[:9]:
+        box = page._place_label((left + right) / 2, (top + bottom) / 2, 60.0, taken, frame)
+        assert frame[0] <= box[0]
+        assert box[2] <= frame[2]
+        labels.append(box)
+        taken.append((box, 20.0))
+    for one, other in itertools.combinations(labels, 2):
+        assert not page._overlap(one, other)
+
+
+def test_curves_show_where_they_end():
+    falling = made.method("splitter", made.accuracies(0.6, 0.8, seeds=2), epochs=10)
+    curve = tuple({**line, "validation": {"top1": 0.9 - 0.05 * line["epoch"]}} for line in falling.runs[0].curve)
+    falling = dataclasses.replace(falling, runs=tuple(dataclasses.replace(run, curve=curve) for run in falling.runs))
+    [chart] = page._curve_charts(made.comparison(falling))
+    assert "splitter: 40.00 %" in chart
+
+
+def test_a_notebook_shows_the_page_in_a_frame():
+    compared = full()
+    frame = page.embed(compared)
+    [source] = re.findall(r'srcdoc="([^"]*)"', frame)
+    assert html.unescape(source) == page.render(compared)
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    if browser.find() is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    with browser.opened(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+def long_names():
+    """A comparison whose names are longer than a phone is wide."""
+    name = "a class of a name without any end " + "x" * 60
+    guesses = (Guess(name, 0.5), Guess("short", 0.25))
+    moves = Moves(
+        "splitter", 5, 0, 1, 0, (Example(f"{name}/{'y' * 80}.jpg", name, "in", guesses, guesses, (6, 1), made.png()),)
+    )
+    hits = {"top1": (3,), "top5": (400_000,)}, {"top1": (4,), "top5": (300_000,)}
+    counted = ByClass("error:lapsum", (0, 1), (name,), (1_000_000,), *hits, (Confusion(name, name, 200_000, 100_000),))
+    control = made.method(LEARNING_RATE_OF + "error:lapsum", made.accuracies(0.602, 0.802, 0.9), tries=())
+    return made.measured(
+        *methods(), made.method("error:lapsum", made.accuracies(0.61, 0.79, 0.9)), controls=[control],
+        moves=moves, by_class=counted, unreadable=("z" * 90,),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1100])
+@pytest.mark.parametrize("compared", [full(), long_names()], ids=["full", "long names"])
+def test_in_a_browser_nothing_scrolls_sideways(tab, tmp_path, compared, width, dark):
+    page.write(compared, tmp_path / "report.html")
+    tab.open(tmp_path / "report.html", width, 800, dark=dark, touch=width == 360)
+    assert tab.run("document.documentElement.scrollWidth") == width
+    assert tab.complaints == []
+    assert all(url.startswith(("file:", "data:")) for url in tab.requests)
+    # No text lies over another in the picture, as the browser draws it.
+    box = "const b = e.getBoundingClientRect(); return [b.left, b.top + 2, b.right, b.bottom - 2];"
+    boxes = tab.run(f"[...document.querySelectorAll('.trade .label')].map(e => {{ {box} }})")
+    assert len(boxes) == len(compared.methods) + len(compared.controls)
+    for one, other in itertools.combinations(boxes, 2):
+        assert not page._overlap(one, other)

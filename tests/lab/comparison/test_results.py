@@ -8,7 +8,7 @@ import pytest
 
 import made
 from anyk.lab.comparison import results
-from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Try, chosen
+from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Confusion, Try, chosen
 from anyk.lab.comparison.verdict import verdict
 from anyk.lab.errors import Failure, LabError
 from anyk.lab.statistics import contrast
@@ -36,6 +36,8 @@ def test_the_file_reads_back(tmp_path):
         contrasts=tuple(counted("splitter", metric) for metric in ("top1", "top5", "top10")),
         want=(5, 1),
         moves=made.moves(),
+        by_class=made.by_class([3, 4], [5, 2], confusions=[Confusion("a", "b", 2, 1)]),
+        unreadable=("broken.jpg",),
         failures=(Failure("a", "lost."),),
     )
     results.write(compared, tmp_path / "results.json")

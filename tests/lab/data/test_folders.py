@@ -103,6 +103,16 @@ def test_unreadable_images_are_named_and_skipped(folder, load, caplog):
         assert name in caplog.text
 
 
+def test_unreadable_images_are_known_again_from_the_cache(folder, load, monkeypatch):
+    (folder / "red" / "0.png").write_bytes(b"")
+    first = load(folder)
+    assert first.unreadable == ("red/0.png",)
+    monkeypatch.setattr(folders, "read_pixels", None)
+    again = load(folder)
+    assert (again.unreadable, again.fingerprint) == (first.unreadable, first.fingerprint)
+    assert folders.files(again) == (["blue/0.jpg", "blue/1.jpg", "blue/2.jpg", "red/1.png", "red/2.png"], None)
+
+
 def test_one_unreadable_image_is_one(folder, load, caplog):
     (folder / "red" / "0.png").write_bytes(b"")
     load(folder)

@@ -124,12 +124,12 @@ _NUMBER = r"[+−]?\d[\d,.]*"
 _WHOLE = re.compile(
     "|".join(
         (
-            r"(?<![\w-])--[a-z][\w-]*(?: \d[\w.]*)?",  # an option, and its number
+            r"(?<![\w-])--[a-z][\w-]*(?: \d\w*(?:\.\d+)?)?",  # an option, and its number
             r"\btop-\d+",
             rf"\bp [=<] {_NUMBER}(?<![,.])",
             rf"{_NUMBER} to {_NUMBER}(?<![,.])",
             rf"{_NUMBER} ± {_NUMBER}(?: %)?(?<![,.])",
-            rf"{_NUMBER} (?:%|(?:s|min|h|points?|seeds?|epochs?|tests?|(?:test )?examples?|hits?)\b)",
+            rf"{_NUMBER} (?:%|(?:s|min|h|points?|seeds?|epochs?|(?:test )?examples?|tests?|hits?)\b)",
         )
     )
 )

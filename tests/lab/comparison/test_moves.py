@@ -1,0 +1,142 @@
+"""Examples that moved: as many losses as wins, each with where to find it."""
+
+import io
+
+import pytest
+import torch
+from PIL import Image
+
+import lab_data
+import made
+from anyk.lab.comparison import moves
+from anyk.lab.comparison.moves import SHOWN_EXAMPLES, THUMBNAIL, find_moves
+from anyk.lab.data import Dataset, Split, folders, split
+
+CLASSES = tuple("abcdefgh")
+
+
+def dataset(labels, **changes):
+    train = Split((torch.zeros(16, 2),), torch.arange(8).repeat(2))
+    test = Split((torch.zeros(len(labels), 2),), torch.tensor(labels))
+    return Dataset("made", "embeddings", CLASSES, train, changes.pop("test", test), "", **changes)
+
+
+def moved(out, data, before, after, **changes):
+    """The moves between two methods of one seed, of which the guesses are given."""
+    parts = split(data, 0.25, 0.25, 0)
+    labels = parts.test.labels[parts.test_index].tolist()
+    compared = [
+        made.with_guesses(out, made.method(name, [{"top1": 0.5, "top2": 0.5, "top5": 0.5}]), labels, [guesses])
+        for name, guesses in (("softmax", before), ("splitter", after))
+    ]
+    return find_moves(made.comparison(*compared, **{"want": (1, 2), **changes}), out, data, parts)
+
+
+FIRST, SECOND, THIRD = [0, 1, 2, 3], [1, 0, 2, 3], [1, 2, 0, 3]  # the guesses for class a
+
+
+def test_wins_and_losses_are_counted_at_the_largest_k_that_is_wanted(tmp_path):
+    labels = [0] * 6
+    before = [FIRST, SECOND, THIRD, THIRD, SECOND, THIRD]
+    after = [SECOND, THIRD, FIRST, SECOND, THIRD, THIRD]
+    found = moved(tmp_path, dataset(labels), before, after)
+    assert (found.method, found.k, found.seed, found.into, found.out_of) == ("splitter", 2, 0, 2, 2)
+    assert [(one.source, one.moved, one.ranks) for one in found.examples] == [
+        ("row 2", "in", (3, 1)),
+        ("row 3", "in", (3, 2)),
+        ("row 1", "out", (2, 3)),
+        ("row 4", "out", (2, 3)),
+    ]
+    assert [guess.name for guess in found.examples[0].after] == ["a", "b"]
+    assert {one.target for one in found.examples} == {"a"}
+    found = moved(tmp_path, dataset(labels), before, after, want=(1,))
+    assert (found.k, found.into, found.out_of) == (1, 1, 1)
+
+
+def test_as_many_losses_as_wins_are_shown(tmp_path):
+    labels = [0] * 90
+    found = moved(tmp_path, dataset(labels), [THIRD] * 60 + [FIRST] * 30, [FIRST] * 60 + [THIRD] * 30)
+    assert (found.into, found.out_of) == (60, 30)
+    shown = [one.moved for one in found.examples]
+    assert shown == ["in"] * SHOWN_EXAMPLES + ["out"] * SHOWN_EXAMPLES
+    rows = [int(one.source.split()[1]) for one in found.examples]
+    # From the first to the last of them.
+    assert (rows[0], rows[SHOWN_EXAMPLES - 1], rows[SHOWN_EXAMPLES], rows[-1]) == (0, 59, 60, 89)
+    assert len(set(rows)) == len(rows)
+
+
+def test_nothing_moves(tmp_path):
+    found = moved(tmp_path, dataset([0, 0]), [FIRST, FIRST], [FIRST, FIRST])
+    assert (found.into, found.out_of, found.examples) == (0, 0, ())
+
+
+def test_probabilities_are_asked_for_what_is_shown_only(tmp_path, monkeypatch):
+    asked = []
+
+    class Stand:
+        def __init__(self, folder):
+            self.folder = folder
+
+        def test_probabilities(self, places):
+            asked.append(places.tolist())
+            return torch.arange(8.0).expand(len(places), 8) / 10
+
+    monkeypatch.setattr(moves, "Predictor", Stand)
+    found = moved(tmp_path, dataset([0] * 3), [FIRST, THIRD, FIRST], [FIRST, SECOND, FIRST])
+    assert asked == [[1], [1]]
+    [example] = found.examples
+    assert [guess.probability for guess in example.before] == pytest.approx([0.1, 0.2])  # of the classes b and c
+    assert [guess.name for guess in example.after] == ["b", "a"]
+
+
+def test_a_model_that_cannot_be_made_has_still_guessed(tmp_path):
+    found = moved(tmp_path, dataset([0]), [THIRD], [FIRST])
+    assert [guess.probability for guess in found.examples[0].before] == [None, None]
+
+
+def test_rows_are_those_of_the_data_where_there_is_no_test_split(tmp_path):
+    data = dataset([], test=None)
+    index = split(data, 0.25, 0.25, 0).test_index
+    labels = data.train.labels[index].tolist()
+    wrong = [[(label + 1) % 8, (label + 2) % 8, label] for label in labels]
+    found = moved(tmp_path, data, wrong, [row[::-1] for row in wrong])
+    assert {one.source for one in found.examples} <= {f"row {place}" for place in index.tolist()}
+    assert [one.target for one in found.examples] == [CLASSES[label] for label in labels][: len(found.examples)]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_small_and_have_rows(tmp_path, channels):
+    data = lab_data.image_set(classes=4, per_class=2, channels=channels, size=200)
+    wrong = [[(label + 1) % 4, (label + 2) % 4, label] for label in data.test.labels.tolist()]
+    found = moved(tmp_path, data, wrong, [row[::-1] for row in wrong])
+    image = Image.open(io.BytesIO(found.examples[3].image))
+    assert image.size == (THUMBNAIL, THUMBNAIL)
+    assert image.mode == ("L" if channels == 1 else "RGB")
+    assert found.examples[3].source == "row 3"
+
+
+def test_examples_of_a_folder_of_images_are_files(tmp_path):
+    for number, name in enumerate(CLASSES):
+        for part in ("train", "train2", "test"):
+            folder = tmp_path / "images" / part.rstrip("2") / name
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (20, 20), (30 * number, 0, 0)).save(folder / f"{part}.png")
+    (tmp_path / "images" / "test" / "b" / "a broken one.png").write_bytes(b"")
+    data = folders.load(tmp_path / "images", cache=tmp_path / "cache")
+    wrong = [[(label + 1) % 8, (label + 2) % 8, label] for label in range(8)]
+    after = [row[::-1] for row in wrong]
+    found = moved(tmp_path, data, wrong, after)
+    assert [one.source for one in found.examples] == [f"test/{name}/test.png" for name in CLASSES]
+    assert [one.target for one in found.examples] == list(CLASSES)
+    # A file that has gone would put the others in the wrong places.
+    (tmp_path / "images" / "test" / "a" / "test.png").unlink()
+    assert [one.source for one in moved(tmp_path, data, wrong, after).examples] == [f"row {row}" for row in range(8)]
+
+
+def test_nothing_to_compare_with(tmp_path):
+    data = dataset([0])
+    softmax = made.method("softmax", [{"top1": 0.5}])
+    parts = split(data, 0.25, 0.25, 0)
+    assert find_moves(made.comparison(softmax), tmp_path, data, parts) is None
+    without = made.method("splitter", [{"top1": 0.5}])
+    assert find_moves(made.comparison(softmax, without), tmp_path, data, parts) is None
