@@ -20,7 +20,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .PHONY: demo test test-full check native wheel floor bench docs pictures evidence torture format clean
 
 demo: $(VENV)/demo $(LIBRARY)
-	$(BIN)/anyk compare glyphs:100 --losses softmax splitter --epochs 8 --budget 5 --seeds 5 --out demo
+	$(BIN)/anyk compare glyphs:50 --losses softmax splitter --epochs 6 --out demo
 
 test: $(VENV)/test $(LIBRARY) check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not full"

@@ -18,6 +18,7 @@ import tyro
 from PIL import Image
 
 from anyk.lab import cli
+from anyk.lab.cli.words import understood
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -58,7 +59,7 @@ def parse(words: list[str]) -> None:
 def test_commands_in_the_pages_are_commands(page):
     for command in commands(page):
         try:
-            parse(shlex.split(command, comments=True)[1:])
+            parse(understood(shlex.split(command, comments=True)[1:]))
         except SystemExit:
             pytest.fail(f"{page.name}: {command}")
 

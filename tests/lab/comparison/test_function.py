@@ -1,6 +1,7 @@
 """`anyk.lab.compare`: what it takes, and what it gives back."""
 
 import dataclasses
+import importlib
 import os
 import subprocess
 import sys
@@ -52,8 +53,7 @@ def test_it_takes_datasets_and_functions_that_make_models(here, monkeypatch):
         "from torch import nn\ndef make(shape, classes):\n    return nn.Sequential(nn.Linear(shape[0], classes))\n"
     )
     monkeypatch.syspath_prepend(str(here))
-    import my_makers
-
+    my_makers = importlib.import_module("my_makers")
     examples = TensorDataset(*lab_data.examples(12, 20, 16, seed=0))
     outcome = anyk.lab.compare(examples, my_makers.make, out="out", **QUICK)
     assert {method.recipe.model for method in outcome.methods} == {"my_makers:make"}

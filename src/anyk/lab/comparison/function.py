@@ -41,7 +41,7 @@ class Report(Comparison):
 
     @property
     def chosen(self) -> str:
-        """The loss to use: the best on validation if the test confirms it, otherwise softmax."""
+        """The loss to use, which is the best on validation if the test confirms it, otherwise softmax."""
         return chosen(self).name
 
     @property
