@@ -147,7 +147,7 @@ def _whole(sentence: str) -> Markup:
 
 def _rows(comparison: Comparison) -> list[dict[str, Any]]:
     """The table: for each method its cells, one for each metric."""
-    found, judged = differences(comparison), wanted(comparison)
+    found = differences(comparison)
     rows = []
     for method in (*comparison.methods, *comparison.controls):
         cells = []
@@ -155,9 +155,7 @@ def _rows(comparison: Comparison) -> list[dict[str, Any]]:
             cell = {"metric": metric, "value": text(measured(method, metric), "accuracy"), "difference": "", "test": ""}
             difference = found.get((method.name, metric))
             if difference is not None:
-                cell |= {"difference": _difference(difference), "effect": _effect(difference)}
-                if metric in judged and method in comparison.methods:
-                    cell["test"] = _test(difference)
+                cell |= {"difference": _difference(difference), "effect": _effect(difference), "test": _test(difference)}
             cells.append(cell)
         times = [run.seconds for run in method.runs]
         rows.append({"name": method.name, "cells": cells, "time": duration(mean(times)) if times else "–"})
