@@ -49,11 +49,12 @@ def test_it_takes_arrays_and_returns_what_the_files_say(here):
 
 
 def test_it_takes_datasets_and_functions_that_make_models(here, monkeypatch):
-    (here / "my_makers.py").write_text(
+    name = "my_makers"
+    (here / f"{name}.py").write_text(
         "from torch import nn\ndef make(shape, classes):\n    return nn.Sequential(nn.Linear(shape[0], classes))\n"
     )
     monkeypatch.syspath_prepend(str(here))
-    my_makers = importlib.import_module("my_makers")
+    my_makers = importlib.import_module(name)
     examples = TensorDataset(*lab_data.examples(12, 20, 16, seed=0))
     outcome = anyk.lab.compare(examples, my_makers.make, out="out", **QUICK)
     assert {method.recipe.model for method in outcome.methods} == {"my_makers:make"}
