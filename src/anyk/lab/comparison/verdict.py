@@ -275,7 +275,8 @@ def _tuned_words(comparison: Comparison) -> str:
     metric = tuned_metric(comparison)
     if metric != "mean":
         return title(metric)
-    return "the mean of top-1 and top-5" if comparison.data.get("classes", math.inf) > 5 else "top-1"
+    names = [title(name) for name in wanted(comparison)]
+    return f"the mean of {_either(names, 'and')}" if len(names) > 1 else names[0]
 
 
 def _caveats(comparison: Comparison) -> list[str]:
