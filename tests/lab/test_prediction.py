@@ -226,3 +226,20 @@ def test_a_file_is_not_read_whole(runs, tmp_path):
     assert len(said) == 1
     with pytest.raises(LabError, match="give the files"):
         predict(models.load(runs["embeddings"]), [], unreadable=said.append)
+
+
+def test_a_model_of_ones_own_is_named(anyk, tmp_path):
+    """A file alone imports no code."""
+    (tmp_path / "own_layers.py").write_text(
+        "from torch import nn\ndef make(shape, classes):\n    return nn.Sequential(nn.Linear(shape[0], classes))\n"
+    )
+    data = lab_data.write_embedding_set(tmp_path / "points")
+    assert anyk("train", data, "--model", "own_layers:make", "--epochs", "1", "--out", "run", "--quiet")[0] == 0
+    x = torch.zeros(2, 16)
+    np.save(tmp_path / "new.npy", x.numpy())
+    code, _, told = anyk("predict", "run", "new.npy")
+    assert code == 2
+    assert "own_layers:make" in told
+    code, said, _ = anyk("predict", "run", "new.npy", "--model", "own_layers:make", "--k", "2")
+    assert code == 0
+    assert len(table(said)) == 2

@@ -5,7 +5,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyk.lab.comparison.tuning import TUNING_SEEDS, Axis, Point, Trial, Tuner, behind, geometric, learning_rates, listed
@@ -63,6 +63,7 @@ landscapes = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(axes, st.tuples(places, places), landscapes, st.booleans(), st.sampled_from([50, 1000, 10**6]))
 def test_it_ends_with_the_best_point_inside(given_axes, top, shape, shortens, examples):
     landscape = hill(given_axes, list(top[: len(given_axes)]), **shape)
@@ -80,6 +81,7 @@ def test_it_ends_with_the_best_point_inside(given_axes, top, shape, shortens, ex
     assert list(again.scores.items()) == list(tuner.scores.items())  # in the same order
 
 
+@settings(deadline=None)
 @given(st.tuples(st.floats(-5, 5), st.floats(-3, 3)), st.booleans())
 def test_it_finds_the_top_of_a_hill(top, shortens):
     given_axes = [learning_rates(1e-3), TEMPERATURE]
@@ -154,6 +156,7 @@ def test_a_bound_is_named():
 tops = st.lists(st.tuples(places, places), min_size=2, max_size=4)
 
 
+@settings(deadline=None)
 @given(tops, landscapes, st.sampled_from([50, 1000, 10**6]), st.none() | st.integers(1, 30))
 def test_all_methods_get_as_many_tries(given_tops, shape, examples, budget):
     kinds = itertools.cycle([[learning_rates(1e-3), SMOOTHING], [learning_rates(1e-3), TEMPERATURE]])
@@ -189,6 +192,7 @@ def test_extra_tries_look_at_the_diagonals_and_may_move_the_best():
     assert surrounded(tuner)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.tuples(places, places), landscapes)
 def test_a_budget_is_kept_and_a_larger_one_continues(budget, top, shape):
     given_axes = [learning_rates(1e-3), SMOOTHING]

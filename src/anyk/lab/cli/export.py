@@ -13,6 +13,7 @@ def command(
     *,
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("model.onnx"),
     k: int = 5,
+    model: str | None = None,
     force: Flag = False,
 ) -> int:
     """A trained model as an ONNX file, with the normalisation of its inputs and the first k guesses inside.
@@ -21,6 +22,7 @@ def command(
         run: a run's or a comparison's folder, or a model.safetensors.
         out: the file to write.
         k: guesses for each example.
+        model: for a model of your own, the function that made it: module:function. A file alone imports no code.
         force: replace a file that is there.
     """
     from anyk.lab import export, files
@@ -28,9 +30,9 @@ def command(
 
     export.check_packages()
     files.refuse_to_overwrite(out, force)
-    model = models.load(run)
-    export.export(model, out, k)
-    shape = ", ".join(map(str, model.plan.shape))
-    kind = "images (N, {}) in uint8" if len(model.plan.shape) == 3 else "embeddings (N, {}) in float32"
-    say(f"{out}: {kind.format(shape)} to classes and probabilities (N, {min(k, len(model.classes))})")
+    classifier = models.load(run, model=model)
+    export.export(classifier, out, k)
+    shape = ", ".join(map(str, classifier.plan.shape))
+    kind = "images (N, {}) in uint8" if len(classifier.plan.shape) == 3 else "embeddings (N, {}) in float32"
+    say(f"{out}: {kind.format(shape)} to classes and probabilities (N, {min(k, len(classifier.classes))})")
     return 0

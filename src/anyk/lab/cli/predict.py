@@ -21,6 +21,7 @@ def command(
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE ...]")],
     *,
     k: int = 5,
+    model: str | None = None,
     json: Flag = False,
     out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None,
     force: Flag = False,
@@ -37,6 +38,7 @@ def command(
         run: a run's or a comparison's folder, or a model.safetensors.
         files: images, files of embeddings or tables (.npz, .npy, .csv, .pt, .safetensors), with labels or without; or folders.
         k: guesses for each example.
+        model: for a model of your own, the function that made it: module:function. A file alone imports no code.
         json: JSON instead of CSV.
         out: the file to write; by default standard output.
         force: replace a file that is there.
@@ -51,7 +53,7 @@ def command(
 
     if out is not None:
         refuse_to_overwrite(out, force)
-    model = models.load(run)
+    classifier = models.load(run, model=model)
     failed = []
 
     def unreadable(sentence: str) -> None:
@@ -59,7 +61,7 @@ def command(
         warn(sentence)
 
     found = predict(
-        model,
+        classifier,
         files,
         k=k,
         batch_size=batch_size,
@@ -72,7 +74,7 @@ def command(
         if json:
             _write_json(found, file)
         else:
-            _write_csv(found, min(k, len(model.classes)), file)
+            _write_csv(found, min(k, len(classifier.classes)), file)
     return 1 if failed else 0
 
 
