@@ -547,7 +547,7 @@ def test_no_more_is_read_than_was_asked_for_and_no_less(tmp_path: Path, monkeypa
     monkeypatch.setattr(reading, "EVALUATION_BATCH", 32)
     reader = reading.Reader(dataset, torch.device("cpu"), Recipe(shuffle="block", shuffle_block=32, shuffle_window=1024))
     index = torch.arange(0, rows, 100)
-    evaluation.accuracies(torch.nn.Linear(width, 2), dataset.train, index, reader, 2)
+    evaluation.examine(torch.nn.Linear(width, 2), dataset.train, index, reader)
     wanted = len(index) * 2 * mmap.PAGESIZE
     assert wanted * 0.9 < cached(path) < wanted + (1 << 20)
 
