@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,9 +15,12 @@ from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.sets import Split
 from anyk.lab.errors import LabError
 
-_VERSION = 2  # of the numbers: what computes them to other bits needs another, or a run would not go on as it began
+_VERSION = 3  # of the numbers: what computes them to other bits needs another, or a run would not go on as it began
 #: a deviation below this share of the mean is what rounding leaves of a constant
 _CONSTANT = 1e-7
+
+#: what is looked at once
+PIECE_BYTES = 1 << 20
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -48,6 +51,14 @@ def statistics(examples: Split, index: Tensor, key: object) -> Statistics:
     return mean, std
 
 
+def _pieces(part: Tensor | MappedRows) -> Iterator[tuple[int, Tensor]]:
+    """A part in pieces small enough for copies in float32 not to count, each with its place."""
+    for first, block in embeddings.blocks(part):
+        rows = max(1, PIECE_BYTES // max(1, block.element_size() * block[:1].numel()))
+        for start in range(0, len(block), rows):
+            yield first + start, block[start : start + rows]
+
+
 def _one_pass(examples: Split, index: Tensor) -> Statistics:
     """Of each block by itself, in float32, and put together in float64: no sum grows so large that it forgets what is added."""
     counts = torch.zeros(len(examples), dtype=torch.bool)
@@ -56,8 +67,8 @@ def _one_pass(examples: Split, index: Tensor) -> Statistics:
     mean, squares = (torch.zeros(examples.shape, dtype=torch.float64) for _ in range(2))
     stored: Sequence[Tensor | MappedRows] = examples.maps or examples.parts
     for part, start in zip(stored, examples.starts.tolist(), strict=False):
-        for first, block in embeddings.blocks(part):
-            rows = block[counts[start + first : start + first + len(block)]].float()  # a copy, which may be changed
+        for place, piece in _pieces(part):
+            rows = piece[counts[start + place : start + place + len(piece)]].float()  # a copy, which may be changed
             if not len(rows):
                 continue
             rounded = rows.mean(0)

@@ -144,7 +144,8 @@ class Reader:
 
     def __call__(self, examples: Split, index: Tensor) -> Tensor:
         inputs = self.streams.get(id(examples), examples).take(index).to(self.device, torch.float32)
-        return inputs if self.mean is None else (inputs - self.mean) * self.scale
+        # In place: what was taken is a copy, and batches of long rows are large.
+        return inputs if self.mean is None else inputs.sub_(self.mean).mul_(self.scale)
 
     def expect(self, examples: Split, index: Tensor) -> None:
         """Announce what will be wanted, so that it can be read from the disk meanwhile."""
