@@ -259,9 +259,6 @@ class Tuner:
             assert best is not None
             if made := self._allowed(self._missing_neighbours(best, self._last)):
                 yield [Trial(point) for point in made]
-            tried = set(self._tried())
-            rivals = (point for point in self._neighbours(best, self._last) if point in tried)
-            self._finalists |= dict.fromkeys(point for point in rivals if self._first(point) > self._first(best))
             if known == (len(self.scores), len(self._finalists)):
                 return
 
