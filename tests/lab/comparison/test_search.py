@@ -20,7 +20,8 @@ from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, chosen, de
 from anyk.lab.comparison.search import _compared, _measured, _wanting, axes, compare, seconds_of, time_word
 from anyk.lab.comparison.tuning import COARSE_POINTS, Axis
 from anyk.lab.comparison.verdict import verdict
-from anyk.lab.errors import LabError
+from anyk.lab.errors import Diverged, LabError
+from anyk.lab.run import training
 from anyk.lab.run.names import KNOBS, names
 from anyk.lab.run.recipe import Recipe, Setting
 
@@ -191,10 +192,16 @@ def test_a_loss_that_always_fails_is_reported(data: str, tmp_path: Path) -> None
 
 def test_a_rate_that_diverges_while_tuning_is_an_answer_and_no_failure(data: str, tmp_path: Path) -> None:
     given = setting(data, optimizer="sgd", learning_rate=100.0, weight_decay=100.0)
-    done = compare(given, ["lapsum"], tmp_path, seeds=1, budget=3, jobs=2)
+    done = compare(given, ["lapsum"], tmp_path, seeds=1, budget=8, jobs=2)
     assert any(None in made.scores for method in done.methods for made in method.tries)
     assert [len(method.runs) for method in done.methods] == [1, 1]
     assert done.failures == ()
+
+
+def test_a_loss_that_refuses_scores_that_are_no_numbers_has_diverged(data: str, tmp_path: Path) -> None:
+    given = setting(data, optimizer="sgd", learning_rate=10.0, weight_decay=10.0)
+    with pytest.raises(Diverged, match=r"the scores are not finite at step \d+: lower the learning rate \(10\)"):
+        training.train(Recipe(**vars(given), loss="lapsum"), tmp_path)
 
 
 def test_every_method_measures_what_one_of_them_trains_for(data: str, tmp_path: Path) -> None:

@@ -131,6 +131,16 @@ def test_a_point_that_diverges_on_another_seed_is_out():
     assert surrounded(tuner)
 
 
+def test_what_diverges_at_full_length_only_is_left_for_lower_rates():
+    given_axes = [learning_rates(1e-3), SMOOTHING]
+    early, late = hill(given_axes, [0.0, 0.0]), hill(given_axes, [-3.0, 0.0], cliff=-2.5)
+    tuner = Tuner(given_axes, examples=500)
+    make(tuner.search(), tuner, lambda trial: early(trial) if trial.short else late(trial))
+    assert tuner.best is not None
+    assert tuner.values(tuner.best)[0] == 1e-6
+    assert surrounded(tuner)
+
+
 def test_if_all_diverges_it_goes_down_and_ends():
     tuner = Tuner([learning_rates(1e-3), SMOOTHING], examples=100)
     make(tuner.search(), tuner, lambda trial: None)

@@ -237,9 +237,12 @@ class Tuner:
             else:
                 break
         if short:
-            ranked = sorted(self._tried(short), key=lambda point: -self._first(point, short))
-            survivors = [point for point in ranked[:SURVIVORS] if self._first(point, short) > -math.inf]
-            if made := self._allowed(survivors):
+            finite = [point for point in self._tried(short) if self._first(point, short) > -math.inf]
+            ranked = sorted(finite, key=lambda point: -self._first(point, short))
+            lower = range(min((point[0] for point in finite), default=0) - step, -1, -step)
+            rounds = [ranked[:SURVIVORS], *([point] for point in (*ranked[SURVIVORS:], *((place, *rest) for place in lower)))]
+            # What is fine for a while may diverge later: then the next, and lower rates.
+            while rounds and self._top(short=False) is None and (made := self._allowed(rounds.pop(0))):
                 yield [Trial(point) for point in made]
 
     def _settle(self) -> Iterator[list[Trial]]:

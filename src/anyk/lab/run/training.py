@@ -208,7 +208,7 @@ class _Training:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.amp):
             scores = self.replica(inputs)
             # A rank without examples takes part in the averaging all the same.
-            loss = self.criterion(scores, target) if len(part) else scores.sum()
+            loss = self._loss(scores, target) if len(part) else scores.sum()
         (loss * self.ranks.shard_weight(part, index)).backward()
         if recipe.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
@@ -217,6 +217,19 @@ class _Training:
         self.loss_sum += loss.detach() * len(part)
         self.loss_count += len(index)
         self.step += 1
+
+    def _loss(self, scores: Tensor, target: Tensor) -> Tensor:
+        try:
+            loss: Tensor = self.criterion(scores, target)
+        except ValueError:  # a loss may refuse what is not a number before it comes to one itself
+            if bool(scores.isfinite().all()):
+                raise
+            raise self._diverged("the scores are not finite") from None
+        return loss
+
+    def _diverged(self, sign: str) -> Diverged:
+        advice = f"lower the learning rate ({self.recipe.learning_rate:g}) or raise the temperature."
+        return Diverged(f"{sign} at step {self.step}: {advice}")
 
     def _gave_up(self) -> bool:
         """Whether no metric that counts has improved for as long as the recipe's patience."""
@@ -248,10 +261,7 @@ class _Training:
     def _note(self, line: dict[str, Any]) -> None:
         """Write an evaluation down, and keep the weights if it is the best so far."""
         if not math.isfinite(line["train_loss"]):
-            raise Diverged(
-                f"the training loss is {line['train_loss']} at step {self.step}: "
-                f"lower the learning rate ({self.recipe.learning_rate:g}) or raise the temperature."
-            )
+            raise self._diverged(f"the training loss is {line['train_loss']}")
         validation = line["validation"]
         if self.ranks.first:
             self.run.add_metrics(line)
