@@ -42,7 +42,9 @@ def anyk(capsys, monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("kind", ["embeddings", "table", "photos", "cifar100", "glyphs", "mlp", "resnet18"])
+@pytest.mark.parametrize(
+    "kind", ["embeddings", "table", "photos", "cifar100", "glyphs", "mlp", pytest.param("resnet18", marks=pytest.mark.full)]
+)
 def test_onnxruntime_gives_the_same_guesses(runs, anyk, kind, tmp_path):
     code, out, err = anyk("export", runs[kind], "-o", "model.onnx", "--k", "3")
     assert (code, err) == (0, "")

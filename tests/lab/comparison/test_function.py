@@ -81,6 +81,7 @@ def test_what_a_user_can_mend_is_said_before_any_run(here, given, message):
     assert not (here / "anyk-runs").exists()
 
 
+@pytest.mark.full
 def test_a_script_needs_no_guard(here):
     """The processes of the runs do not import the script that started them, which would start it again in each."""
     lab_data.write_embedding_set(here / "points")

@@ -316,7 +316,7 @@ def test_a_comparison_leaves_a_folder_of_other_files_alone(data: str, tmp_path: 
     assert os.listdir(tmp_path) == ["cat.jpg"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_the_command_goes_on_after_it_was_killed_while_it_tuned(
     how: signal.Signals, small: Comparison, data: str, tmp_path: Path
 ) -> None:

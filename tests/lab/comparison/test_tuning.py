@@ -166,7 +166,7 @@ def test_a_bound_is_named():
 tops = st.lists(st.tuples(places, places), min_size=2, max_size=4)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(tops, landscapes, st.sampled_from([50, 1000, 10**6]), st.none() | st.integers(1, 30))
 def test_all_methods_get_as_many_tries(given_tops, shape, examples, budget):
     kinds = itertools.cycle([[learning_rates(1e-3), SMOOTHING], [learning_rates(1e-3), TEMPERATURE]])
