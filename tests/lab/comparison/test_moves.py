@@ -74,7 +74,7 @@ def test_probabilities_are_asked_for_what_is_shown_only(tmp_path, monkeypatch):
     asked = []
 
     class Stand:
-        def __init__(self, folder, trust=False):
+        def __init__(self, folder, model=None):
             self.folder = folder
 
         def test_probabilities(self, places):

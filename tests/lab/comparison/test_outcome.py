@@ -9,6 +9,7 @@ import torch
 
 import made
 from anyk.lab.comparison.outcome import (
+    LEARNING_RATE_OF,
     Method,
     SeedRun,
     chosen,
@@ -198,6 +199,11 @@ def test_a_cap_leaves_no_test():
         assert not decided(compared)
         assert chosen(compared).name == "softmax"
         assert all((one.p, one.paired.p, one.paired.low) == (None, None, None) for one in differences(compared).values())
+    # Out of time before its first run, or in a control: there is no verdict on the others either.
+    late = dataclasses.replace(made.method("lapsum", []), capped="--time 10m")
+    assert not decided(made.measured(made.SOFTMAX, better, late))
+    control = dataclasses.replace(made.SOFTMAX, name=LEARNING_RATE_OF + "splitter", runs=(), capped="--time 10m")
+    assert not decided(dataclasses.replace(made.measured(made.SOFTMAX, better), controls=(control,)))
     # A method that could not be trained is not compared, whatever ended its tuning.
     failed = dataclasses.replace(made.method("lapsum", []), capped="--budget 3")
     assert decided(made.measured(made.SOFTMAX, better, failed))

@@ -11,7 +11,7 @@ from PIL import Image
 from anyk.lab.comparison.classes import tested
 from anyk.lab.comparison.outcome import Comparison, Example, Guess, Moves, rival, shared, wanted
 from anyk.lab.data import Dataset, Parts, folders
-from anyk.lab.errors import LabError
+from anyk.lab.run import own_models
 from anyk.lab.run.evaluation import Predictor
 
 #: examples that are shown of those that were gained, and as many of those that were lost
@@ -51,7 +51,13 @@ def find_moves(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts
     places = torch.tensor([place for place, _ in moved])
     index = parts.test_index[places]
     guesses = [
-        _guesses(out / run.folder, torch.from_numpy(one["guesses"])[places, : min(k, SHOWN_GUESSES)].long(), places, dataset)
+        _guesses(
+            out / run.folder,
+            torch.from_numpy(one["guesses"])[places, : min(k, SHOWN_GUESSES)].long(),
+            places,
+            dataset,
+            method.recipe.model,
+        )
         for run, one in zip(runs, (before, after), strict=True)
     ]
     images = parts.test.take(index) if dataset.kind == "images" else None
@@ -77,11 +83,15 @@ def _spread_out(places: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> li
     return [int(place) for place in places[taken]]
 
 
-def _guesses(folder: Path, classes: torch.Tensor, places: torch.Tensor, dataset: Dataset) -> list[tuple[Guess, ...]]:
+def _guesses(
+    folder: Path, classes: torch.Tensor, places: torch.Tensor, dataset: Dataset, model: str
+) -> list[tuple[Guess, ...]]:
     """The classes that a run has guessed for some test examples, with the probabilities that its model gives them."""
     try:
-        chances: list[list[float | None]] = Predictor(folder, trust=True).test_probabilities(places).gather(1, classes).tolist()
-    except LabError:  # a model that cannot be made here has still made its guesses
+        # By the word of this comparison: a file's own word imports nothing.
+        predictor = Predictor(folder, model=model if own_models.is_function(model) else None)
+        chances: list[list[float | None]] = predictor.test_probabilities(places).gather(1, classes).tolist()
+    except Exception:  # a model that cannot be made any more, by whatever is wrong with its code, has still made its guesses
         chances = [[None] * classes.shape[1]] * len(places)
     rows = zip(classes.tolist(), chances, strict=True)
     return [tuple(Guess(dataset.classes[c], p) for c, p in zip(*row, strict=True)) for row in rows]

@@ -314,7 +314,7 @@ def shared(comparison: Comparison, method: Method) -> list[tuple[SeedRun, SeedRu
 def chosen(comparison: Comparison) -> Method:
     """What to use: the method that validation picks if the test confirms it, otherwise the baseline."""
     best = picked(comparison)
-    return best if confirmed(comparison, best) else _baseline(comparison) or best
+    return best if decided(comparison) and confirmed(comparison, best) else _baseline(comparison) or best
 
 
 def confirmed(comparison: Comparison, method: Method) -> bool:
@@ -376,9 +376,10 @@ def judged(comparison: Comparison) -> list[Method]:
 
 
 def capped(comparison: Comparison) -> list[Method]:
-    """The compared methods, and the baseline, whose tuning was ended by a cap."""
-    methods = compared(comparison)
-    return [m for m in comparison.methods if m.capped and (m in methods or (m.name == BASELINE and methods))]
+    """The methods and controls that a cap has ended. One that has no runs although there was time could not be trained: it is
+    not compared, whatever ended its tuning."""
+    methods = (*comparison.methods, *comparison.controls)
+    return [m for m in methods if m.capped and (m.runs or m.capped.startswith("--time"))]
 
 
 def gain_of_longer(comparison: Comparison, method: Method) -> float | None:

@@ -151,7 +151,8 @@ def compare(
             if significant(outcome, method, 1) and method.recipe.learning_rate != softmax.recipe.learning_rate
         ]
         if winners:
-            controls = together(pool, lambda winner: study.control(softmax, winner), winners)
+            # One after the other: winners of one learning rate have the same control, whose runs are then there.
+            controls = [study.control(softmax, winner) for winner in winners]
             outcome = dataclasses.replace(outcome, controls=tuple(controls))
             outcome = dataclasses.replace(outcome, contrasts=contrasts(outcome, out))
         outcome = dataclasses.replace(
@@ -293,18 +294,22 @@ class _Study:
 
     def control(self, softmax: Method, winner: Method) -> Method:
         """Softmax with another method's learning rate: what that method would gain by its rate alone."""
-        recipe = softmax.recipe.but(learning_rate=winner.recipe.learning_rate)
-        runs = self._seed_runs(recipe, self.run(self._seeded(recipe)))
-        return Method(LEARNING_RATE_OF + winner.name, recipe, (), runs, softmax.knob)
+        rate, head = winner.recipe.learning_rate, softmax.recipe.head_learning_rate
+        recipe = softmax.recipe.but(learning_rate=rate, head_learning_rate=head * (rate / softmax.recipe.learning_rate))
+        outcomes = self.run(self._seeded(recipe))
+        # That softmax diverges at this rate is an answer, too.
+        runs = self._seed_runs(recipe, outcomes, must_end=False)
+        late = self.limit.words if Outcome() in outcomes else ""
+        return Method(LEARNING_RATE_OF + winner.name, recipe, (), runs, softmax.knob, capped=late)
 
     def _seeded(self, recipe: Recipe) -> list[Recipe]:
         return [recipe.but(seed=seed) for seed in self.seeds]
 
-    def _seed_runs(self, tuned: Recipe, outcomes: Sequence[Outcome]) -> tuple[SeedRun, ...]:
+    def _seed_runs(self, tuned: Recipe, outcomes: Sequence[Outcome], must_end: bool = True) -> tuple[SeedRun, ...]:
         runs = []
         for recipe, outcome in zip(self._seeded(tuned), outcomes, strict=True):
             folder = self.folder(recipe)
-            if outcome.error is not None and outcome.diverged:
+            if outcome.error is not None and outcome.diverged and must_end:
                 self.failures.append(Failure(folder.name, outcome.error))
             if outcome.result is not None:
                 result, curve = outcome.result, tuple(Run(folder).metrics())
@@ -478,10 +483,11 @@ def time_word(seconds: float) -> str:
 
 def _write(outcome: Comparison, out: Path) -> None:
     """The report, and the model of the chosen method's best seed."""
+    runs, model = chosen(outcome).runs, out / "model.safetensors"
+    model.unlink(missing_ok=True)  # of an earlier outcome: it must not stand beside this one
     results.write(outcome, out / "results.json")
     page.write(outcome, out / "report.html")
-    runs = chosen(outcome).runs
     if runs:
         run = max(runs, key=lambda run: run.validation.get(outcome.settings["metric"], 0.0))
-        with files.replacing(out / "model.safetensors") as temporary:
+        with files.replacing(model) as temporary:
             shutil.copyfile(out / run.folder / "model.safetensors", temporary)

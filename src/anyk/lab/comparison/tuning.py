@@ -259,7 +259,8 @@ class Tuner:
             if repeats and not self._out_of_time():
                 yield repeats
             best = self.best
-            assert best is not None
+            if best is None:  # on a further seed, all have failed
+                return
             if made := self._allowed(self._missing_neighbours(best, self._last)):
                 yield [Trial(point) for point in made]
             if known == (len(self.scores), len(self._finalists)):

@@ -28,7 +28,7 @@ from anyk.lab.comparison.outcome import (
     wanted,
 )
 from anyk.lab.errors import failure_sentences
-from anyk.lab.statistics import CONFIDENCE, SIGNIFICANT, Paired
+from anyk.lab.statistics import CONFIDENCE, ENOUGH_SEEDS, SIGNIFICANT, Paired
 from anyk.lab.tables import (
     Column,
     Difference,
@@ -207,6 +207,8 @@ def _difference_words(one: Difference) -> str:
 def _has_it_too(comparison: Comparison, method: Method, control: Method, gains: Iterable[str]) -> bool:
     """Whether a control gains at least half as much in each of the metrics, and the method no more than by luck above it."""
     baseline = next(one for one in comparison.methods if one.name == BASELINE)
+    if len(control.runs) < ENOUGH_SEEDS:
+        return False
     for metric in gains:
         own, theirs = (difference(comparison, one, baseline, metric) for one in (method, control))
         if own is None or theirs is None or theirs.difference < own.difference / 2:
