@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 import lab_data
-from anyk.lab import cli, export
+from anyk.lab import export
 from anyk.lab.errors import LabError
 from anyk.lab.run import models, training
 from anyk.lab.run.recipe import Recipe
@@ -26,20 +25,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         training.train(recipe, folder / "runs" / model)
         runs[model] = folder / "runs" / model
     return runs
-
-
-@pytest.fixture
-def anyk(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["anyk", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
-
-    return run
 
 
 @pytest.mark.parametrize(

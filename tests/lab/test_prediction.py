@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from PIL import Image
 
 import lab_data
-from anyk.lab import cli
 from anyk.lab.data.folders import read_pixels
 from anyk.lab.errors import LabError
 from anyk.lab.prediction import predict
@@ -23,20 +21,6 @@ from anyk.lab.run import models
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return lab_data.trained_on_every_kind(tmp_path_factory.mktemp("kinds"))
-
-
-@pytest.fixture
-def anyk(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["anyk", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
-
-    return run
 
 
 def table(text: str) -> list[dict[str, str]]:
