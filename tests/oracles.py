@@ -135,6 +135,13 @@ def truncated_topk_entropy(scores: Tensor, y: int, k: int) -> Tensor:
     return torch.cat([scores.new_zeros(1), leads_in_order(scores, y)[k - 1 :]]).logsumexp(0)
 
 
+def softmax_at_k(scores: Tensor, y: int, k: int, t: float = 1.0) -> Tensor:
+    """The threshold is a number: it has no gradient."""
+    threshold = sorted(scores.tolist(), reverse=True)[k - 1]
+    behind = (threshold - scores[y]) / t
+    return -scores.log_softmax(0)[y] * (-torch.logaddexp(behind, torch.zeros_like(behind))).exp()  # 1 / (1 + e^behind)
+
+
 def smooth_topk_by_recursion(
     scores: Tensor, y: int, k: int, t: float, margin: float = 1.0, hard_threshold: float | None = 1e3
 ) -> Tensor:

@@ -128,7 +128,7 @@ def call_head(make: Callable[..., Any]) -> None:
 
 
 LOSSES = {name: (lambda name=name: call_loss(getattr(anyk, name)(K), probabilities=True)) for name in (
-    "SmoothTopKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss",
+    "SmoothTopKLoss", "SoftmaxAtKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss",
 )}  # fmt: skip
 #: the modules call the functions, so these need one call
 FAMILIES = {

@@ -13,7 +13,7 @@ MODES = ("separate", "mixed", "operator")
 P_K = [0.2] * 5
 every_operator = pytest.mark.parametrize("operator", operators(wires=("target", "given")), ids=name)
 modes = pytest.mark.parametrize("top1", MODES)
-BASELINES = [anyk.SmoothTopKLoss(3), anyk.TopKHingeLoss(3), anyk.TruncatedTopKEntropyLoss(3)]
+BASELINES = [anyk.SmoothTopKLoss(3), anyk.TopKHingeLoss(3), anyk.TruncatedTopKEntropyLoss(3), anyk.SoftmaxAtKLoss(3)]
 
 
 def batch(rows=6, n=12, seed=0):

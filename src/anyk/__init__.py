@@ -1,7 +1,7 @@
 """anyk: train classifiers so that the right class is among the first k guesses, for several k at once."""
 
 from anyk import networks, parallel, registry
-from anyk.baselines import SmoothTopKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
+from anyk.baselines import SmoothTopKLoss, SoftmaxAtKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
 from anyk.head import LinearHead, LinearTopKCrossEntropy
 from anyk.kernels import backend
 from anyk.losses import TopKCrossEntropyLoss, TopKErrorLoss, topk_cross_entropy, topk_error
@@ -20,6 +20,7 @@ __all__ = [
     "SinkhornSort",
     "SmoothTopKLoss",
     "SoftSort",
+    "SoftmaxAtKLoss",
     "SortingNetwork",
     "TopKCrossEntropyLoss",
     "TopKErrorLoss",
