@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import mpmath  # sympy, which torch needs, brings it
@@ -118,6 +119,19 @@ def smooth_topk(scores: list[float], y: int, k: int, t: float, margin: float = 1
         if y in subset:
             right.append(mean / t)
     return t * (log_sum(everything) - log_sum(right))
+
+
+def ranking_metric(
+    scores: list[list[float]], target: list[int], gain: Callable[[int], float], average: str, ignored: int = -100
+) -> float:
+    """The mean of a gain for each rank over the targets, or over the classes among them; rows of scores, one for each."""
+    groups: dict[int, list[float]] = {}
+    for row, y in zip(scores, target, strict=True):
+        if y != ignored:
+            rank = 1 + sum(other >= row[y] for c, other in enumerate(row) if c != y)
+            groups.setdefault(y if average == "macro" else 0, []).append(gain(rank))
+    means = [sum(gains) / len(gains) for gains in groups.values()]
+    return sum(means) / len(means) if means else math.nan
 
 
 def leads_in_order(scores: Tensor, y: int) -> Tensor:

@@ -51,6 +51,9 @@ def test_meta_baselines(criterion):
     target = torch.empty(6, dtype=torch.long, device="meta")
     criterion(scores, target).backward()
     assert anyk.topk_hits(scores, target)[5].device.type == "meta"
+    for average in ("micro", "macro"):
+        found = [*anyk.topk_accuracy(scores, target, average=average).values(), *anyk.ndcg(scores, target).values()]
+        assert all(one.device.type == "meta" for one in (*found, anyk.mean_reciprocal_rank(scores, target, average=average)))
 
 
 # ---- torch.compile ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from anyk.baselines import SmoothTopKLoss, SoftmaxAtKLoss, TopKHingeLoss, Trunca
 from anyk.head import LinearHead, LinearTopKCrossEntropy
 from anyk.kernels import backend
 from anyk.losses import TopKCrossEntropyLoss, TopKErrorLoss, topk_cross_entropy, topk_error
-from anyk.metrics import target_ranks, topk_accuracy, topk_hits
+from anyk.metrics import mean_reciprocal_rank, ndcg, target_ranks, topk_accuracy, topk_hits
 from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SinkhornSort, SoftSort, SortingNetwork
 
 __version__ = "0.1.0"
@@ -27,6 +27,8 @@ __all__ = [
     "TopKHingeLoss",
     "TruncatedTopKEntropyLoss",
     "backend",
+    "mean_reciprocal_rank",
+    "ndcg",
     "networks",
     "parallel",
     "registry",
