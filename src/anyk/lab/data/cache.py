@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pooch
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -71,8 +72,10 @@ def _tensors(dataset: Dataset) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, examples in (("train", dataset.train), ("test", dataset.test)):
         if examples is not None:
-            tensors |= {name: examples.parts[0], f"{name}_labels": examples.labels}
+            images = examples.parts[0] if len(examples.parts) == 1 else torch.cat(examples.parts)
+            tensors |= {name: images, f"{name}_labels": examples.labels}
             tensors |= {} if examples.groups is None else {f"{name}_groups": examples.groups}
+    tensors |= {} if dataset.validation is None else {"validation": dataset.validation}
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
@@ -108,6 +111,7 @@ def read(path: Path) -> Dataset:
         mean=tuple(facts["mean"]),
         std=tuple(facts["std"]),
         unreadable=tuple(unreadable),
+        validation=tensors.get("validation"),
     )
 
 

@@ -32,7 +32,7 @@ class Setting:
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]")] = "glyphs"
     """glyphs, glyphs:CLASSES, cifar100, cifar100:PATH, a folder of embeddings, a folder of images, or an array file"""
     validation: float = 0.1
-    """fraction of the training examples kept for validation, stratified"""
+    """fraction of the training examples kept for validation, stratified, where the data bring none of their own"""
     test: float = 0.2
     """fraction kept for the test, where the data bring no test split of their own"""
     split_seed: int = 0
