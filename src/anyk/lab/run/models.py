@@ -21,9 +21,9 @@ from anyk.lab.run.own_models import BUILT_IN, Maker
 from anyk.lab.run.own_models import word_of as word_of
 from anyk.lab.run.recipe import Setting
 
-FORMAT = 2
+FORMAT = 3
 #: what a file of a former format does not have
-_LATER = {"1": {"feature_mean", "feature_std"}, "2": set[str]()}
+_LATER = {"1": {"feature_mean", "feature_std", "width"}, "2": {"width"}, "3": set[str]()}
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Plan:
     feature_mean: tuple[float, ...] = ()
     """of embeddings that were standardised, for each feature, of the training part; as ``feature_std``"""
     feature_std: tuple[float, ...] = ()
+    width: int = 32
+    """of the cnn"""
 
     @classmethod
     def of(cls, recipe: Setting, dataset: Dataset) -> "Plan":
@@ -64,6 +66,7 @@ class Plan:
             std=dataset.std,
             feature_mean=dataset.feature_mean,
             feature_std=dataset.feature_std,
+            width=recipe.width,
         )
 
     @property
@@ -100,11 +103,12 @@ class Plan:
         # Two classes may have one name, as the two cranes of ImageNet have.
         fine = type(classes) is tuple and {type(name) for name in classes} == {str}
         refuse_unless(fine, "classes", "a list of names")
-        refuse_unless(whole(values["hidden"]), "hidden", "a positive number")
+        for name in ("hidden", "width"):
+            refuse_unless(whole(values.get(name, 1)), name, "a positive number")
         fine = type(values["dropout"]) in (int, float) and 0 <= values["dropout"] < 1
         refuse_unless(fine, "dropout", "at least 0 and below 1")
         images = len(shape) == 3
-        for name in known[known.index("mean") :]:
+        for name in (name for name in ("mean", "std", "feature_mean", "feature_std") if name in known):
             of_features = name.startswith("feature")
             # Images have their own; features may have none.
             counts = {shape[0]} if images and not of_features else {0} if images or not of_features else {0, shape[0]}
@@ -133,7 +137,7 @@ class Plan:
             hidden = [nn.Linear(inputs, self.hidden), nn.ReLU(), nn.Dropout(self.dropout)]
             return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(self.hidden, classes))
         cnn = self.model == "cnn"
-        model: Any = SmallCNN(self.shape, classes, self.dropout) if cnn else ResNet18(self.shape[0], classes)
+        model: Any = SmallCNN(self.shape, classes, self.dropout, self.width) if cnn else ResNet18(self.shape[0], classes)
         return model.to(memory_format=torch.channels_last)  # faster convolutions, on the CPU too
 
 
@@ -262,11 +266,11 @@ def _conv(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> nn.Seque
 class SmallCNN(nn.Module):
     """Three convolutions and two linear layers, for small images: trains in seconds on a CPU."""
 
-    def __init__(self, shape: Sequence[int], classes: int, dropout: float = 0.0) -> None:
+    def __init__(self, shape: Sequence[int], classes: int, dropout: float = 0.0, first: int = 32) -> None:
         super().__init__()
         channels, height, width = shape
         blocks: list[nn.Module] = []
-        for outputs in (32, 64, 128):
+        for outputs in (first, 2 * first, 4 * first):
             # Pooling first: normalising a quarter of the pixels is cheaper and, before a ReLU, as good.
             blocks += [
                 nn.Conv2d(channels, outputs, 3, padding=1, bias=False),

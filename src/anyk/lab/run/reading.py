@@ -40,7 +40,7 @@ def check_select(setting: Setting, dataset: Dataset) -> None:
 #: what :func:`check_setting` looks at
 CHECKED = (
     *("data", "image_size", "validation", "test", "split_seed", "device", "select", "augment"),
-    *("model", "hidden", "dropout", "head_learning_rate"),
+    *("model", "hidden", "dropout", "width", "head_learning_rate"),
 )
 
 

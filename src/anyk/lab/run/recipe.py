@@ -49,6 +49,8 @@ class Setting:
     """width of the mlp's hidden layer"""
     dropout: float = 0.0
     """dropout before the last layer (mlp, cnn)"""
+    width: int = 32
+    """cnn: channels of the first convolution; the next have twice and four times as many"""
 
     want: tuple[int, ...] = ()
     """the k that you will show to people; by default 1 and 5. The metric "mean" is over these, and `anyk compare` trains for
@@ -277,6 +279,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "image_size": (0, 8192),
     "hidden": (1, 1e9),
     "dropout": (0.0, 0.99),
+    "width": (1, 1e9),
     "temperature": _POSITIVE,
     "temperature_end": _POSITIVE,
     "m": (1, 1e12),
