@@ -58,7 +58,7 @@ def test_the_cache_keeps_the_validation_and_joins_parts(tmp_path) -> None:
     assert read.fingerprint == built.fingerprint == cache.fingerprint(dataset)
 
 
-@pytest.mark.parametrize("parts", [(12,), (9, 3)])
+@pytest.mark.parametrize("parts", [(12,), (9, 3), (5, 7)])
 def test_the_statistics_are_of_the_training_images_alone(parts: tuple[int, ...]) -> None:
     pixels = torch.randint(256, (12, 2, 5, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     pixels[9:] = 255

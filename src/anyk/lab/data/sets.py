@@ -1,7 +1,7 @@
 """A data set in memory or memory-mapped, and its split into train, validation and test."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -209,6 +209,32 @@ def with_statistics(dataset: Dataset) -> Dataset:
     mean = sums / count
     std = (squares / count - mean.square()).clamp(min=1e-12).sqrt()
     return dataclasses.replace(dataset, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+
+
+def check_classes(dataset: Dataset, sources: Mapping[str, str]) -> None:
+    """Raise where a label has no class, or a class no training example.
+
+    Args:
+        dataset: its labels and classes.
+        sources: for "train" and "test", what to call it in a message.
+    """
+    for split, examples in (("train", dataset.train), ("test", dataset.test)):
+        if examples is not None:
+            low, high = (int(value) for value in examples.labels.aminmax())
+            if low < 0 or high >= len(dataset.classes):
+                wrong = low if low < 0 else high
+                raise LabError(
+                    f"{sources[split]} has the label {wrong}, but there are {len(dataset.classes)} classes: "
+                    f"labels should be 0 to {len(dataset.classes) - 1}, in the order of the class names."
+                )
+    labels = dataset.train.labels if dataset.validation is None else dataset.train.labels[dataset.training]
+    missing = (torch.bincount(labels, minlength=len(dataset.classes)) == 0).nonzero().flatten().tolist()
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise LabError(
+            f"{sources['train']} has no training example of class {missing[0]} ({dataset.classes[missing[0]]}){others}: "
+            "add examples, or remove the class and renumber the labels."
+        )
 
 
 def class_names(classes: Sequence[str] | None, count: int) -> tuple[str, ...]:

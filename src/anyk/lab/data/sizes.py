@@ -28,11 +28,12 @@ def resized(dataset: Dataset, size: int) -> Dataset:
 
 
 def _resize_all(examples: Split, size: int) -> Split:
-    pieces = [_resize(block, size) for part in examples.parts for block in torch.split(part, 512)]
+    pieces = [resize(block, size) for part in examples.parts for block in torch.split(part, 512)]
     return dataclasses.replace(examples, parts=(torch.cat(pieces),))
 
 
-def _resize(images: Tensor, size: int) -> Tensor:
+def resize(images: Tensor, size: int) -> Tensor:
+    """The middle square of (N, channels, height, width) uint8 images, in another size."""
     height, width = images.shape[2:]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2

@@ -24,7 +24,7 @@ from anyk.lab.run.recipe import Setting
 
 FORMAT = 3
 #: what a file of a former format does not have
-_SINCE_3 = {"tokens", "embedding", "layers", "heads", "tied"}
+_SINCE_3 = {"width", "tokens", "embedding", "layers", "heads", "tied"}
 _LATER = {"1": {"feature_mean", "feature_std", *_SINCE_3}, "2": _SINCE_3, "3": set[str]()}
 
 
@@ -45,6 +45,8 @@ class Plan:
     feature_mean: tuple[float, ...] = ()
     """of embeddings that were standardised, for each feature, of the training part; as ``feature_std``"""
     feature_std: tuple[float, ...] = ()
+    width: int = 32
+    """of the cnn"""
     tokens: Tokens = ""
     """what the tokens of a model of sequences are; "": it takes none. Its shape is the number of them that it sees"""
     embedding: int = 0
@@ -78,6 +80,7 @@ class Plan:
             std=dataset.std,
             feature_mean=dataset.feature_mean,
             feature_std=dataset.feature_std,
+            width=recipe.width,
             tokens=dataset.tokens,
             embedding=recipe.embedding if tokens else 0,
             layers=recipe.layers if tokens else 0,
@@ -126,7 +129,8 @@ class Plan:
         # Two classes may have one name, as the two cranes of ImageNet have.
         fine = type(classes) is tuple and {type(name) for name in classes} == {str}
         refuse_unless(fine, "classes", "a list of names")
-        refuse_unless(whole(values["hidden"]), "hidden", "a positive number")
+        for name in ("hidden", "width"):
+            refuse_unless(whole(values.get(name, 1)), name, "a positive number")
         fine = type(values["dropout"]) in (int, float) and 0 <= values["dropout"] < 1
         refuse_unless(fine, "dropout", "at least 0 and below 1")
         images = len(shape) == 3
@@ -163,7 +167,7 @@ class Plan:
         if self.model in SEQUENCE_MODELS:
             return self._sequence_model()
         cnn = self.model == "cnn"
-        model: Any = SmallCNN(self.shape, classes, self.dropout) if cnn else ResNet18(self.shape[0], classes)
+        model: Any = SmallCNN(self.shape, classes, self.dropout, self.width) if cnn else ResNet18(self.shape[0], classes)
         return model.to(memory_format=torch.channels_last)  # faster convolutions, on the CPU too
 
     def _sequence_model(self) -> nn.Module:
@@ -314,11 +318,11 @@ def _conv(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> nn.Seque
 class SmallCNN(nn.Module):
     """Three convolutions and two linear layers, for small images: trains in seconds on a CPU."""
 
-    def __init__(self, shape: Sequence[int], classes: int, dropout: float = 0.0) -> None:
+    def __init__(self, shape: Sequence[int], classes: int, dropout: float = 0.0, first: int = 32) -> None:
         super().__init__()
         channels, height, width = shape
         blocks: list[nn.Module] = []
-        for outputs in (32, 64, 128):
+        for outputs in (first, 2 * first, 4 * first):
             # Pooling first: normalising a quarter of the pixels is cheaper and, before a ReLU, as good.
             blocks += [
                 nn.Conv2d(channels, outputs, 3, padding=1, bias=False),

@@ -55,7 +55,19 @@ def check_select(setting: Setting, dataset: Dataset) -> None:
 #: what :func:`check_setting` looks at
 CHECKED = (
     *("data", "image_size", "split", "validation", "test", "split_seed", "part", "device", "select", "augment", "mixup"),
-    *("model", "hidden", "dropout", "context", "embedding", "layers", "heads", "tied", "mask_seen", "head_learning_rate"),
+    *(
+        "model",
+        "hidden",
+        "dropout",
+        "width",
+        "context",
+        "embedding",
+        "layers",
+        "heads",
+        "tied",
+        "mask_seen",
+        "head_learning_rate",
+    ),
 )
 
 

@@ -58,6 +58,8 @@ class Setting:
     """width of the hidden layer (mlp, context, gru); 0: 512, or 96 on sequences"""
     dropout: float | None = None
     """dropout before the last layer (mlp, cnn) and in the models of sequences; none: 0, or 0.2 on sequences"""
+    width: int = 32
+    """cnn: channels of the first convolution; the next have twice and four times as many"""
     context: int = 0
     """sequences: how many tokens the model sees; 0: 6 (context), 32 (gru) or 50 (attention)"""
     embedding: int = 0
