@@ -59,7 +59,7 @@ class Kept:
     def __init__(self, each: Set, folder: Path = SUMMARIES) -> None:
         self.set, self.path = each, folder / f"pays-{each.name}.jsonl"
         self.contrasts_path = folder / f"pays-{each.name}-contrasts.json"
-        self.head: dict[str, Any] = {"data": {}, "tuned": {}, "chosen": {}, "environment": {}}
+        self.head: dict[str, Any] = {"data": {}, "tuned": {}, "chosen": {}}
         self.lines: dict[str, Line] = {}
         self.contrasts: dict[tuple[str, str, str], Contrast] = {}
         self._guard = threading.RLock()
@@ -106,7 +106,7 @@ class Kept:
         if before not in (None, found["fingerprint"]):
             raise LabError(f"the data of {self.set.name} have changed since {self.path} was begun: move it away.")
         with self._guard:
-            self.head |= {"data": found, "shared": shared.to_json(), "environment": dict(environment)}
+            self.head |= {"data": found, "shared": shared.to_json(), "versions": dict(environment["versions"])}
 
     def add(self, recipe: Recipe, result: Mapping[str, Any] | None, purpose: str) -> None:
         """Take over the outcome of a run; None: it diverged."""
