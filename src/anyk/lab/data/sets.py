@@ -13,6 +13,10 @@ from torch import Tensor
 from anyk.lab.data.mapped import MappedRows
 from anyk.lab.errors import LabError
 
+Kind = Literal["embeddings", "images", "sequences"]
+#: what the tokens of sequences are: what stands between spaces, words of a text, or those of Python source
+Tokens = Literal["", "items", "words", "python"]
+
 
 @dataclass(frozen=True)
 class Split:
@@ -86,7 +90,7 @@ class Dataset:
     """
 
     name: str
-    kind: Literal["embeddings", "images"]
+    kind: Kind
     classes: tuple[str, ...]
     train: Split
     test: Split | None
@@ -101,6 +105,10 @@ class Dataset:
     """files in it that could not be read and were left out"""
     validation: Tensor | None = None
     """(V,) positions in ``train`` that the source keeps for validation; None: :func:`split` takes a part"""
+    remarks: tuple[str, ...] = ()
+    """what a reader of the results should know of the data, in sentences"""
+    tokens: Tokens = ""
+    """of sequences, what their tokens are"""
 
     @property
     def training(self) -> Tensor:
@@ -121,10 +129,11 @@ class Parts:
     test_index: Tensor
 
 
-def split(dataset: Dataset, validation: float, test: float, seed: int) -> Parts:
+def split(dataset: Dataset, validation: float, test: float, seed: int, part: float = 1.0) -> Parts:
     """Split train, validation and test, each class in proportion; what the source keeps for one of them stays as it is.
 
-    Of what is divided here, every class keeps at least one training example. The same seed gives the same split.
+    Of what is divided here, every class keeps at least one training example. The same seed gives the same split. With ``part``
+    below 1, only so much of the training examples is used, of each class.
 
     >>> labels = torch.arange(4).repeat_interleave(10)
     >>> examples = Split((torch.zeros(40, 3),), labels)
@@ -147,8 +156,10 @@ def split(dataset: Dataset, validation: float, test: float, seed: int) -> Parts:
         train, held = rest, dataset.validation.sort().values
     else:
         train, held = _divide(rest, dataset.train.labels, validation, generator)
-    for name, part in (("validation", held), ("test", test_index)):
-        if not len(part):
+    if part < 1:
+        train, _ = _divide(train, dataset.train.labels, 1 - part, generator)
+    for name, examples in (("validation", held), ("test", test_index)):
+        if not len(examples):
             least = 1 + (dataset.validation is None) + (dataset.test is None)
             raise LabError(
                 f"no example of {dataset.name} is left for {name}: --{name} should be above 0, and classes need "
