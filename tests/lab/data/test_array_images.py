@@ -179,12 +179,19 @@ def test_names_of_classes_in_bytes(tmp_path: Path) -> None:
 def test_the_commands_refuse_what_they_cannot_do(anyk: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", X=COLOUR[:1], y=Y[:1])
     np.savez(tmp_path / "small.npz", X=COLOUR[:, :4, :4], y=Y)
+    np.savez(tmp_path / "few.npz", X=COLOUR, y=Y)
+    np.savez(tmp_path / "lonely.npz", X=COLOUR[:1], y=Y[:1], X_val=COLOUR[:1], y_val=Y[:1], X_test=COLOUR[:1], y_test=Y[:1])
     lab_data.write_images(tmp_path / "blobs.npz")
     for words, message in (
         (("import", "blobs.npz"), "blobs.npz holds images, but import makes embedding sets: give the file itself to train"),
         (("train", "one.npz"), "no example of one is left for validation"),
         (("train", "small.npz"), "model cnn needs images of at least 8 x 8 pixels, but small has 4 x 4"),
         (("train", "blobs.npz", "--width", "0"), "width should be between 1 and"),
+        (
+            ("train", "few.npz", "--p-k", ".5", ".5"),
+            "two examples in each step for images of 9 x 8 pixels, but there are 9 train",
+        ),
+        (("train", "lonely.npz", "--loss", "softmax", "--p-k", "1"), "there are 1 training examples in batches of 1"),
     ):
         code, out, err = anyk(*words)
         assert (code, out, err.count("\n")) == (2, "", 1), (words, err)
@@ -246,7 +253,25 @@ def test_images_of_another_size(anyk: Any, channels: int, tmp_path: Path) -> Non
 
 def test_one_image_of_ones_own(anyk: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", X=COLOUR, y=Y)
-    assert anyk("train", "a.npz", "--p-k", ".5", ".5", "--epochs", "1", "--width", "4", "--out", "run", "--quiet")[0] == 0
+    assert (
+        anyk(
+            "train",
+            "a.npz",
+            "--p-k",
+            ".5",
+            ".5",
+            "--batch-size",
+            "3",
+            "--epochs",
+            "1",
+            "--width",
+            "4",
+            "--out",
+            "run",
+            "--quiet",
+        )[0]
+        == 0
+    )
     for name, stored in (("last", COLOUR[:1]), ("first", COLOUR[:1].transpose(0, 3, 1, 2))):
         np.save(tmp_path / f"{name}.npy", stored)
     code, out, err = anyk("predict", "run", "last.npy", "first.npy", "--k", "2")

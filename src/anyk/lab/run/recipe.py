@@ -328,6 +328,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "part": (1e-9, 1.0),
     "hidden": (0, 1e9),
     "dropout": (0.0, 0.99),
+    "width": (1, 1e9),
     "context": (0, 1e6),
     "embedding": (0, 1e9),
     "layers": (0, 1000),
