@@ -165,3 +165,22 @@ def test_files_that_are_not_models(tmp_path: Path) -> None:
         models.load(file)
     with pytest.raises(LabError, match="is not there: a run writes it"):
         models.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(("height", "width", "pad"), [(32, 32, 4), (16, 16, 2), (9, 20, 2), (3, 4, 1)])
+def test_a_crop_shifts_by_an_eighth_of_the_side_at_most(height: int, width: int, pad: int) -> None:
+    torch.manual_seed(0)
+    images = torch.arange(1.0, 1 + height * width).view(1, 1, height, width).repeat(400, 2, 1, 1)
+    shown = torch.nn.functional.pad(images[0, 0], (pad,) * 4)
+    windows = {
+        (down, right): shown[down : down + height, right : right + width]
+        for down in range(2 * pad + 1)
+        for right in range(2 * pad + 1)
+    }
+    seen = set()
+    for image in models.augment(images, ("crop",)):
+        assert torch.equal(image[0], image[1])
+        found = {place for place, window in windows.items() if torch.equal(window, image[0])}
+        assert found
+        seen |= found
+    assert len(seen) > 0.9 * len(windows)
