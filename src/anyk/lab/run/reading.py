@@ -67,6 +67,7 @@ CHECKED = (
         "tied",
         "mask_seen",
         "head_learning_rate",
+        "batch_size",
     ),
 )
 
@@ -85,7 +86,7 @@ def check_setting(setting: Setting, dataset: Dataset, *, here: bool = True) -> N
         find_device(setting.device)
     setting = resolved(setting, dataset)
     check_data(setting, dataset)
-    divide(dataset, setting)
+    check_batches(setting, dataset, divide(dataset, setting))
     if setting.model not in own_models.BUILT_IN or setting.head_learning_rate:
         with torch.random.fork_rng(devices=[]):
             models.parameter_groups(models.build(setting, dataset), setting)
@@ -103,6 +104,19 @@ def check_data(setting: Setting, dataset: Dataset) -> None:
         name = "mask_seen" if setting.mask_seen else "split"
         raise LabError(f"{name} is for sequences, but {dataset.name} holds {dataset.kind}: leave it out.")
     models.Plan.of(setting, dataset)
+
+
+def check_batches(setting: Setting, dataset: Dataset, parts: Parts) -> None:
+    """Raise if a step would leave batch normalisation a single value: one image, shrunk to one pixel."""
+    shrinks = {"cnn": 15, "resnet18": 16}  # the largest images of which one pixel is left
+    smallest = len(parts.train) // math.ceil(len(parts.train) / setting.batch_size)
+    if smallest == 1 and setting.model in shrinks and max(dataset.train.shape[1:]) <= shrinks[setting.model]:
+        size = " x ".join(map(str, dataset.train.shape[1:]))
+        told = f"{len(parts.train)} training examples in batches of {setting.batch_size}"
+        raise LabError(
+            f"model {setting.model} needs two examples in each step for images of {size} pixels, but there are {told}: "
+            "--batch-size 3 is enough for two or more."
+        )
 
 
 def shuffle_of(setting: Setting) -> dict[str, Any]:
