@@ -48,6 +48,8 @@ def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.
         shares: of the users, for validation and the test.
         cache: where prepared data are kept.
     """
+    if split == "lines":
+        sequences.check_shares(shares)
     ratings = _find(path)
     form = _form_of(ratings)
     titles = [file] if (file := ratings.with_name(form.titles)).is_file() else []

@@ -40,6 +40,8 @@ def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise LabError(f"{path} {problem}: sequences:FILE wants a text file, one sequence on each line.")
+    if split == "lines":
+        check_shares(shares)
 
     def build() -> Dataset:
         lines = read_text(path).removesuffix("\n").split("\n")
@@ -70,6 +72,7 @@ def load_words(
     """
     if split == "last":
         raise LabError("split last is for sequences of items; words are divided by file, or by line with split lines.")
+    check_shares(shares)
     files = _text_files(path)
     root = path if path.is_dir() else path.parent
 
@@ -83,8 +86,8 @@ def load_words(
         by_line = {name: lines for name, lines in by_line.items() if any(lines)}
         if not by_line:
             raise LabError(f"{path} has no words: it should be plain text.")
-        remarks = tokens.counted(len(files) - len(by_line), "file has", "files have", "no words and are left out.")
-        if split == "auto" and min(_counts(len(by_line), shares)) > 0:
+        remarks = tokens.counted(len(files) - len(by_line), "file without words is", "files without words are", "left out.")
+        if split == "auto" and round(min(shares) * len(by_line)) >= 1:
             keys, sequences = list(by_line), [list(itertools.chain(*lines)) for lines in by_line.values()]
         else:
             lines = {f"{name}:{n}": line for name, lines in by_line.items() for n, line in enumerate(lines, 1) if line}
@@ -96,11 +99,13 @@ def load_words(
         trained = (sequence for sequence, part in zip(sequences, parts, strict=True) if part == 0)
         classes = tokens.vocabulary(itertools.chain.from_iterable(trained), MOST_WORDS, LEAST_OCCURRENCES)
         if len(classes) < 2:
+            count = "one word that occurs" if classes else "no word that occurs"
             raise LabError(
-                f"{path} has {len(classes)} words that occur {LEAST_OCCURRENCES} times in the training part: give more text."
+                f"{path} has {count} {LEAST_OCCURRENCES} times in its training part, but two are needed: give more text."
             )
         stream, begins = tokens.numbered(sequences, classes)
-        return tokens.divided(path.absolute().stem, classes, stream, begins, parts, remarks=remarks, tokens="words")
+        name = path.absolute().name if path.is_dir() else path.stem
+        return tokens.divided(name, classes, stream, begins, parts, remarks=remarks, tokens="words")
 
     return remembered("words", files, build, cache, str(path.absolute()), split, shares)
 
@@ -139,9 +144,9 @@ def parts_by_hash(keys: Sequence[str], shares: tuple[float, float]) -> list[int]
     """For each key 0 (training), 1 (validation) or 2 (test): the shares of them, those with the smallest hashes, at least one.
 
     >>> parts_by_hash([f"line {n}" for n in range(10)], (0.1, 0.2))
-    [0, 0, 0, 0, 0, 0, 0, 2, 1, 2]
+    [1, 2, 0, 0, 0, 0, 0, 0, 0, 2]
     """
-    validation, test = (max(count, 1) for count in _counts(len(keys), shares))
+    validation, test = (max(1, round(share * len(keys))) for share in shares)
     ranked = sorted(range(len(keys)), key=lambda place: tokens.number((_SALT, keys[place]), 1 << 64))
     parts = [0] * len(keys)
     for rank, place in enumerate(ranked[: test + validation]):
@@ -149,13 +154,12 @@ def parts_by_hash(keys: Sequence[str], shares: tuple[float, float]) -> list[int]
     return parts
 
 
-def _counts(number: int, shares: tuple[float, float]) -> tuple[int, int]:
-    """How many of so many are for validation and the test."""
+def check_shares(shares: tuple[float, float]) -> None:
+    """Raise if nothing would be left for one of the parts."""
     if min(shares) <= 0 or sum(shares) >= 1:
         raise LabError(
             f"validation and test should be above 0 and leave a part for training, but are {shares[0]:g} and {shares[1]:g}."
         )
-    return round(shares[0] * number), round(shares[1] * number)
 
 
 def remembered(

@@ -219,9 +219,9 @@ def last_of_each(
     split = _splitter(stream, begins, len(classes), sequence)
     train, test = split(((role == 0) & (stream < len(classes))) | (role == 1)), split(role == 2)
     validation = (role[train.places] == 1).nonzero().flatten()
-    short = int((~long).sum())
-    remarks = [*remarks, *counted(short, "sequence has", "sequences have", "fewer than three tokens: for training alone.")]
-    return _dataset(name, classes, train, test, validation, remarks=(*remarks, *_unseen(test)), **facts)
+    of = "of fewer than three tokens"
+    short = counted(int((~long).sum()), f"sequence {of} is", f"sequences {of} are", "for training alone.")
+    return _dataset(name, classes, train, test, validation, remarks=(*remarks, *short, *_unseen(test)), **facts)
 
 
 def counted(count: int, one: str, many: str, told: str) -> list[str]:
