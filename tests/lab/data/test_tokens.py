@@ -17,9 +17,7 @@ OTHER, PADDING = 6, 7
 def made(seed, *, shortest=1, longest=12, count=9):
     """Random sequences of six classes and some other tokens, as lists of numbers, and as a stream with its begins."""
     pick = random.Random(seed)
-    lists = [
-        [pick.randrange(OTHER + 1) for _ in range(pick.randint(shortest, longest))] for _ in range(pick.randint(3, count))
-    ]
+    lists = [[pick.randrange(OTHER + 1) for _ in range(pick.randint(shortest, longest))] for _ in range(pick.randint(3, count))]
     begins = [0]
     for each in lists:
         begins.append(begins[-1] + len(each))
@@ -50,7 +48,7 @@ def test_a_number_of_texts_is_the_same_on_every_machine():
 
 
 def test_the_vocabulary_is_by_frequency_then_by_the_alphabet():
-    words = "b a b c a d".split()
+    words = ["b", "a", "b", "c", "a", "d"]
     assert tokens.vocabulary(words) == ("a", "b", "c", "d")
     assert tokens.vocabulary(["b", *words]) == ("b", "a", "c", "d")
     assert tokens.vocabulary(words, 3) == ("a", "b", "c")
@@ -242,11 +240,11 @@ def test_too_little_to_guess():
     for classes, kind in (((), "no kind"), (("a",), "one kind")):
         with pytest.raises(LabError, match=f"^few has {kind} of token to guess in its training part, but at least two"):
             tokens.last_of_each("few", classes, stream, begins)
-    with pytest.raises(LabError, match="^few has no token to guess for validation: give more or longer sequences"):
+    with pytest.raises(LabError, match=r"^few has no token to guess for validation: give more or longer sequences"):
         tokens.last_of_each("few", ("a", "b"), stream, begins)
-    with pytest.raises(LabError, match="^few has no token to guess for the test"):
+    with pytest.raises(LabError, match=r"^few has no token to guess for the test"):
         tokens.divided("few", ("a", "b"), stream, begins, [0, 1])
-    with pytest.raises(LabError, match="^few has no token to guess for training"):
+    with pytest.raises(LabError, match=r"^few has no token to guess for training"):
         tokens.divided("few", ("a", "b"), stream, begins, [1, 2])
 
 
