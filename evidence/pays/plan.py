@@ -385,6 +385,8 @@ QUESTIONS: Mapping[str, tuple[tuple[str, ...], Callable[[str], list[Cell]]]] = {
     "q4": (("completion",), _q4),
 }
 PARTS = ("main", *QUESTIONS)
+#: the sets of question 5
+HEADS = ("completion", "embeddings-mlp")
 
 
 def cells(question: str, each: str) -> list[Cell]:
