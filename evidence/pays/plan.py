@@ -194,9 +194,11 @@ _SETS = (
         "code completion, 2000 tokens",
         {
             **{"model": "context", "context": 6, "embedding": 48, "hidden": 96, "dropout": 0.2},
-            **{"part": 0.29, "epochs": 4, "batch_size": 500, "learning_rate": 6e-3},
+            **{"part": 0.2, "epochs": 4, "batch_size": 500, "learning_rate": 6e-3},
         },
         place="completion:2000",
+        budget=8,
+        seconds=20.0,
     ),
     Set(
         "items",

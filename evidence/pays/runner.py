@@ -20,12 +20,12 @@ from anyk import info
 from anyk.lab import statistics
 from anyk.lab.comparison.search import Runs, Search, together
 from anyk.lab.comparison.tuning import COARSE_POINTS
-from anyk.lab.data import load, split
+from anyk.lab.data import load
 from anyk.lab.engines.attempt import Outcome
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError, Stopped
 from anyk.lab.run.folder import Run
-from anyk.lab.run.reading import describe
+from anyk.lab.run.reading import describe, divide
 from anyk.lab.run.recipe import Recipe
 from anyk.lab.tables import duration
 from pays import plan
@@ -94,7 +94,7 @@ class Study:
         self.shared, self.started = each.recipe, started
         dataset = load(place, self.shared.image_size)
         self.fingerprint = dataset.fingerprint
-        parts = split(dataset, self.shared.validation, self.shared.test, self.shared.split_seed)
+        parts = divide(dataset, self.shared)
         self.validation = len(parts.validation)
         kept.describe(describe(dataset, parts), self.shared, info.environment())
         self._ranks: dict[Path, tuple[Any, Any]] = {}

@@ -58,6 +58,24 @@ def test_scores_are_those_of_the_run(
         loaded(raw[..., :5])
 
 
+def test_the_width_of_the_convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (training, evaluation):
+        monkeypatch.setattr(module, "load", lambda *_: lab_data.image_set(channels=3))
+    training.train(Recipe(width=6, epochs=1), tmp_path / "run")
+    loaded = models.load(tmp_path / "run")
+    convolutions = [module for module in loaded.modules() if isinstance(module, torch.nn.Conv2d)]
+    assert [each.out_channels for each in convolutions] == [6, 12, 24]
+    usual = models.Plan("cnn", (3, 12, 12), ("a", "b"), 4, 0.0, (0.5,) * 3, (0.2,) * 3)
+    convolutions = [module for module in usual.build().modules() if isinstance(module, torch.nn.Conv2d)]
+    assert [each.out_channels for each in convolutions] == [32, 64, 128]
+    # Files of format 2 knew no width: their networks had this one.
+    former = {name: value for name, value in usual.to_json().items() if name != "width"}
+    assert models.Plan.from_json({**former, "format": 2}) == usual
+    for wrong in ({**former, "format": 3}, {**usual.to_json(), "format": 2}):
+        with pytest.raises(ValueError, match="does not say what model"):
+            models.Plan.from_json(wrong)
+
+
 def test_a_loaded_model_is_a_module_like_others(tmp_path: Path) -> None:
     plan = models.Plan("cnn", (1, 8, 8), ("a", "b", "c"), hidden=4, dropout=0.5, mean=(0.4,), std=(0.2,))
     model = models.Classifier(plan, plan.build().state_dict())
@@ -98,7 +116,7 @@ def test_files_that_are_not_models(tmp_path: Path) -> None:
     assert models.load(file).classes == ("crane", "crane")
     for changes, problem in (
         ({"more": 1}, "does not say what model"),
-        ({"format": 3}, "does not say what model"),
+        ({"format": 4}, "does not say what model"),
         ({"model": "no such"}, "model should be linear, mlp, cnn, resnet18, module:function or timm:NAME, but is 'no such'"),
         ({"model": ["linear"]}, "model should be"),
         ({"shape": 3}, "shape should be that of an embedding or an image, but is 3"),
@@ -110,6 +128,7 @@ def test_files_that_are_not_models(tmp_path: Path) -> None:
         ({"classes": ["a", ["b"]]}, "classes should be"),
         ({"classes": []}, "classes should be"),
         ({"hidden": "4"}, "hidden should be"),
+        ({"width": 0}, "width should be a positive number, but is 0"),
         ({"dropout": 1}, "dropout should be"),
         ({"mean": []}, "mean should be 3 numbers"),
         ({"std": [0.2, 0.2, 0.0]}, "std should be 3 numbers"),

@@ -74,11 +74,11 @@ def test_runs_of_an_earlier_version_are_read_as_they_were(points: str, tmp_path:
     run = tmp_path / "run"
     training.train(recipe(points, standardize=False), run)
     weights, described = read_tensors(run / "model.safetensors")
-    for name in ("feature_mean", "feature_std"):
-        assert described.pop(name) == []
+    for name, value in (("feature_mean", []), ("feature_std", []), ("width", 32)):
+        assert described.pop(name) == value
     Run(run).save_tensors("model.safetensors", weights, {**described, "format": 1})
     config = Run(run).recipe().to_json()
-    del config["standardize"], config["image_size"], config["head_learning_rate"]
+    del config["standardize"], config["image_size"], config["head_learning_rate"], config["width"]
     (run / "config.json").write_text(json.dumps(config))
     assert Run(run).recipe() == recipe(points, standardize=False)
     predictor = evaluation.Predictor(run)

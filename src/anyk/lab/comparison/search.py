@@ -31,14 +31,14 @@ from anyk.lab.comparison.outcome import (
     significant,
 )
 from anyk.lab.comparison.tuning import TUNING_SEEDS, Axis, Point, Trial, Tuner
-from anyk.lab.data import Dataset, Parts, load, split
+from anyk.lab.data import Dataset, Parts
 from anyk.lab.engines.attempt import Outcome
 from anyk.lab.engines.local import Pool, wait_in_turns
 from anyk.lab.errors import Failure, LabError, Stopped
 from anyk.lab.run import names
 from anyk.lab.run.folder import Run
 from anyk.lab.run.losses import criterion, trained_ks
-from anyk.lab.run.reading import check_setting, describe, resolved, shuffle_of
+from anyk.lab.run.reading import check_setting, describe, divide, read_data, resolved, shuffle_of
 from anyk.lab.run.recipe import Recipe, Setting
 from anyk.lab.run.summaries import METRICS
 from anyk.lab.run.training import Progress
@@ -97,7 +97,7 @@ def compare(
     if time is not None and not time > 0:
         raise LabError(f"time should be above 0 seconds, but is {time:g}.")
     losses = _compared(losses)
-    dataset = load(setting.data, setting.image_size)
+    dataset = read_data(setting)
     # How the examples are shuffled may depend on a machine's memory: each run finds that out for itself.
     setting = resolved(setting, dataset).but(**shuffle_of(setting))
     setting = _wanting(setting, len(dataset.classes))
@@ -107,7 +107,7 @@ def compare(
         raise LabError("select each has several models for each run, and a comparison wants one: choose another, such as mean.")
     setting = setting.but(measure=_measured(setting, losses, len(dataset.classes)))
     recipes = [Recipe(**vars(setting), loss=loss) for loss in losses]
-    parts = split(dataset, setting.validation, setting.test, setting.split_seed)
+    parts = divide(dataset, setting)
     steps = setting.epochs * math.ceil(len(parts.train) / setting.batch_size)
     estimate = _Estimate(steps, len(losses), seeds, jobs, on_plan)
 
@@ -463,12 +463,15 @@ def _plan(setting: Setting, dataset: Dataset, parts: Parts, losses: Sequence[str
     """What will be done, in sentences."""
     shape = tuple(dataset.train.shape)
     kind = f"images of {' x '.join(map(str, shape))}"
-    if dataset.kind != "images":
+    if dataset.kind == "embeddings":
         kind = f"{shape[0]} features, {'standardised' if setting.standardize else 'as they are'}"
+    elif dataset.kind == "sequences":
+        kind = f"each from {setting.context} {'token' if setting.context == 1 else 'tokens'} before it"
     numbers = (len(parts.train), len(parts.validation), len(parts.test_index), len(dataset.classes))
     yield "{}: {:,} examples to train with, {:,} for validation, {:,} for the test; {:,} classes; {}.".format(
         dataset.name, *numbers, kind
     )
+    yield from dataset.remarks
     epochs = f"{setting.epochs} {'epoch' if setting.epochs == 1 else 'epochs'}"
     at_once = f"{jobs} {'run' if jobs == 1 else 'runs'} at a time"
     yield f"Model {setting.model}, {epochs}, batches of {setting.batch_size}, on {setting.device}, {at_once}."

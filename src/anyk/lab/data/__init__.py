@@ -10,14 +10,16 @@ from anyk.lab.errors import LabError
 __all__ = ["Dataset", "Parts", "Split", "keep", "load", "split"]
 
 
-def load(spec: str, image_size: int = 0) -> Dataset:
+def load(spec: str, image_size: int = 0, split: str = "auto", shares: tuple[float, float] = (0.1, 0.2)) -> Dataset:
     """The data set that a recipe's ``data`` names.
 
     Args:
         spec: the word or path.
         image_size: height and width of its images; 0: 32 for a folder of images, others as they are.
+        split: of sequences: last, lines or auto.
+        shares: of sequences that are split by lines: the fractions for validation and the test.
     """
-    dataset = _load(spec, image_size)
+    dataset = _load(spec, image_size, split, shares)
     if not image_size:
         return dataset
     from anyk.lab.data import sizes
@@ -25,15 +27,19 @@ def load(spec: str, image_size: int = 0) -> Dataset:
     return sizes.resized(dataset, image_size)
 
 
-def _load(spec: str, image_size: int) -> Dataset:
+def _load(spec: str, image_size: int, split: str, shares: tuple[float, float]) -> Dataset:
     # Each source needs packages of its own, so each is imported only when it is asked for.
     name, _, rest = spec.partition(":")
     path = Path(spec).expanduser()
-    if name == "glyphs":
+    if name in ("glyphs", "completion"):
+        if rest and not (rest.isascii() and rest.isdigit()):
+            raise LabError(f"{name}:CLASSES wants a number of classes, such as {name}:500, but got {spec!r}.")
+        if name == "completion":
+            from anyk.lab.data import completion
+
+            return completion.load(int(rest)) if rest else completion.load()
         from anyk.lab.data import glyphs
 
-        if rest and not (rest.isascii() and rest.isdigit()):
-            raise LabError(f"glyphs:CLASSES wants a number of classes, such as glyphs:500, but got {spec!r}.")
         return glyphs.load(int(rest)) if rest else glyphs.load()
     if name == "cifar100":
         from anyk.lab.data import cifar
