@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,10 @@ ENOUGH = 3
 CANDIDATES = tuple(name for name in METHODS if name.startswith("error:"))
 
 
+#: a page asks for the same ones many times
+two_way = functools.cache(statistics.two_way)
+
+
 @dataclass(frozen=True)
 class Tested:
     """A difference with its p after Holm."""
@@ -28,7 +33,7 @@ class Tested:
 def difference(kept: Kept, one: str, other: str, metric: str) -> Paired | None:
     """Two rows, by what their runs are for; None where there is no count."""
     counted = kept.contrast(one, other, metric)
-    return None if counted is None else statistics.two_way(counted)
+    return None if counted is None else two_way(counted)
 
 
 def family(kept: Kept, pairs: Sequence[tuple[str, str]], metrics: Sequence[str]) -> dict[tuple[str, str, str], Tested]:
