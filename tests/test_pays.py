@@ -361,7 +361,7 @@ def header(text, line):
 
 def test_the_diagonal_is_told(full):
     text = page.page(full)
-    assert "at top-5 the best single k is 20" in text
+    assert "At top-5 the best single k is 20; {5} against {1} +0.49" in " ".join(text.split())
 
 
 def test_a_page_without_runs_says_how_to_make_them(tmp_path):
@@ -381,13 +381,15 @@ def test_what_the_readme_quotes_stands_between_its_marks(full):
     assert "former" not in new
     assert new.endswith("<!-- end -->\nafter <!-- bench: cost -->\nkept\n<!-- end -->\n")
     assert page.quoted(new, full) == new
+    assert "(docs/pays.md)" in new
+    assert "(pays.md)" in page.quoted(text, full, guide=True)
 
 
 def test_the_committed_pages_are_what_the_summaries_say():
     evidence = page.Evidence()
     assert (ROOT / "docs" / "pays.md").read_text() == page.page(evidence), "run `make evidence`"
-    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        assert path.read_text() == page.quoted(path.read_text(), evidence), f"{path}: run `make evidence`"
+    for path, text in page.pages(ROOT, evidence).items():
+        assert path.read_text(encoding="utf-8") == text, f"{path}: run `make evidence`"
 
 
 def test_the_committed_summaries_hold_no_paths():

@@ -147,11 +147,15 @@ def sentence(evidence: Evidence) -> str:
         told = f"no complete runs yet of {'; '.join(open_still)}" if open_still else "some methods are not measured yet"
         return f"**Not decided yet**: {told}."
     seen = "; ".join(f"{name} {_both(evidence, name, chosen.method)}" for name in DECIDE if _has(evidence, name, chosen.method))
-    gains = f"gains the list on {len(chosen.gained)} of the four sets"
+    gains = f"gains the list on {_counts(len(chosen.gained))} four sets"
     words = (
         "passes the rule" if chosen.passes else f"is the best by the mean of both, but nothing passes the rule ({_why(chosen)})"
     )
     return f"**`{chosen.method}` {words}**: it {gains}. Points against softmax with tuned smoothing, top-1 | top-K: {seen}."
+
+
+def _counts(number: int) -> str:
+    return {0: "none of the", len(DECIDE): "all"}.get(number, f"{number} of the")
 
 
 def _why(judged: rule.Judged) -> str:
@@ -212,9 +216,21 @@ def fragment(evidence: Evidence) -> str:
 QUOTES: Mapping[str, Callable[[Evidence], str]] = {"main": fragment, "sentence": sentence}
 
 
-def quoted(text: str, evidence: Evidence) -> str:
-    """A page with what stands between its ``<!-- pays: NAME -->`` and ``<!-- end -->`` filled in."""
-    return PLACE.sub(lambda place: f"{place[1]}{place[2]}\n{QUOTES[place[1]](evidence)}\n\n", text)
+def quoted(text: str, evidence: Evidence, guide: bool = False) -> str:
+    """A page with what stands between its ``<!-- pays: NAME -->`` and ``<!-- end -->`` filled in; links are the README's, or
+    those of a page of the guide."""
+
+    def filled(place: re.Match[str]) -> str:
+        words = QUOTES[place[1]](evidence)
+        return f"{place[1]}{place[2]}\n{words.replace('(docs/', '(') if guide else words}\n\n"
+
+    return PLACE.sub(filled, text)
+
+
+def pages(root: Path, evidence: Evidence) -> dict[Path, str]:
+    """The README and the pages of the guide, with what they quote filled in."""
+    paths = {root / "README.md": False, **dict.fromkeys(sorted((root / "docs").glob("*.md")), True)}
+    return {path: quoted(path.read_text(encoding="utf-8"), evidence, guide) for path, guide in paths.items()}
 
 
 # Main table ----------------------------------------------------------------------------------------------------------------
@@ -356,18 +372,17 @@ def _which_k(evidence: Evidence) -> list[str]:
 
 def _diagonal(evidence: Evidence, name: str, means: Mapping[tuple[str, int], float]) -> list[str]:
     """Whether a single k is the best of the single ones at its own k, and what it gains on k = 1 there."""
-    told, kept = [], evidence.sets[name]
-    pairs = [(f"q2: {{{k}}}", "q2: {1}") for k in plan.KS[1:]]
-    tested = {k: rule.family(kept, pairs, [f"top{k}"]).get((f"q2: {{{k}}}", "q2: {1}", f"top{k}")) for k in plan.KS[1:]}
+    found = {k: rule.difference(evidence.sets[name], f"q2: {{{k}}}", "q2: {1}", f"top{k}") for k in plan.KS[1:]}
+    tested = {k: one for k, one in found.items() if one is not None}
+    corrected = dict(zip(tested, statistics.holm([one.p for one in tested.values()]), strict=True))
+    told = []
     for k in plan.KS:
         column = {other: means[f"q2: {{{other}}}", k] for other in plan.KS if (f"q2: {{{other}}}", k) in means}
-        if len(column) < len(plan.KS):
-            continue
-        best = max(column, key=column.__getitem__)
-        gain = tested.get(k)
-        more = f"; {{{k}}} against {{1}} {_told(gain)}" if gain is not None else ""
-        told.append(f"at top-{k} the best single k is {best}{more}")
-    return [*paragraph(f"Of the single k: {'. '.join(told)}."), ""] if told else []
+        if len(column) == len(plan.KS):
+            best = max(column, key=column.__getitem__)
+            gain = f"; {{{k}}} against {{1}} {_told(Tested(tested[k], corrected[k]))}" if k in tested else ""
+            told.append(f"At top-{k} the best single k is {best}{gain}.")
+    return [*paragraph(" ".join(told)), ""] if told else []
 
 
 GROUPS = {

@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pays.kept import SUMMARIES
-from pays.page import Evidence, page, quoted
+from pays.page import Evidence, page, pages
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,10 +26,9 @@ def main() -> None:
     evidence = Evidence(arguments.summaries)
     arguments.out.write_text(page(evidence, arguments.out.parent / "images"), encoding="utf-8")
     if arguments.summaries == SUMMARIES:
-        for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-            text = path.read_text(encoding="utf-8")
-            if (new := quoted(text, evidence)) != text:
-                path.write_text(new, encoding="utf-8")
+        for path, text in pages(ROOT, evidence).items():
+            if text != path.read_text(encoding="utf-8"):
+                path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
