@@ -361,10 +361,10 @@ def levels(each: str) -> Levels:
     return {
         "capacity": {str(h): _fields(hidden=h, embedding=min(max(h // 2, 8), 128)) for h in (16, 32, 64, 128, 256, 512)},
         "data": {
-            "1/16": _fields(part=part / 16, epochs=4 * epochs),
-            "1/4": _fields(part=part / 4, epochs=2 * epochs),
-            "1": (),
-            "all": _fields(part=1.0),
+            f"{part / 16:g}": _fields(part=part / 16, epochs=4 * epochs),
+            f"{part / 4:g}": _fields(part=part / 4, epochs=2 * epochs),
+            f"{part:g}": (),
+            "1": _fields(part=1.0),
         },
         "noise": {f"{noise:g}": _fields(label_noise=noise) for noise in (0.0, 0.2, 0.4)},
         "context": {str(length): _fields(context=length) for length in (1, 2, 4, 6, 12)},
@@ -387,6 +387,8 @@ QUESTIONS: Mapping[str, tuple[tuple[str, ...], Callable[[str], list[Cell]]]] = {
     "q4": (("completion",), _q4),
 }
 PARTS = ("main", *QUESTIONS)
+#: the sets of question 5
+HEADS = ("completion", "embeddings-mlp")
 
 
 def cells(question: str, each: str) -> list[Cell]:
