@@ -204,12 +204,14 @@ _SETS = (
         "items",
         "next film, 3416",
         {
-            **{"model": "context", "context": 6, "embedding": 32, "hidden": 64, "dropout": 0.2},
-            **{"epochs": 4, "batch_size": 500, "learning_rate": 3e-3},
+            **{"model": "context", "context": 6, "embedding": 32, "hidden": 32, "dropout": 0.1},
+            **{"part": 0.25, "epochs": 4, "batch_size": 500, "learning_rate": 1e-2},
         },
         place="sequences:{}",
         k=10,
         methods=tuple(METHODS),
+        budget=8,
+        seconds=25.0,
     ),
     Set(
         "pixels",
@@ -220,9 +222,9 @@ _SETS = (
         },
         methods=FIRST,
         seeds=SEEDS[:5],
-        budget=5,
+        budget=4,
         tuning_seeds=1,
-        seconds=300.0,
+        seconds=200.0,
     ),
     Set(
         "embeddings",
