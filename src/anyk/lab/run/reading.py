@@ -45,9 +45,10 @@ def check_select(setting: Setting, dataset: Dataset) -> None:
                 f"--want {k} needs more than {k} classes, but {dataset.name} has {len(dataset.classes)}: the first {k} guesses "
                 f"of so few are always right."
             )
-    if setting.select.startswith("top") and int(setting.select[3:]) >= len(dataset.classes):
+    digits = "".join(filter(str.isdigit, setting.select))
+    if digits and int(digits) >= len(dataset.classes):
         raise LabError(
-            f"--select {setting.select} needs more than {setting.select[3:]} classes, but {dataset.name} has "
+            f"--select {setting.select} needs more than {digits} classes, but {dataset.name} has "
             f"{len(dataset.classes)}: choose another, such as --select top1."
         )
 
