@@ -61,6 +61,8 @@ class Recorded(Recipe):
 
     temperature: float | str = 1.0  # type: ignore[assignment]
     standardize: bool = False
+    hidden: int = 512
+    dropout: float | None = 0.0
 
 
 @dataclass(frozen=True)

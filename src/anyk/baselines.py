@@ -45,6 +45,7 @@ class TopKLoss(nn.Module, ABC):
 
     # As the conventions see it: all classes as they come, no softmax, labels that may be smoothed.
     sorts = uses_softmax = False
+    ranks = True
     smoothing = 0.0
 
     def __init__(self, k: int, **keywords: Unpack[Keywords]) -> None:

@@ -49,7 +49,7 @@ def test_other_images_are_resized_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_of_images_that_are_no_squares_the_middle_is_taken() -> None:
     images = torch.zeros(2, 1, 8, 16, dtype=torch.uint8)
     images[..., 4:12] = 200
-    assert bool((sizes._resize(images, 8) == 200).all())
+    assert bool((sizes.resize(images, 8) == 200).all())
 
 
 def test_features_have_no_size(tmp_path: Path) -> None:

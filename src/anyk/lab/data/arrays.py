@@ -1,17 +1,20 @@
 """Array files as data sets: .npz, pairs of .npy, .csv, and the .p and .pt files of pickle and torch.
 
+Rows of numbers are features. Arrays of uint8 with three or four dimensions are images, as MedMNIST has them.
+
 No code from a file is ever run. torch reads its own format with ``weights_only``; plain pickles go through an unpickler
 that knows containers, numpy arrays and torch tensors, and nothing else.
 """
 
 import array
 import csv
+import dataclasses
 import hashlib
 import json
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,18 +23,21 @@ import torch
 from torch import Tensor
 
 from anyk.lab.data import embeddings, pickles
-from anyk.lab.data.sets import Dataset, Split, class_names
+from anyk.lab.data.sets import Dataset, Split, check_classes, class_names, with_statistics
 from anyk.lab.errors import LabError
 
 SUFFIXES = (".npz", ".npy", ".csv", ".tsv", ".p", ".pkl", ".pickle", ".pt", ".pth")
 """The files that `read` and `import_file` take."""
 
-_EMBEDDING_WORDS = {"x", "embedding", "embeddings", "feature", "features", "data", "inputs"}
+_EMBEDDING_WORDS = {"x", "embedding", "embeddings", "feature", "features", "data", "inputs", "image", "images"}
 _LABEL_WORDS = {"y", "label", "labels", "target", "targets"}
 _CLASS_WORDS = {"classes", "class_names", "names"}
 _GROUP_WORD = "groups"
 """the array, or the column of a .csv file, that tells which examples belong together"""
-_TEST_WORDS = ("test", "val", "valid", "validation")
+_VALIDATION_WORDS = ("val", "valid", "validation")
+_TEST_WORDS = ("test", *_VALIDATION_WORDS)
+_CHANNELS = (1, 3)
+"""of images: gray or colour"""
 
 _Note = Callable[[str], None]
 
@@ -76,6 +82,8 @@ def import_file(
     embeddings.refuse_to_overwrite(Path(out), force)
     notes: list[str] = []
     dataset = _load(Path(source), [Path(path) for path in more], name, classes_file, test, label_column, notes.append)
+    if dataset.kind == "images":
+        raise LabError(f"{source} holds images, but import makes embedding sets: give the file itself to train or compare.")
     stored = dataset.train.parts[0].dtype
     if stored not in (torch.float16, torch.float32):
         notes.append(f"{str(stored).removeprefix('torch.')} was converted to {'float16' if half else 'float32'}")
@@ -94,12 +102,15 @@ def read(source: str | Path) -> Dataset:
     splits = {"train": dataset.train} | ({"test": dataset.test} if dataset.test is not None else {})
     hashed = hashlib.sha256(json.dumps(dataset.classes).encode())
     for split, examples in splits.items():
-        part = examples.parts[0]
-        part = part if part.dtype in (torch.float16, torch.float32) else part.float()
-        splits[split] = Split((part,), examples.labels, groups=examples.groups)
-        stored = [part, examples.labels, *([examples.groups] if examples.groups is not None else [])]
+        if dataset.kind == "embeddings":
+            rows = (part if part.dtype in (torch.float16, torch.float32) else part.float() for part in examples.parts)
+            splits[split] = examples = dataclasses.replace(examples, parts=tuple(rows))
+        stored = [*examples.parts, examples.labels, *([examples.groups] if examples.groups is not None else [])]
         hashed.update("".join(embeddings.digest(tensor, dataset.name) for tensor in stored).encode())
-    return Dataset(dataset.name, "embeddings", dataset.classes, splits["train"], splits.get("test"), hashed.hexdigest()[:16])
+    if dataset.validation is not None:
+        hashed.update(embeddings.digest(dataset.validation, dataset.name).encode())
+    fingerprint = hashed.hexdigest()[:16]
+    return dataclasses.replace(dataset, train=splits["train"], test=splits.get("test"), fingerprint=fingerprint)
 
 
 def _load(
@@ -119,6 +130,15 @@ def _load(
     if classes_file is not None:
         names = _read_class_names(Path(classes_file))
     classes, labels = number_classes({split: pair[1] for split, pair in pairs.items()}, names, source, note)
+    if _are_images(pairs["train"].examples):
+        return _images(pairs, labels, classes, name or source.stem, source)
+    for pair in pairs.values():
+        if pair.examples.dim() in (3, 4):
+            shape, dtype = tuple(pair.examples.shape), str(pair.examples.dtype).removeprefix("torch.")
+            raise LabError(
+                f"embeddings in {source} should have the shape (examples, dimensions), but have {shape}; "
+                f"images should be uint8, pixels from 0 to 255, but these are {dtype}."
+            )
     splits = {split: Split((pair.examples,), labels[split], groups=pair.groups) for split, pair in pairs.items()}
     dataset = Dataset(name or source.stem, "embeddings", classes, splits["train"], splits.get("test"), "")
     embeddings.check(dataset, {"train": [str(source)], "test": [str(test or source)]}, strict=False)
@@ -128,7 +148,7 @@ def _load(
 def _read_pairs(
     source: Path, more: list[Path], label_column: str | None, note: _Note, is_test: bool = False
 ) -> tuple[dict[str, _Pair], list[str] | None]:
-    """Embeddings and labels for "train" and perhaps "test", and the class names if the file has them."""
+    """Examples and labels for "train" and perhaps "test" and "validation", and the class names if the file has them."""
     if not source.is_file():
         raise LabError(f"{source} is not a file: name a file that ends in {', '.join(SUFFIXES)}.")
     if not source.stat().st_size:
@@ -156,6 +176,8 @@ def _read_pairs(
 
 def _find_pairs(tree: Any, source: Path, note: _Note) -> tuple[dict[str, _Pair], list[str] | None]:
     """The arrays of train and test in a dict or a sequence, by the words in their names or by their places.
+
+    Images may have a validation split beside them, as published sets do. Of features, it is the test where there is no other.
 
     >>> found, _ = _find_pairs({"X_train": torch.zeros(2, 3), "y_train": [0, 1]}, Path("some.npz"), print)
     >>> found["train"][0].shape
@@ -187,15 +209,29 @@ def _find_pairs(tree: Any, source: Path, note: _Note) -> tuple[dict[str, _Pair],
                 "name the arrays x and y, or embeddings and labels, or X_train, y_train, X_test and y_test."
             )
         if given:
-            pair = _pair(arrays[found[split, "embeddings"]], arrays[found[split, "labels"]], source)
+            pair = _pair(arrays[found[split, "embeddings"]], arrays[found[split, "labels"]], source, f" for {split}")
             together = arrays[found[split, "groups"]] if (split, "groups") in found else None
             pairs[split] = pair._replace(groups=_groups(together, len(pair.labels), source))
-    tests = [split for split in _TEST_WORDS if split in pairs]
-    for left_out in tests[1:]:
-        note(f"the examples called {left_out} were left out: those called {tests[0]} are the test")
+    images = _are_images(pairs["train"].examples)
+    called = {"test": ("test",), "validation": _VALIDATION_WORDS} if images else {"test": _TEST_WORDS}
+    result = {"train": pairs["train"]}
+    for split, words_for_it in called.items():
+        present = [word for word in words_for_it if word in pairs]
+        if present:
+            result[split] = pairs[present[0]]
+        for left_out in present[1:]:
+            note(f"the examples called {left_out} were left out: those called {present[0]} are the {split}")
     names = next((arrays[key] for key in arrays if key.lower() in _CLASS_WORDS), None)
-    result = {"train": pairs["train"]} | ({"test": pairs[tests[0]]} if tests else {})
-    return result, None if names is None else [str(name) for name in _to_numpy(names, source).tolist()]
+    return result, None if names is None else _listed_names(names, source)
+
+
+def _listed_names(values: Any, source: Path) -> list[str]:
+    names = _to_numpy(values, source)
+    if names.ndim != 1:
+        raise LabError(f"class names in {source} should be a list, but have the shape {names.shape}.")
+    if names.dtype.kind == "S":
+        names = np.char.decode(names, "utf-8", "replace")
+    return [str(name) for name in names.tolist()]
 
 
 def _name_places(items: list[Any] | tuple[Any, ...]) -> Any:
@@ -215,20 +251,20 @@ def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, A
             yield f"{prefix}{key}", value
 
 
-def _pair(examples: Any, labels: Any, source: Path) -> _Pair:
+def _pair(examples: Any, labels: Any, source: Path, for_split: str = "") -> _Pair:
     if isinstance(examples, (list, tuple)) and examples and isinstance(examples[0], Tensor):
         examples = torch.stack(tuple(examples)) if examples[0].dim() == 1 else torch.cat(tuple(examples))
     if not isinstance(examples, Tensor):
         numbers = _to_numpy(examples, source)
         if numbers.dtype.kind not in "fiub":
             raise LabError(f"embeddings in {source} should be numbers, but are {numbers.dtype}.")
-        if numbers.dtype.kind == "u" and numbers.dtype.itemsize > 1:
+        if numbers.dtype.kind == "u" and numbers.dtype.itemsize > 1 and numbers.ndim < 3:
             numbers = numbers.astype(np.float32)
         # torch has no other byte order than the machine's.
         examples = torch.from_numpy(numbers if numbers.dtype.isnative else numbers.astype(numbers.dtype.newbyteorder("=")))
     labels = _to_numpy(labels, source)
     if not examples.numel() or not labels.size:
-        raise LabError(f"{source} has no examples: copy it or make it again.")
+        raise LabError(f"{source} has no examples{for_split}: copy it or make it again.")
     return _Pair(examples.detach(), labels)
 
 
@@ -258,6 +294,71 @@ def _to_numpy(values: Any, source: Path) -> "np.ndarray[Any, Any]":
 def _shown(text: str) -> str:
     """A name from a file, fit for a message of one line."""
     return text[:100] if text.isprintable() else repr(text[:100])
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def _are_images(examples: Tensor) -> bool:
+    return examples.dtype == torch.uint8 and examples.dim() in (3, 4)
+
+
+def image_shape(shape: Sequence[int]) -> tuple[int, int, int] | None:
+    """Channels, height and width of images in an array of this shape; None: it holds none.
+
+    >>> image_shape((100, 28, 28)), image_shape((100, 28, 20, 3)), image_shape((100, 3, 28, 20)), image_shape((100, 28, 28, 4))
+    ((1, 28, 28), (3, 28, 20), (3, 28, 20), None)
+    """
+    if len(shape) == 3:
+        return 1, shape[1], shape[2]
+    if len(shape) == 4 and shape[3] in _CHANNELS:
+        return shape[3], shape[1], shape[2]
+    return (shape[1], shape[2], shape[3]) if len(shape) == 4 and shape[1] in _CHANNELS else None
+
+
+def pixels(images: Tensor, source: str | Path) -> Tensor:
+    """Images as (N, channels, height, width), of an array that has them with the channels last, or first, or without."""
+    shape = image_shape(images.shape)
+    if images.dtype != torch.uint8:
+        dtype = str(images.dtype).removeprefix("torch.")
+        raise LabError(f"images in {source} should be uint8, pixels from 0 to 255, but are {dtype}.")
+    if shape is None:
+        raise LabError(
+            f"images in {source} should have the shape (N, height, width) or (N, height, width, 1 or 3), "
+            f"but have {tuple(images.shape)}."
+        )
+    last = images.dim() == 4 and images.shape[3] in _CHANNELS
+    # Lying together: batches are taken from it, and of other arrays NumPy would copy the whole each time.
+    return (images.permute(0, 3, 1, 2) if last else images.view(len(images), *shape)).contiguous()
+
+
+def _images(
+    pairs: Mapping[str, _Pair], labels: Mapping[str, Tensor], classes: tuple[str, ...], name: str, source: Path
+) -> Dataset:
+    """A set of images. Those for validation follow those to train with, as a part of their own: no copy is made for it."""
+    shaped: dict[str, Tensor] = {}
+    for split, pair in pairs.items():
+        shaped[split] = images = pixels(pair.examples, f"{source} ({split})")
+        if len(images) != len(labels[split]):
+            raise LabError(f"{source} has {len(images)} images for {split}, but {len(labels[split])} labels.")
+        first, here = (tuple(part.shape[1:]) for part in (shaped["train"], images))
+        if here != first:
+            told = f"{here} for {split}, but {first} for train, as (channels, height, width)"
+            raise LabError(f"images in {source} should all have one shape, but it is {told}.")
+    groups = pairs["train"].groups
+    parts, numbers, validation = [shaped["train"]], [labels["train"]], None
+    if "validation" in shaped:
+        count, held = len(shaped["train"]), len(shaped["validation"])
+        parts.append(shaped["validation"])
+        numbers.append(labels["validation"])
+        validation = torch.arange(count, count + held)
+        if groups is not None:  # of the others each is by itself: nothing is measured by their groups
+            groups = torch.cat([groups, int(groups.max()) + 1 + torch.arange(held)])
+    train = Split(tuple(parts), torch.cat(numbers), groups=groups)
+    test = Split((shaped["test"],), labels["test"], groups=pairs["test"].groups) if "test" in shaped else None
+    dataset = Dataset(name, "images", classes, train, test, "", validation=validation)
+    check_classes(dataset, {"train": str(source), "test": str(source)})
+    return with_statistics(dataset)
 
 
 # --- classes ----------------------------------------------------------------------------------------------------------

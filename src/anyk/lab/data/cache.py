@@ -1,4 +1,4 @@
-"""Prepared image sets are kept on the disk, each in one file, so that the next run starts at once."""
+"""Prepared sets are kept on the disk, each in one file, so that the next run starts at once."""
 
 import dataclasses
 import hashlib
@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pooch
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from anyk.lab import files, notes
 from anyk.lab.data.sets import Dataset, Split
+from anyk.lab.data.tokens import SequenceSplit
 from anyk.lab.errors import LabError
 
 
@@ -51,11 +53,11 @@ def remember(path: Path, build: Callable[[], Dataset]) -> Dataset:
 def write(path: Path, dataset: Dataset) -> None:
     """Write a data set with its fingerprint into one file; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # What was left out is not a part of the content, nor of its digest.
-    left_out = {"unreadable": json.dumps(dataset.unreadable)} if dataset.unreadable else {}
+    # What was left out, and what is said of it, is not a part of the content, nor of its digest.
+    told = {"unreadable": dataset.unreadable, "remarks": dataset.remarks}
     with files.replacing(path) as temporary:
         facts = json.dumps([_facts(dataset), dataset.fingerprint])
-        save_file(_tensors(dataset), temporary, {"dataset": facts, **left_out})
+        save_file(_tensors(dataset), temporary, {"dataset": facts, **{name: json.dumps(of) for name, of in told.items() if of}})
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -64,15 +66,22 @@ def fingerprint(dataset: Dataset) -> str:
 
 
 def _facts(dataset: Dataset) -> dict[str, Any]:
-    return {field: getattr(dataset, field) for field in ("name", "kind", "classes", "mean", "std")}
+    facts = {field: getattr(dataset, field) for field in ("name", "kind", "classes", "mean", "std")}
+    return facts | ({"tokens": dataset.tokens} if dataset.tokens else {})
 
 
 def _tensors(dataset: Dataset) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, examples in (("train", dataset.train), ("test", dataset.test)):
         if examples is not None:
-            tensors |= {name: examples.parts[0], f"{name}_labels": examples.labels}
+            stored = examples.parts[0] if len(examples.parts) == 1 else torch.cat(examples.parts)
+            if isinstance(examples, SequenceSplit):
+                tensors |= {"stream": stored, "begins": examples.begins, name: examples.places}
+            else:
+                tensors |= {name: stored}
+            tensors |= {f"{name}_labels": examples.labels}
             tensors |= {} if examples.groups is None else {f"{name}_groups": examples.groups}
+    tensors |= {} if dataset.validation is None else {"validation": dataset.validation}
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
@@ -89,15 +98,21 @@ def read(path: Path) -> Dataset:
     """What :func:`write` wrote; raises whatever a damaged file makes the parsers raise, or a ValueError."""
     with safe_open(path, "pt") as file:
         facts, noted = json.loads(file.metadata()["dataset"])
-        unreadable = json.loads(file.metadata().get("unreadable", "[]"))
+        unreadable, remarks = (json.loads(file.metadata().get(name, "[]")) for name in ("unreadable", "remarks"))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
     if _digest(tensors, facts) != noted:
         raise ValueError("its checksum is wrong")
-    splits = {
-        name: Split((tensors[name],), tensors[f"{name}_labels"], groups=tensors.get(f"{name}_groups"))
-        for name in ("train", "test")
-        if name in tensors
-    }
+    splits: dict[str, Split] = {}
+    for name in ("train", "test"):
+        if name in tensors:
+            labels, groups = tensors[f"{name}_labels"], tensors.get(f"{name}_groups")
+            if "stream" in tensors:
+                padding = len(facts["classes"]) + 1
+                splits[name] = SequenceSplit(
+                    (tensors["stream"],), labels, (), groups, tensors[name], tensors["begins"], padding
+                )
+            else:
+                splits[name] = Split((tensors[name],), labels, groups=groups)
     return Dataset(
         name=facts["name"],
         kind=facts["kind"],
@@ -108,6 +123,9 @@ def read(path: Path) -> Dataset:
         mean=tuple(facts["mean"]),
         std=tuple(facts["std"]),
         unreadable=tuple(unreadable),
+        validation=tensors.get("validation"),
+        remarks=tuple(remarks),
+        tokens=facts.get("tokens", ""),
     )
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from anyk.lab.data import cache as caches
 from anyk.lab.data import pickles
-from anyk.lab.data.sets import Dataset, Split, channel_statistics
+from anyk.lab.data.sets import Dataset, Split, with_statistics
 from anyk.lab.errors import LabError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
@@ -68,8 +68,7 @@ def read(path: Path) -> Dataset:
             f"{path} is not CIFAR-100: it should hold {', '.join(_PYTHON_FILES)} (python version) "
             f"or {', '.join(_BINARY_FILES)} (binary version), but holds {', '.join(sorted(contents)) or 'none of them'}."
         )
-    mean, std = channel_statistics(train.parts[0])
-    return Dataset("cifar100", "images", classes, train, test, "", mean, std)
+    return with_statistics(Dataset("cifar100", "images", classes, train, test, ""))
 
 
 def write_small(folder: Path, examples_per_class: int, classes: int = 100) -> Path:

@@ -31,7 +31,7 @@ from torch import Tensor
 from anyk.lab import files
 from anyk.lab.data.cache import cache_folder
 from anyk.lab.data.mapped import MappedRows
-from anyk.lab.data.sets import Dataset, Split
+from anyk.lab.data.sets import Dataset, Split, check_classes
 from anyk.lab.errors import LabError
 
 _BLOCK_BYTES = 1 << 24
@@ -240,20 +240,7 @@ def check(dataset: Dataset, sources: Mapping[str, list[str]] | None = None, *, s
             raise LabError(
                 f"{source} has {rows} embeddings, but labels of shape {tuple(examples.labels.shape)}: one label for each row."
             )
-        low, high = (int(value) for value in examples.labels.aminmax())
-        if low < 0 or high >= len(dataset.classes):
-            wrong = low if low < 0 else high
-            raise LabError(
-                f"{source} has the label {wrong}, but there are {len(dataset.classes)} classes: "
-                f"labels should be 0 to {len(dataset.classes) - 1}, in the order of the class names."
-            )
-    missing = (torch.bincount(dataset.train.labels, minlength=len(dataset.classes)) == 0).nonzero().flatten().tolist()
-    if missing:
-        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise LabError(
-            f"{sources['train'][0]} has no training example of class {missing[0]} ({dataset.classes[missing[0]]}){others}: "
-            "add examples, or remove the class and renumber the labels."
-        )
+    check_classes(dataset, {split: sources[split][0] for split in splits})
 
 
 def digest(part: Tensor | MappedRows, source: str) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anyk.lab import notes
 from anyk.lab.data import cache as caches
-from anyk.lab.data.sets import Dataset, Split, channel_statistics
+from anyk.lab.data.sets import Dataset, Split, with_statistics
 from anyk.lab.errors import LabError
 
 SIZE = 32
@@ -56,9 +56,9 @@ def load(folder: Path, *, size: int = SIZE, cache: Path | None = None) -> Datase
             )
         if test_split is not None and not len(test_split):
             raise LabError(f"{test_root} has no readable images: add some or remove it.")
-        mean, std = channel_statistics(train_split.parts[0])
         left_out = tuple(path.relative_to(folder).as_posix() for path in unreadable)
-        return Dataset(folder.absolute().name, "images", classes, train_split, test_split, "", mean, std, unreadable=left_out)
+        name = folder.absolute().name
+        return with_statistics(Dataset(name, "images", classes, train_split, test_split, "", unreadable=left_out))
 
     sources = [path for files in (train, test or {}) for paths in files.values() for path in paths]
     # The classes are named too: an empty class has no files.

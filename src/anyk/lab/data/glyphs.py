@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from anyk.lab.data import cache as caches
-from anyk.lab.data.sets import Dataset, Split, channel_statistics
+from anyk.lab.data.sets import Dataset, Split, with_statistics
 from anyk.lab.errors import LabError
 
 DEFAULT_CLASSES = 300
@@ -76,8 +76,7 @@ def load(classes: int = DEFAULT_CLASSES, *, cache: Path | None = None) -> Datase
     def build() -> Dataset:
         train, test = pictures(_TRAIN_FONTS, _TRAIN_PICTURES, 0), pictures(_TEST_FONTS, _TEST_PICTURES, 1)
         names = tuple(f"{character} {unicodedata.name(character, f'U+{ord(character):04X}')}" for character in characters)
-        mean, std = channel_statistics(train.parts[0])
-        return Dataset(f"glyphs:{classes}", "images", names, train, test, "", mean, std)
+        return with_statistics(Dataset(f"glyphs:{classes}", "images", names, train, test, ""))
 
     source = hashlib.sha256(f"{features.version('freetype2')} {''.join(characters)}".encode())
     for path in fonts.values():

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyk.lab.data.sets import Dataset, Split, channel_statistics
+from anyk.lab.data.sets import Dataset, Split, with_statistics
 from anyk.lab.errors import LabError
 
 if TYPE_CHECKING:
@@ -136,9 +136,9 @@ def _dataset(named: Mapping[str, Any]) -> Dataset:
     _check_classes(numbers, classes)
     groups = _groups(named, {split: len(rows) for split, rows in examples.items()})
     splits = {split: Split((examples[split],), numbers[split], groups=groups.get(split)) for split in examples}
-    mean, std = channel_statistics(examples["train"]) if kind == "images" else ((), ())
     name = str(named.get("name") or (type(named["train"]).__name__ if _is_dataset(named["train"]) else "arrays"))
-    return Dataset(name, kind, classes, splits["train"], splits.get("test"), "", mean, std)  # type: ignore[arg-type]
+    dataset = Dataset(name, kind, classes, splits["train"], splits.get("test"), "")  # type: ignore[arg-type]
+    return with_statistics(dataset) if kind == "images" else dataset
 
 
 def _source(given: Any, split: str) -> str:

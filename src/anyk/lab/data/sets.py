@@ -1,6 +1,7 @@
 """A data set in memory or memory-mapped, and its split into train, validation and test."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -11,6 +12,10 @@ from torch import Tensor
 
 from anyk.lab.data.mapped import MappedRows
 from anyk.lab.errors import LabError
+
+Kind = Literal["embeddings", "images", "sequences"]
+#: what the tokens of sequences are: what stands between spaces, words of a text, or those of Python source
+Tokens = Literal["", "items", "words", "python"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ class Dataset:
     """
 
     name: str
-    kind: Literal["embeddings", "images"]
+    kind: Kind
     classes: tuple[str, ...]
     train: Split
     test: Split | None
@@ -98,6 +103,20 @@ class Dataset:
     """of image files, where it was made of one"""
     unreadable: tuple[str, ...] = ()
     """files in it that could not be read and were left out"""
+    validation: Tensor | None = None
+    """(V,) positions in ``train`` that the source keeps for validation; None: :func:`split` takes a part"""
+    remarks: tuple[str, ...] = ()
+    """what a reader of the results should know of the data, in sentences"""
+    tokens: Tokens = ""
+    """of sequences, what their tokens are"""
+
+    @property
+    def training(self) -> Tensor:
+        """Positions in ``train``, in ascending order, without those that the source keeps for validation."""
+        kept = torch.ones(len(self.train), dtype=torch.bool)
+        if self.validation is not None:
+            kept[self.validation] = False
+        return kept.nonzero().flatten()
 
 
 @dataclass(frozen=True)
@@ -110,28 +129,38 @@ class Parts:
     test_index: Tensor
 
 
-def split(dataset: Dataset, validation: float, test: float, seed: int) -> Parts:
-    """Split train, validation and test, each class in proportion; a given test split is kept as it is.
+def split(dataset: Dataset, validation: float, test: float, seed: int, part: float = 1.0) -> Parts:
+    """Split train, validation and test, each class in proportion; what the source keeps for one of them stays as it is.
 
-    Every class keeps at least one training example. The same seed gives the same split.
+    Of what is divided here, every class keeps at least one training example. The same seed gives the same split. With ``part``
+    below 1, only so much of the training examples is used, of each class.
 
     >>> labels = torch.arange(4).repeat_interleave(10)
     >>> examples = Split((torch.zeros(40, 3),), labels)
     >>> parts = split(Dataset("four", "embeddings", tuple("abcd"), examples, None, ""), validation=0.1, test=0.2, seed=0)
     >>> len(parts.train), len(parts.validation), len(parts.test_index)
     (29, 3, 8)
+    >>> given = Dataset("four", "embeddings", tuple("abcd"), examples, None, "", validation=torch.tensor([0, 10, 20, 30]))
+    >>> parts = split(given, validation=0.1, test=0.25, seed=0)
+    >>> parts.validation.tolist(), len(parts.train), len(parts.test_index)
+    ([0, 10, 20, 30], 27, 9)
     """
     generator = torch.Generator().manual_seed(seed)
-    everything = torch.arange(len(dataset.train))
+    rest = dataset.training
     if dataset.test is not None:
-        rest, test_split, test_index = everything, dataset.test, torch.arange(len(dataset.test))
+        test_split, test_index = dataset.test, torch.arange(len(dataset.test))
     else:
-        rest, test_index = _divide(everything, dataset.train.labels, test, generator)
+        rest, test_index = _divide(rest, dataset.train.labels, test, generator)
         test_split = dataset.train
-    train, held = _divide(rest, dataset.train.labels, validation, generator)
-    for name, part in (("validation", held), ("test", test_index)):
-        if not len(part):
-            least = 2 if dataset.test is not None else 3
+    if dataset.validation is not None:
+        train, held = rest, dataset.validation.sort().values
+    else:
+        train, held = _divide(rest, dataset.train.labels, validation, generator)
+    if part < 1:
+        train, _ = _divide(train, dataset.train.labels, 1 - part, generator)
+    for name, examples in (("validation", held), ("test", test_index)):
+        if not len(examples):
+            least = 1 + (dataset.validation is None) + (dataset.test is None)
             raise LabError(
                 f"no example of {dataset.name} is left for {name}: --{name} should be above 0, and classes need "
                 f"at least {least} examples (there are {len(dataset.train)} in {len(dataset.classes)} classes)."
@@ -166,18 +195,46 @@ def _divide(index: Tensor, labels: Tensor, fraction: float, generator: torch.Gen
     return index[kept[index]], held
 
 
-def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of (N, channels, height, width) uint8 images, of pixels in 0 … 1."""
-    sums = torch.zeros(images.shape[1], dtype=torch.float64)
-    squares = torch.zeros(images.shape[1], dtype=torch.float64)
-    for start in range(0, len(images), 4096):
-        pixels = images[start : start + 4096].double() / 255
+def with_statistics(dataset: Dataset) -> Dataset:
+    """A set of images with mean and standard deviation of each channel, of pixels in 0 … 1, of ``dataset.training``."""
+    images, index = dataset.train, dataset.training
+    channels, height, width = images.shape
+    sums = torch.zeros(channels, dtype=torch.float64)
+    squares = torch.zeros(channels, dtype=torch.float64)
+    for positions in torch.split(index, 4096):
+        pixels = images.take(positions).double() / 255
         sums += pixels.sum((0, 2, 3))
         squares += pixels.square().sum((0, 2, 3))
-    count = images.shape[0] * images.shape[2] * images.shape[3]
+    count = len(index) * height * width
     mean = sums / count
     std = (squares / count - mean.square()).clamp(min=1e-12).sqrt()
-    return tuple(mean.tolist()), tuple(std.tolist())
+    return dataclasses.replace(dataset, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+
+
+def check_classes(dataset: Dataset, sources: Mapping[str, str]) -> None:
+    """Raise where a label has no class, or a class no training example.
+
+    Args:
+        dataset: its labels and classes.
+        sources: for "train" and "test", what to call it in a message.
+    """
+    for split, examples in (("train", dataset.train), ("test", dataset.test)):
+        if examples is not None:
+            low, high = (int(value) for value in examples.labels.aminmax())
+            if low < 0 or high >= len(dataset.classes):
+                wrong = low if low < 0 else high
+                raise LabError(
+                    f"{sources[split]} has the label {wrong}, but there are {len(dataset.classes)} classes: "
+                    f"labels should be 0 to {len(dataset.classes) - 1}, in the order of the class names."
+                )
+    labels = dataset.train.labels if dataset.validation is None else dataset.train.labels[dataset.training]
+    missing = (torch.bincount(labels, minlength=len(dataset.classes)) == 0).nonzero().flatten().tolist()
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise LabError(
+            f"{sources['train']} has no training example of class {missing[0]} ({dataset.classes[missing[0]]}){others}: "
+            "add examples, or remove the class and renumber the labels."
+        )
 
 
 def class_names(classes: Sequence[str] | None, count: int) -> tuple[str, ...]:

@@ -7,33 +7,33 @@ from torch import Tensor
 from torch.nn import functional
 
 from anyk.lab.data import cache as caches
-from anyk.lab.data.sets import Dataset, Split, channel_statistics
+from anyk.lab.data.sets import Dataset, Split, with_statistics
 from anyk.lab.errors import LabError
 
 
 def resized(dataset: Dataset, size: int) -> Dataset:
     """The data set with square images of this size: the shorter side resized, the middle taken. Made once and kept."""
     if dataset.kind != "images":
-        raise LabError(f"image_size resizes images, but {dataset.name} holds embeddings: leave it out.")
+        raise LabError(f"image_size resizes images, but {dataset.name} holds {dataset.kind}: leave it out.")
     if tuple(dataset.train.shape[1:]) == (size, size):
         return dataset
 
     def build() -> Dataset:
         train = _resize_all(dataset.train, size)
         test = None if dataset.test is None else _resize_all(dataset.test, size)
-        mean, std = channel_statistics(train.parts[0])
-        return dataclasses.replace(dataset, train=train, test=test, mean=mean, std=std)
+        return with_statistics(dataclasses.replace(dataset, train=train, test=test))
 
     name = f"resized-{dataset.fingerprint[:32]}-{size}.safetensors"
     return caches.remember(caches.cache_folder() / name, build)
 
 
 def _resize_all(examples: Split, size: int) -> Split:
-    pieces = [_resize(block, size) for part in examples.parts for block in torch.split(part, 512)]
+    pieces = [resize(block, size) for part in examples.parts for block in torch.split(part, 512)]
     return dataclasses.replace(examples, parts=(torch.cat(pieces),))
 
 
-def _resize(images: Tensor, size: int) -> Tensor:
+def resize(images: Tensor, size: int) -> Tensor:
+    """The middle square of (N, channels, height, width) uint8 images, in another size."""
     height, width = images.shape[2:]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyk.lab.data import arrays
+from anyk.lab.data import arrays, sizes
 from anyk.lab.errors import LabError
 
 _GROUPS = "groups"  # which examples belong together, where the training data tell
@@ -33,10 +33,25 @@ def blocks(source: Path, shape: tuple[int, ...], rows: int, label_column: str | 
         yield from _of_csv(source, shape[0], rows, label_column)
         return
     found = _find(source, shape)
-    if len(shape) == 3 and found.dtype != torch.uint8:
-        raise LabError(f"images in {source} should be uint8, pixels from 0 to 255, but are {found.dtype}.")
     for first in range(0, len(found), rows):
-        yield _finite(found[first : first + rows], first, source)
+        block = found[first : first + rows]
+        yield _shaped(block, shape, source) if len(shape) == 3 else _finite(block, first, source)
+
+
+def _shaped(images: Tensor, shape: tuple[int, ...], source: Path) -> Tensor:
+    """Images in the shape that the model takes."""
+    if images.dtype == torch.uint8 and images.shape[1:] == shape:
+        return images
+    images = arrays.pixels(images, source)
+    return images if images.shape[1:] == shape else sizes.resize(images, shape[1])
+
+
+def _fits(found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether an array of this shape holds examples for the model: images may have another size, if its are squares."""
+    if found[1:] == shape:
+        return True
+    images = arrays.image_shape(found) if len(shape) == 3 else None
+    return images is not None and images[0] == shape[0] and (images == shape or shape[1] == shape[2])
 
 
 def _find(source: Path, shape: tuple[int, ...]) -> Tensor:
@@ -48,7 +63,7 @@ def _find(source: Path, shape: tuple[int, ...]) -> Tensor:
     held = dict(arrays._flatten(tree)) if isinstance(tree, Mapping) else {"": tree}
     # A list of class names is no array of examples.
     shapes = {key: tuple(value.shape) for key, value in held.items() if hasattr(value, "shape")}
-    fitting = [key for key, found in shapes.items() if found[1:] == shape]
+    fitting = [key for key, found in shapes.items() if _fits(found, shape)]
     if len(fitting) > 1:
         fitting = [key for key in fitting if "test" in re.split(r"[^a-z]+", key.lower())] or fitting
     if len(fitting) != 1:

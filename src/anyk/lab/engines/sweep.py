@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyk.lab import files
-from anyk.lab.data import load
 from anyk.lab.engines.attempt import Outcome, ended
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
 from anyk.lab.run import losses as losses_of_recipes
 from anyk.lab.run.folder import Run
-from anyk.lab.run.reading import CHECKED, check_setting
+from anyk.lab.run.reading import CHECKED, READ, check_setting, read_data
 from anyk.lab.run.recipe import TYPES, Recipe
 from anyk.lab.run.training import Progress
 
@@ -114,10 +113,11 @@ def _check(recipes: Mapping[str, Recipe], out: Path, here: bool) -> None:
     """Raise what would make runs fail that have not ended: once, before any of them starts."""
     waiting = [recipe for name, recipe in recipes.items() if ended(out / name, recipe) is None]
     different = {tuple(getattr(recipe, field) for field in CHECKED): recipe for recipe in waiting}
-    for place in sorted({(recipe.data, recipe.image_size) for recipe in waiting}):
-        dataset = load(*place)
+    sources = {tuple(getattr(recipe, field) for field in READ): recipe for recipe in waiting}
+    for source, first in sources.items():
+        dataset = read_data(first)
         for recipe in different.values():
-            if (recipe.data, recipe.image_size) == place:
+            if tuple(getattr(recipe, field) for field in READ) == source:
                 check_setting(recipe, dataset, here=here)
 
 

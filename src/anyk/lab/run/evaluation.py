@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import anyk
-from anyk.lab.data import Split, load, split
+from anyk import candidates
+from anyk.lab.data import Split
 from anyk.lab.run import models, own_models
 from anyk.lab.run.folder import Run
 from anyk.lab.run.processes import ALONE, Ranks
-from anyk.lab.run.reading import Reader, find_device, resolved
+from anyk.lab.run.reading import Reader, divide, find_device, read_data, resolved
 
 KS = (1, 5, 10, 20)
 #: of these also the mean over the classes
@@ -86,8 +87,8 @@ def examine(
     for block in reader.blocks(examples, ranks.shard(index)):
         target = examples.labels[block].to(reader.device)
         with torch.autocast(reader.device.type, torch.bfloat16, enabled=amp):
-            scores = model(reader(examples, block))
-        first = scores.topk(guesses).indices if guesses else scores.new_empty(len(scores), 0)
+            scores = reader.mask(model(reader(examples, block)), examples, block)
+        first = candidates.best(scores, guesses) if guesses else scores.new_empty(len(scores), 0)
         known = target >= 0
         places = torch.where(known, anyk.target_ranks(scores, target.clamp(min=0)), scores.shape[1] + 1)
         found.append((places.int(), first.int()))
@@ -118,11 +119,9 @@ class Predictor:
         plan, weights = models.read(run.folder / "model.safetensors")
         made_by = own_models.maker(plan.model, str(run.folder), model, trust)
         recipe = run.recipe()
-        self.dataset = dataclasses.replace(
-            load(recipe.data, recipe.image_size), feature_mean=plan.feature_mean, feature_std=plan.feature_std
-        )
+        self.dataset = dataclasses.replace(read_data(recipe), feature_mean=plan.feature_mean, feature_std=plan.feature_std)
         recipe = resolved(recipe, self.dataset)
-        self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
+        self.parts = divide(self.dataset, recipe)
         self.reader = Reader(self.dataset, find_device(device), recipe)
         self.model = plan.build(made_by, pretrained=False).to(device)
         self.model.load_state_dict(weights)

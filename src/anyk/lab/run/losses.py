@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +13,11 @@ from anyk import p_k as p_ks
 from anyk.lab.errors import LabError
 from anyk.lab.run import names
 from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.sequence_models import SequenceModel
 from anyk.losses import TopKLossModule
+
+#: of more classes than these, the scores are made and used in pieces
+MOST_SCORES = 20_000
 
 
 def criterion(recipe: Recipe, classes: int) -> nn.Module:
@@ -21,7 +26,9 @@ def criterion(recipe: Recipe, classes: int) -> nn.Module:
         raise LabError("the data have one class only, which leaves nothing to classify: give data with at least two.")
     loss = names.find(recipe.loss)
     if loss.family == "softmax":
-        return loss.make(**loss.settings(recipe))
+        settings = loss.settings(recipe)
+        # Where some classes are no guess, torch's own would smooth towards their scores of minus infinity.
+        return anyk.TopKErrorLoss([1.0], guide=1.0, **settings) if recipe.mask_seen else loss.make(**settings)
     if loss.family == "gce":
         return anyk.TopKErrorLoss([1.0], anyk.KSubset(1.0), m=None, **loss.settings(recipe))
     p_k = read_p_k(Path(recipe.p_k_file), classes) if recipe.p_k_file else torch.tensor(recipe.p_k)
@@ -39,6 +46,22 @@ def criterion(recipe: Recipe, classes: int) -> nn.Module:
     if loss.family == "one k":
         return loss.make(k=k, **loss.settings(recipe))
     return loss.make(p_k, loss.make_operator(**loss.operator_settings(recipe)), m=m, **loss.settings(recipe))
+
+
+def head(loss: nn.Module, model: nn.Module, recipe: Recipe) -> anyk.LinearHead | None:
+    """The loss and the last layer of a model of sequences in one, where the classes are so many that their scores should not be
+    stored; None: the model makes the scores."""
+    if not isinstance(model, SequenceModel) or model.output.out_features <= MOST_SCORES or recipe.mask_seen:
+        return None
+    if isinstance(loss, nn.CrossEntropyLoss):
+        loss = anyk.TopKErrorLoss([1.0], guide=1.0, label_smoothing=loss.label_smoothing)
+    if not isinstance(loss, TopKLossModule):
+        return None
+    layer: Any = model.output
+    with torch.device("meta"):
+        made = anyk.LinearHead(layer.in_features, layer.out_features, loss)
+    made.linear = layer
+    return made
 
 
 #: the fields of a recipe that a loss may take

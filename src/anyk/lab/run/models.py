@@ -14,16 +14,18 @@ from torch.nn import functional
 
 from anyk import checks
 from anyk.lab.data import Dataset
+from anyk.lab.data.sets import Tokens
 from anyk.lab.errors import LabError
-from anyk.lab.run import own_models
+from anyk.lab.run import own_models, sequence_models
 from anyk.lab.run.folder import read_tensors
-from anyk.lab.run.own_models import BUILT_IN, Maker
+from anyk.lab.run.own_models import BUILT_IN, SEQUENCE_MODELS, Maker
 from anyk.lab.run.own_models import word_of as word_of
 from anyk.lab.run.recipe import Setting
 
-FORMAT = 2
+FORMAT = 3
 #: what a file of a former format does not have
-_LATER = {"1": {"feature_mean", "feature_std"}, "2": set[str]()}
+_SINCE_3 = {"width", "tokens", "embedding", "layers", "heads", "tied"}
+_LATER = {"1": {"feature_mean", "feature_std", *_SINCE_3}, "2": _SINCE_3, "3": set[str]()}
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,25 @@ class Plan:
     feature_mean: tuple[float, ...] = ()
     """of embeddings that were standardised, for each feature, of the training part; as ``feature_std``"""
     feature_std: tuple[float, ...] = ()
+    width: int = 32
+    """of the cnn"""
+    tokens: Tokens = ""
+    """what the tokens of a model of sequences are; "": it takes none. Its shape is the number of them that it sees"""
+    embedding: int = 0
+    layers: int = 0
+    heads: int = 1
+    tied: bool = False
 
     @classmethod
     def of(cls, recipe: Setting, dataset: Dataset) -> "Plan":
         """The plan of a resolved recipe for a data set."""
-        name, shape = recipe.model, tuple(dataset.train.shape)
+        name, shape = recipe.model, example_shape(recipe, dataset)
+        tokens = dataset.kind == "sequences"
+        if tokens and name not in SEQUENCE_MODELS and not own_models.is_function(name):
+            words = f"choose {', '.join(SEQUENCE_MODELS)} or module:function"
+            raise LabError(f"model {name} takes no tokens, but {dataset.name} holds sequences of them: {words}.")
+        if name in SEQUENCE_MODELS and not tokens:
+            raise LabError(f"model {name} takes sequences of tokens, but {dataset.name} holds {dataset.kind}: choose another.")
         if name in ("cnn", "resnet18") or own_models.is_timm(name):
             if dataset.kind != "images":
                 raise LabError(f"model {name} takes images, but {dataset.name} holds embeddings: choose linear or mlp.")
@@ -59,11 +75,17 @@ class Plan:
             shape=shape,
             classes=dataset.classes,
             hidden=recipe.hidden,
-            dropout=recipe.dropout,
+            dropout=recipe.dropout or 0.0,
             mean=dataset.mean,
             std=dataset.std,
             feature_mean=dataset.feature_mean,
             feature_std=dataset.feature_std,
+            width=recipe.width,
+            tokens=dataset.tokens,
+            embedding=recipe.embedding if tokens else 0,
+            layers=recipe.layers if tokens else 0,
+            heads=recipe.heads if tokens else 1,
+            tied=recipe.tied and tokens,
         )
 
     @property
@@ -93,18 +115,26 @@ class Plan:
                 raise ValueError(f"{name} should be {expected}, but is {reprlib.repr(fields[name])}")
 
         fine = type(model) is str and own_models.is_word(model)
-        refuse_unless(fine, "model", "linear, mlp, cnn, resnet18, module:function or timm:NAME")
-        dimensions = (3,) if model in ("cnn", "resnet18") or own_models.is_timm(model) else (1, 3)
+        refuse_unless(fine, "model", f"{', '.join(BUILT_IN)}, module:function or timm:NAME")
+        dimensions: tuple[int, ...] = (3,) if model in ("cnn", "resnet18") or own_models.is_timm(model) else (1, 3)
+        if model in SEQUENCE_MODELS or values.get("tokens"):
+            dimensions = (1,)
+            refuse_unless(values["tokens"] in ("items", "words", "python"), "tokens", "items, words or python")
+            refuse_unless(type(values["tied"]) is bool, "tied", "true or false")
+            for name in ("embedding", "layers", "heads") if model in SEQUENCE_MODELS else ():
+                refuse_unless(whole(values[name]), name, "a positive number")
         fine = type(shape) is tuple and len(shape) in dimensions and all(map(whole, shape))
-        refuse_unless(fine, "shape", "that of an image" if dimensions == (3,) else "that of an embedding or an image")
+        of = {(1,): "the length of a sequence", (3,): "that of an image", (1, 3): "that of an embedding or an image"}
+        refuse_unless(fine, "shape", of[dimensions])
         # Two classes may have one name, as the two cranes of ImageNet have.
         fine = type(classes) is tuple and {type(name) for name in classes} == {str}
         refuse_unless(fine, "classes", "a list of names")
-        refuse_unless(whole(values["hidden"]), "hidden", "a positive number")
+        for name in ("hidden", "width"):
+            refuse_unless(whole(values.get(name, 1)), name, "a positive number")
         fine = type(values["dropout"]) in (int, float) and 0 <= values["dropout"] < 1
         refuse_unless(fine, "dropout", "at least 0 and below 1")
         images = len(shape) == 3
-        for name in known[known.index("mean") :]:
+        for name in [name for name in known if name.endswith(("mean", "std"))]:
             of_features = name.startswith("feature")
             # Images have their own; features may have none.
             counts = {shape[0]} if images and not of_features else {0} if images or not of_features else {0, shape[0]}
@@ -126,15 +156,36 @@ class Plan:
         """
         inputs, classes = math.prod(self.shape), len(self.classes)
         if function is not None or self.model not in BUILT_IN:
-            return own_models.make(self.model, self.shape, classes, function=function, pretrained=pretrained)
+            return own_models.make(
+                self.model, self.shape, classes, function=function, pretrained=pretrained, tokens=bool(self.tokens)
+            )
         if self.model == "linear":
             return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
         if self.model == "mlp":
             hidden = [nn.Linear(inputs, self.hidden), nn.ReLU(), nn.Dropout(self.dropout)]
             return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(self.hidden, classes))
+        if self.model in SEQUENCE_MODELS:
+            return self._sequence_model()
         cnn = self.model == "cnn"
-        model: Any = SmallCNN(self.shape, classes, self.dropout) if cnn else ResNet18(self.shape[0], classes)
+        model: Any = SmallCNN(self.shape, classes, self.dropout, self.width) if cnn else ResNet18(self.shape[0], classes)
         return model.to(memory_format=torch.channels_last)  # faster convolutions, on the CPU too
+
+    def _sequence_model(self) -> nn.Module:
+        [length], classes = self.shape, len(self.classes)
+        if self.model == "attention":
+            if self.embedding % self.heads:
+                raise LabError(f"heads should divide the embedding of {self.embedding} numbers, but is {self.heads}.")
+            return sequence_models.AttentionModel(
+                length, classes, self.embedding, self.layers, self.heads, self.dropout, self.tied
+            )
+        if self.model == "gru":
+            return sequence_models.GRUModel(classes, self.embedding, self.hidden, self.layers, self.dropout, self.tied)
+        return sequence_models.ContextModel(length, classes, self.embedding, self.hidden, self.dropout, self.tied)
+
+
+def example_shape(setting: Setting, dataset: Dataset) -> tuple[int, ...]:
+    """The shape of one example as a model of the resolved setting gets it; of tokens, as many as it sees."""
+    return (setting.context,) if dataset.kind == "sequences" else tuple(dataset.train.shape)
 
 
 def build(recipe: Setting, dataset: Dataset) -> nn.Module:
@@ -188,13 +239,18 @@ class Classifier(nn.Module):
         self.eval()
 
     def forward(self, examples: Tensor) -> Tensor:
-        """Scores (N, classes) of (N, d) embeddings, or of (N, channels, height, width) images in uint8."""
+        """Scores (N, classes) of (N, d) embeddings, of (N, channels, height, width) images in uint8, or of (N, length) tokens,
+        padded on the left."""
         if not isinstance(examples, Tensor):
             raise TypeError(f"examples: expected a tensor, got {type(examples).__name__}")
         if examples.shape[1:] != self.plan.shape:
             raise ValueError(
                 f"examples: expected shape (N, {', '.join(map(str, self.plan.shape))}), got {tuple(examples.shape)}"
             )
+        if self.plan.tokens:
+            if examples.dtype.is_floating_point:
+                raise TypeError(f"examples: expected integers, got {examples.dtype}")
+            return self.model(examples.long())
         inputs = examples.to(next(self.model.parameters()).dtype)
         if self.mean is not None and self.std is not None:
             if self.plan.mean and examples.dtype != torch.uint8:  # pixels between 0 and 1 would all be black
@@ -262,11 +318,11 @@ def _conv(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> nn.Seque
 class SmallCNN(nn.Module):
     """Three convolutions and two linear layers, for small images: trains in seconds on a CPU."""
 
-    def __init__(self, shape: Sequence[int], classes: int, dropout: float = 0.0) -> None:
+    def __init__(self, shape: Sequence[int], classes: int, dropout: float = 0.0, first: int = 32) -> None:
         super().__init__()
         channels, height, width = shape
         blocks: list[nn.Module] = []
-        for outputs in (32, 64, 128):
+        for outputs in (first, 2 * first, 4 * first):
             # Pooling first: normalising a quarter of the pixels is cheaper and, before a ReLU, as good.
             blocks += [
                 nn.Conv2d(channels, outputs, 3, padding=1, bias=False),
@@ -324,9 +380,10 @@ def augment(images: Tensor, names: tuple[str, ...]) -> Tensor:
     return images
 
 
-def _crop(images: Tensor, pad: int = 4) -> Tensor:
-    """Pad with zeros on all sides and cut out a random window of the old size."""
+def _crop(images: Tensor) -> Tensor:
+    """Pad with zeros on all sides, by 4 pixels for images of 32 x 32, and cut out a random window of the old size."""
     batch, _, height, width = images.shape
+    pad = max(1, max(height, width) // 8)
     padded = functional.pad(images, (pad, pad, pad, pad))
     down = torch.randint(2 * pad + 1, (batch, 1, 1, 1), device=images.device)
     right = torch.randint(2 * pad + 1, (batch, 1, 1, 1), device=images.device)

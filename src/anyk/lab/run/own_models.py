@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from anyk.lab.errors import LabError
 
-BUILT_IN = ("linear", "mlp", "cnn", "resnet18")
+SEQUENCE_MODELS = ("context", "gru", "attention")
+"""The lab's own that take tokens."""
+BUILT_IN = ("linear", "mlp", "cnn", "resnet18", *SEQUENCE_MODELS)
 """The lab's own."""
 
 Maker = Callable[[tuple[int, ...], int], nn.Module]
@@ -108,7 +110,13 @@ def find(word: str, what: str = "model") -> Callable[..., Any]:
 
 
 def make(
-    word: str, shape: tuple[int, ...], classes: int, *, function: Maker | None = None, pretrained: bool = True
+    word: str,
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    function: Maker | None = None,
+    pretrained: bool = True,
+    tokens: bool = False,
 ) -> nn.Module:
     """A new model that was seen to work: two examples give two rows of finite scores.
 
@@ -118,6 +126,7 @@ def make(
         classes: their number.
         function: instead of what the word names.
         pretrained: whether timm may fetch weights; not where others are read afterwards.
+        tokens: whether it takes integers: 0 to classes + 1.
     """
     if function is None and is_timm(word):
         model = _of_timm(word, shape, classes, pretrained)
@@ -129,7 +138,7 @@ def make(
             except Exception as error:
                 source = sys.modules.get(getattr(function, "__module__", ""))
                 raise LabError(f"model {word} failed when called with {shape}, {classes} ({told(error, source)}).") from None
-    _try(model, word, shape, classes)
+    _try(model, word, shape, classes, tokens)
     return model
 
 
@@ -146,11 +155,14 @@ def _of_timm(word: str, shape: tuple[int, ...], classes: int, pretrained: bool) 
         raise LabError(f"timm cannot make {match[1]} ({told(error)}).") from None
 
 
-def _try(model: Any, word: str, shape: tuple[int, ...], classes: int) -> None:
+def _try(model: Any, word: str, shape: tuple[int, ...], classes: int, tokens: bool) -> None:
     """Raise unless the model can be trained and saved. Lazy layers learn their sizes here, before an optimizer asks."""
     if not isinstance(model, nn.Module):
         raise LabError(f"model {word} should return an nn.Module, but returned a {type(model).__name__}.")
-    inputs = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    inputs = (
+        torch.randint(classes + 2, (2, *shape), generator=generator) if tokens else torch.randn(2, *shape, generator=generator)
+    )
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     training = model.training
     try:

@@ -70,9 +70,9 @@ class Ranks:
         start, end = (number * len(index) // self.world_size for number in (self.rank, self.rank + 1))
         return index[start:end]
 
-    def shard_weight(self, shard: Tensor, index: Tensor) -> float:
-        """The factor of a shard's mean loss that makes the average over the ranks the mean over all examples."""
-        return len(shard) * self.world_size / len(index)
+    def shard_weight(self, shard: int, whole: int) -> float:
+        """The factor of a shard's mean loss that makes the average over the ranks the mean over all targets."""
+        return shard * self.world_size / max(whole, 1)
 
     def device(self, name: str) -> str:
         """The device of this rank: `cuda` is a different one for each rank of a machine."""

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from anyk import info
-from anyk.lab.data import Dataset, Parts, Split, split
+from anyk.lab.data import Dataset, Parts, Split, load, split
 from anyk.lab.data.features import Statistics, statistics
 from anyk.lab.data.streaming import Stream
+from anyk.lab.data.tokens import SequenceSplit
 from anyk.lab.errors import LabError
 from anyk.lab.run import models, own_models
 from anyk.lab.run.recipe import Recipe, Setting
@@ -20,6 +21,20 @@ EVALUATION_BATCH = 2048
 SHUFFLE = ("shuffle", "shuffle_block", "shuffle_window")
 
 AnySetting = TypeVar("AnySetting", bound=Setting)
+
+
+#: the fields that the data set itself follows from
+READ = ("data", "image_size", "split", "validation", "test")
+
+
+def read_data(setting: Setting) -> Dataset:
+    """The data set of a setting."""
+    return load(setting.data, setting.image_size, setting.split, (setting.validation, setting.test))
+
+
+def divide(dataset: Dataset, setting: Setting) -> Parts:
+    """The data set's parts, as a setting wants them."""
+    return split(dataset, setting.validation, setting.test, setting.split_seed, setting.part)
 
 
 def check_select(setting: Setting, dataset: Dataset) -> None:
@@ -40,8 +55,21 @@ def check_select(setting: Setting, dataset: Dataset) -> None:
 
 #: what :func:`check_setting` looks at
 CHECKED = (
-    *("data", "image_size", "validation", "test", "split_seed", "device", "select", "augment"),
-    *("model", "hidden", "dropout", "head_learning_rate"),
+    *("data", "image_size", "split", "validation", "test", "split_seed", "part", "device", "select", "augment", "mixup"),
+    *(
+        "model",
+        "hidden",
+        "dropout",
+        "width",
+        "context",
+        "embedding",
+        "layers",
+        "heads",
+        "tied",
+        "mask_seen",
+        "head_learning_rate",
+        "batch_size",
+    ),
 )
 
 
@@ -59,7 +87,7 @@ def check_setting(setting: Setting, dataset: Dataset, *, here: bool = True) -> N
         find_device(setting.device)
     setting = resolved(setting, dataset)
     check_data(setting, dataset)
-    split(dataset, setting.validation, setting.test, setting.split_seed)
+    check_batches(setting, dataset, divide(dataset, setting))
     if setting.model not in own_models.BUILT_IN or setting.head_learning_rate:
         with torch.random.fork_rng(devices=[]):
             models.parameter_groups(models.build(setting, dataset), setting)
@@ -69,8 +97,27 @@ def check_data(setting: Setting, dataset: Dataset) -> None:
     """Raise if a resolved setting does not go with the data: the part of :func:`check_setting` that costs nothing."""
     check_select(setting, dataset)
     if setting.augment and dataset.kind != "images":
-        raise LabError(f"augment changes images, but {dataset.name} holds embeddings: leave it out.")
+        raise LabError(f"augment changes images, but {dataset.name} holds {dataset.kind}: leave it out.")
+    if dataset.kind == "sequences":
+        if setting.mixup:
+            raise LabError(f"mixup mixes numbers, but {dataset.name} holds sequences of tokens: leave it out.")
+    elif setting.mask_seen or setting.split != "auto":
+        name = "mask_seen" if setting.mask_seen else "split"
+        raise LabError(f"{name} is for sequences, but {dataset.name} holds {dataset.kind}: leave it out.")
     models.Plan.of(setting, dataset)
+
+
+def check_batches(setting: Setting, dataset: Dataset, parts: Parts) -> None:
+    """Raise if a step would leave batch normalisation a single value: one image, shrunk to one pixel."""
+    shrinks = {"cnn": 15, "resnet18": 16}  # the largest images of which one pixel is left
+    smallest = len(parts.train) // math.ceil(len(parts.train) / setting.batch_size)
+    if smallest == 1 and setting.model in shrinks and max(dataset.train.shape[1:]) <= shrinks[setting.model]:
+        size = " x ".join(map(str, dataset.train.shape[1:]))
+        told = f"{len(parts.train)} training examples in batches of {setting.batch_size}"
+        raise LabError(
+            f"model {setting.model} needs two examples in each step for images of {size} pixels, but there are {told}: "
+            "--batch-size 3 is enough for two or more."
+        )
 
 
 def shuffle_of(setting: Setting) -> dict[str, Any]:
@@ -90,15 +137,22 @@ def standardization(dataset: Dataset, parts: Parts, setting: Setting) -> Statist
     if not setting.standardize or dataset.kind != "embeddings":
         return (), ()
     key = [dataset.fingerprint, setting.validation, setting.test, setting.split_seed]
+    key += [setting.part] if setting.part < 1 else []
     return statistics(dataset.train, parts.train, key)
 
 
 def describe(dataset: Dataset, parts: Parts, setting: Setting | None = None) -> dict[str, Any]:
     """What a result says of its data; with the setting, also whether the features are standardised."""
     shape = list(dataset.train.shape)
-    of_kind: dict[str, Any] = {"image_size": shape[1:]} if dataset.kind == "images" else {"features": shape[0]}
-    if dataset.kind == "embeddings" and setting is not None:
-        of_kind["standardized"] = setting.standardize
+    of_kind: dict[str, Any] = {}
+    if dataset.kind == "images":
+        of_kind["image_size"] = shape[1:]
+    elif dataset.kind == "embeddings":
+        of_kind["features"] = shape[0]
+        if setting is not None:
+            of_kind["standardized"] = setting.standardize
+    elif setting is not None:
+        of_kind |= {"context": setting.context, "tokens": dataset.tokens}
     return {
         "name": dataset.name,
         "kind": dataset.kind,
@@ -125,7 +179,8 @@ class Reader:
     """Batches of a data set as the models want them: float32 on the device, with mean 0 and deviation 1 where the data set has
     these numbers (images for each channel, embeddings for each feature).
 
-    With a recipe that shuffles block by block, a memory-mapped set is streamed, evaluations too.
+    With a recipe that shuffles block by block, a memory-mapped set is streamed, evaluations too. Of sequences, a batch is the
+    tokens before the targets, as many as the recipe's models see.
     """
 
     def __init__(self, dataset: Dataset, device: torch.device, recipe: Recipe | None = None) -> None:
@@ -135,6 +190,8 @@ class Reader:
             for examples in (dataset.train, dataset.test):
                 if examples is not None and examples.maps:
                     self.streams[id(examples)] = Stream(examples, recipe.shuffle_block, recipe.shuffle_window)
+        self.context = 0 if recipe is None else recipe.context
+        self.mask_seen = recipe is not None and recipe.mask_seen
         self.mean: Tensor | None = None
         if dataset.kind == "images":
             self.mean = torch.tensor(dataset.mean, device=device)[:, None, None] * 255
@@ -144,9 +201,17 @@ class Reader:
             self.scale = 1 / torch.tensor(dataset.feature_std, device=device)
 
     def __call__(self, examples: Split, index: Tensor) -> Tensor:
+        if isinstance(examples, SequenceSplit):
+            return examples.contexts(index, self.context).to(self.device)
         inputs = self.streams.get(id(examples), examples).take(index).to(self.device, torch.float32)
         # In place: what was taken is a copy, and batches of long rows are large.
         return inputs if self.mean is None else inputs.sub_(self.mean).mul_(self.scale)
+
+    def mask(self, scores: Tensor, examples: Split, index: Tensor) -> Tensor:
+        """The scores of the examples at some positions; where the recipe says so, minus infinity for what was seen before."""
+        if not self.mask_seen or not isinstance(examples, SequenceSplit):
+            return scores
+        return mask_seen(scores, examples, examples.places[index], examples.labels[index])
 
     def expect(self, examples: Split, index: Tensor) -> None:
         """Announce what will be wanted, so that it can be read from the disk meanwhile."""
@@ -160,3 +225,12 @@ class Reader:
             end = start + EVALUATION_BATCH
             self.expect(examples, index[end : end + EVALUATION_BATCH])
             yield index[start:end]
+
+
+def mask_seen(scores: Tensor, examples: SequenceSplit, places: Tensor, target: Tensor) -> Tensor:
+    """Scores (rows, n) with minus infinity for what the sequences have before the places (rows,), but never for the target."""
+    rows, classes = examples.seen(places)
+    others = classes != target[rows]
+    seen = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
+    seen[rows[others].to(scores.device), classes[others].to(scores.device)] = True
+    return scores.masked_fill(seen, -torch.inf)

@@ -30,25 +30,46 @@ class Setting:
     """What the runs of a comparison have in common. Zeros and "auto" are filled in by :meth:`resolved`."""
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]")] = "glyphs"
-    """glyphs, glyphs:CLASSES, cifar100, cifar100:PATH, a folder of embeddings, a folder of images, or an array file"""
+    """completion, completion:CLASSES, glyphs, glyphs:CLASSES, cifar100, cifar100:PATH, sequences:FILE, movielens:PATH,
+    words:PATH, a folder of embeddings, a folder of images, or an array file"""
     validation: float = 0.1
-    """fraction of the training examples kept for validation, stratified"""
+    """fraction of the training examples kept for validation, stratified, where the data bring none of their own"""
     test: float = 0.2
     """fraction kept for the test, where the data bring no test split of their own"""
     split_seed: int = 0
     """seed of these splits"""
+    part: float = 1.0
+    """fraction of the training examples that is used, stratified"""
+    split: Literal["auto", "last", "lines"] = "auto"
+    """sequences: last takes the last of each as the test and the one before it for validation, lines takes whole sequences by
+    the two fractions; auto: last"""
+    mask_seen: bool = False
+    """sequences: what a sequence has had before is no guess"""
     image_size: int = 0
     """height and width that images are resized to; 0: 32 for a folder of images, others as the data have them"""
     standardize: bool = True
     """features of embeddings and tables: subtract the mean and divide by the standard deviation of the training part"""
 
     model: str = "auto"
-    """linear, mlp, cnn, resnet18; module:function, a function of yours that is called with the shape of one example and the
-    number of classes and returns an nn.Module; timm:NAME or timm:NAME:pretrained; auto: linear on embeddings, cnn on images"""
-    hidden: int = 512
-    """width of the mlp's hidden layer"""
-    dropout: float = 0.0
-    """dropout before the last layer (mlp, cnn)"""
+    """linear, mlp; cnn, resnet18; context, gru, attention for sequences; module:function, a function of yours that is called
+    with the shape of one example and the number of classes and returns an nn.Module; timm:NAME or timm:NAME:pretrained; auto:
+    linear on embeddings, cnn on images, context on sequences"""
+    hidden: int = 0
+    """width of the hidden layer (mlp, context, gru); 0: 512, or 96 on sequences"""
+    dropout: float | None = None
+    """dropout before the last layer (mlp, cnn) and in the models of sequences; none: 0, or 0.2 on sequences"""
+    width: int = 32
+    """cnn: channels of the first convolution; the next have twice and four times as many"""
+    context: int = 0
+    """sequences: how many tokens the model sees; 0: 6 (context), 32 (gru) or 50 (attention)"""
+    embedding: int = 0
+    """sequences: numbers for a token; 0: 48"""
+    layers: int = 0
+    """layers of the gru or the attention; 0: 1 or 2"""
+    heads: int = 1
+    """heads of the attention, which divide its numbers for a token"""
+    tied: bool = False
+    """sequences: the same numbers for a token as input and as class"""
 
     want: tuple[int, ...] = ()
     """the k that you will show to people; by default 1 and 5. The metric "mean" is over these, and `anyk compare` trains for
@@ -119,7 +140,7 @@ class Setting:
     """further k to measure, beside 1, 5, 10, 20 and those that P_K trains for"""
 
     augment: tuple[Augmentation, ...] = ("auto",)
-    """images: crop (pad and crop), flip (left-right), affine (turn, scale, shift); auto: by the data"""
+    """images: crop (pad by an eighth and crop), flip (left-right), affine (turn, scale, shift); auto: by the data"""
     mixup: float = 0.0
     """alpha of mixup's Beta distribution; 0: none"""
     label_noise: float = 0.0
@@ -172,20 +193,22 @@ class Setting:
         every row comes from anywhere, and is read from the disk at its turn unless the system can keep all of them.
 
         Args:
-            kind: embeddings or images
+            kind: embeddings, images or sequences
             examples: how many there are to train with
             classes: of how many classes
             example_bytes: the stored size of one
             memory: bytes; infinite where the examples are in memory already
         """
         values = {**BY_KIND[kind], "batch_size": max(1, min(BY_KIND[kind]["batch_size"], examples // 20))}
+        if kind == "sequences":
+            values |= BY_MODEL.get(self.model if self.model != "auto" else values["model"], {})
         shuffle = self.shuffle if self.shuffle != "auto" else "block" if examples * example_bytes > memory / 4 else "full"
         values["shuffle"] = shuffle
         if shuffle == "block":
             values["shuffle_window"] = max(1, WINDOW_BYTES // example_bytes)
             window = self.shuffle_window or values["shuffle_window"]
             values["shuffle_block"] = max(1, min(BLOCK_BYTES // example_bytes, window // classes))
-        return self.but(**{name: value for name, value in values.items() if getattr(self, name) in (0, "auto", ("auto",))})
+        return self.but(**{name: value for name, value in values.items() if _open(name, getattr(self, name))})
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -235,7 +258,7 @@ class Recipe(Setting):
 
 
 #: what runs did before there was a field for it, where the field's default is something else
-BEFORE = {"standardize": False}
+BEFORE = {"standardize": False, "hidden": 512, "dropout": 0.0}
 
 #: what the zeros and "auto" of a setting stand for
 BY_KIND: dict[str, dict[str, Any]] = {
@@ -246,6 +269,8 @@ BY_KIND: dict[str, dict[str, Any]] = {
         "epochs": 20,
         "augment": (),
         "model": "linear",
+        "hidden": 512,
+        "dropout": 0.0,
     },
     "images": {
         "learning_rate": 2e-3,
@@ -254,8 +279,33 @@ BY_KIND: dict[str, dict[str, Any]] = {
         "epochs": 20,
         "augment": (),
         "model": "cnn",
+        "hidden": 512,
+        "dropout": 0.0,
+    },
+    "sequences": {
+        "learning_rate": 4e-3,
+        "schedule": "cosine",
+        "batch_size": 500,
+        "epochs": 4,
+        "augment": (),
+        "model": "context",
+        "hidden": 96,
+        "dropout": 0.2,
+        "embedding": 48,
     },
 }
+
+#: the same by the model of sequences
+BY_MODEL: dict[str, dict[str, Any]] = {
+    "context": {"context": 6, "layers": 1},
+    "gru": {"context": 32, "layers": 1},
+    "attention": {"context": 50, "layers": 2},
+}
+
+
+def _open(name: str, value: Any) -> bool:
+    """Whether a field is left to the data. A dropout of 0 is not."""
+    return value is None if name == "dropout" else value in (0, "auto", ("auto",))
 
 
 #: what is read at once; larger blocks are read faster, and more of them make a better mixture
@@ -275,8 +325,14 @@ _RANGES: dict[str, tuple[float, float]] = {
     "validation": (0.0, 0.9),
     "test": (0.0, 0.9),
     "image_size": (0, 8192),
-    "hidden": (1, 1e9),
+    "part": (1e-9, 1.0),
+    "hidden": (0, 1e9),
     "dropout": (0.0, 0.99),
+    "width": (1, 1e9),
+    "context": (0, 1e6),
+    "embedding": (0, 1e9),
+    "layers": (0, 1000),
+    "heads": (1, 1000),
     "temperature": _POSITIVE,
     "temperature_end": _POSITIVE,
     "m": (1, 1e12),

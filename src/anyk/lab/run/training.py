@@ -16,22 +16,36 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from anyk import _compat, info
-from anyk.lab.data import Dataset, Parts, Split, load, split
+from anyk.lab.data import Dataset, Parts, Split
 from anyk.lab.data.streaming import block_order
+from anyk.lab.data.tokens import IGNORED, SequenceSplit, Windows
 from anyk.lab.errors import Diverged, LabError, Stopped, explain
 from anyk.lab.run import losses, models, own_models
 from anyk.lab.run.evaluation import GUESSES, KS, Examined, examine
 from anyk.lab.run.folder import Run
 from anyk.lab.run.processes import ALONE, Ranks, synchronise_batch_norm
-from anyk.lab.run.reading import Reader, check_data, describe, find_device, resolved, shuffle_of, standardization
+from anyk.lab.run.reading import (
+    Reader,
+    check_batches,
+    check_data,
+    describe,
+    divide,
+    find_device,
+    mask_seen,
+    read_data,
+    resolved,
+    shuffle_of,
+    standardization,
+)
 from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.sequence_models import CAUSAL
 
 #: a checkpoint is written when the last one is older than this, or than so many times what it took to write
 CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 10.0, 50
@@ -104,21 +118,35 @@ def _alone(recipe: Recipe) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+class _Batch(NamedTuple):
+    inputs: Tensor
+    target: Tensor
+    asked: dict[str, Any]
+    """of the model, beside what it sees: if it is causal, the places that have a target; no scores, if the loss makes them"""
+    mask: Callable[[Tensor], Tensor]
+    """of the scores, what is no guess"""
+
+
 class _Training:
     def __init__(self, recipe: Recipe, run: Run, ranks: Ranks) -> None:
         self.run = run
         self.ranks = ranks
         self.device = find_device(ranks.device(recipe.device))
-        self.dataset = ranks.local_first(lambda: load(recipe.data, recipe.image_size))
+        self.dataset = ranks.local_first(lambda: read_data(recipe))
         # By the first rank's machine: how the examples are shuffled may depend on its memory.
         self.given_shuffle = shuffle_of(recipe)
         self.recipe = recipe = ranks.broadcast(lambda: resolved(recipe, self.dataset))
         check_data(recipe, self.dataset)
-        self.parts = split(self.dataset, recipe.validation, recipe.test, recipe.split_seed)
+        self.parts = divide(self.dataset, recipe)
+        check_batches(recipe, self.dataset, self.parts)
         mean, std = ranks.broadcast(lambda: standardization(self.dataset, self.parts, recipe))
         self.dataset = dataclasses.replace(self.dataset, feature_mean=mean, feature_std=std)
         self.labels = noisy_labels(self.dataset, self.parts, recipe)
-        self.steps_per_epoch = math.ceil(len(self.parts.train) / recipe.batch_size)
+        self.windows = self._windows()
+        units, of_a_batch = len(self.parts.train), recipe.batch_size
+        if self.windows is not None:
+            units, of_a_batch = len(self.windows), max(1, round(recipe.batch_size / self.windows.length))
+        self.steps_per_epoch = math.ceil(units / of_a_batch)
         self.steps = recipe.epochs * self.steps_per_epoch
         self.reader = Reader(self.dataset, self.device, recipe)
 
@@ -126,6 +154,7 @@ class _Training:
         self.model = synchronise_batch_norm(models.build(recipe, self.dataset).to(self.device), ranks)
         classes = len(self.dataset.classes)
         self.criterion = losses.criterion(recipe, classes).to(self.device)
+        self.head = losses.head(self.criterion, self.model, recipe)
         ks = {*KS, *recipe.measure, *recipe.want, *losses.trained_ks(self.criterion, recipe)}
         self.ks = sorted(k for k in ks if k < classes) or [1]
         self.optimizer = _optimizer(recipe, self.model)
@@ -140,6 +169,13 @@ class _Training:
         self.seconds_in_model = 0.0
         self.saved_at = time.monotonic()
         self.pause = CHECKPOINT_SECONDS
+
+    def _windows(self) -> Windows | None:
+        """For a causal model of sequences, the windows of which every place trains; None: an example is one place."""
+        train, recipe = self.dataset.train, self.recipe
+        if not isinstance(train, SequenceSplit) or not CAUSAL.get(recipe.model, False):
+            return None
+        return Windows(train, self.parts.train, self.labels, recipe.context)
 
     # The loop --------------------------------------------------------------------------------------------------------------
 
@@ -183,6 +219,9 @@ class _Training:
     def _order(self, epoch: int) -> Tensor:
         generator = torch.Generator().manual_seed(_seed(self.recipe.seed, "order", epoch))
         train, recipe = self.parts.train, self.recipe
+        if self.windows is not None:
+            windows = self.windows.shifted(generator)
+            return windows[torch.randperm(len(windows), generator=generator)]
         if recipe.shuffle != "block":
             return train[torch.randperm(len(train), generator=generator)]
         order = block_order(train, self.dataset.train.starts, recipe.shuffle_block, recipe.shuffle_window, generator)
@@ -194,7 +233,7 @@ class _Training:
     def _take_step(self, index: Tensor) -> None:
         recipe, progress = self.recipe, self.step / self.steps
         part = self.ranks.shard(index)
-        inputs, target = self.reader(self.dataset.train, part), self.labels[part].to(self.device)
+        inputs, target, asked, mask = self._batch(part)
         if recipe.augment and len(part):
             inputs = models.augment(inputs, recipe.augment)
         if recipe.mixup:
@@ -206,21 +245,43 @@ class _Training:
         started = time.perf_counter()
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.amp):
-            scores = self.replica(inputs)
+            scores = self.replica(inputs, **asked)
             # A rank without examples takes part in the averaging all the same.
-            loss = self._loss(scores, target) if len(part) else scores.sum()
-        (loss * self.ranks.shard_weight(part, index)).backward()
+            loss = self._loss(mask(scores), target) if len(target) else scores.sum()
+        whole = len(target) if self.ranks.world_size == 1 else self._count(index)
+        (loss * self.ranks.shard_weight(len(target), whole)).backward()
         if recipe.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
         self.optimizer.step()
         self.seconds_in_model += time.perf_counter() - started
-        self.loss_sum += loss.detach() * len(part)
-        self.loss_count += len(index)
+        self.loss_sum += loss.detach() * len(target)
+        self.loss_count += whole
         self.step += 1
+
+    def _batch(self, part: Tensor) -> "_Batch":
+        """What a step of this rank shows to the model."""
+        train, asked = self.dataset.train, {} if self.head is None else {"scored": False}
+        if self.windows is None:
+            labels = self.labels[part]
+            inputs = self.reader(train, part)
+            return _Batch(inputs, labels.to(self.device), asked, lambda scores: self.reader.mask(scores, train, part))
+        examples = self.windows.examples
+        tokens, labels, places = self.windows.take(part)
+        where = labels != IGNORED
+        target, places = labels[where], places[where]
+
+        def mask(scores: Tensor) -> Tensor:
+            return mask_seen(scores, examples, places, target) if self.recipe.mask_seen else scores
+
+        return _Batch(tokens.to(self.device), target.to(self.device), {**asked, "where": where.to(self.device)}, mask)
+
+    def _count(self, index: Tensor) -> int:
+        """How many targets a batch has."""
+        return len(index) if self.windows is None else int((self.windows.take(index)[1] != IGNORED).sum())
 
     def _loss(self, scores: Tensor, target: Tensor) -> Tensor:
         try:
-            loss: Tensor = self.criterion(scores, target)
+            loss: Tensor = self.criterion(scores, target) if self.head is None else self.head(scores, target)
         except ValueError:  # a loss may refuse what is not a number before it comes to one itself
             if bool(scores.isfinite().all()):
                 raise

@@ -1,0 +1,111 @@
+"""Code completion on Python's own standard library, a set of many ambiguous classes that every machine already has.
+
+The next token from those before it. Names and operators are tokens as they are written; a number, a string, the end of a line,
+an indent and its end are one token each; comments are none. Test modules are new: whole modules are for training, validation
+or the test, by a hash of their name, so that another version of Python moves none of them.
+"""
+
+import io
+import platform
+import sysconfig
+import token as kinds
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from anyk.lab.data import cache as caches
+from anyk.lab.data import tokens
+from anyk.lab.data.sets import Dataset
+from anyk.lab.errors import LabError
+
+DEFAULT_CLASSES, MOST_CLASSES = 2000, 20_000
+_VERSION = 2  # of the cut: a change of anything below that changes the examples needs another number
+#: folders whose files are no code that people write: test data, tables, an application
+_LEFT_OUT = frozenset(("test", "tests", "idle_test", "encodings", "idlelib", "pydoc_data", "site-packages", "dist-packages"))
+#: of a hundred modules, by the hash of their names: so many for the test, and so many for validation
+_TEST, _VALIDATION = 14, 10
+_SALT = "113"  # one with which the large modules fall so that the parts have about these shares of the tokens
+
+_MARKS = {
+    kinds.NUMBER: "<number>",
+    kinds.STRING: "<string>",
+    kinds.NEWLINE: "<newline>",
+    kinds.INDENT: "<indent>",
+    kinds.DEDENT: "<dedent>",
+}
+_TAKEN = frozenset((kinds.NAME, kinds.OP))
+# From Python 3.12 an f-string is several tokens; it is one here, as it was before.
+_F_STRING_START = getattr(kinds, "FSTRING_START", -1), getattr(kinds, "TSTRING_START", -1)
+_F_STRING_END = getattr(kinds, "FSTRING_END", -1), getattr(kinds, "TSTRING_END", -1)
+
+
+def load(classes: int = DEFAULT_CLASSES, *, cache: Path | None = None, library: Path | None = None) -> Dataset:
+    """The completion data set: the next of the ``classes`` most frequent tokens.
+
+    Args:
+        classes: how many.
+        cache: where prepared data are kept.
+        library: the folder of the standard library.
+    """
+    if not 2 <= classes <= MOST_CLASSES:
+        raise LabError(f"completion has 2 to {MOST_CLASSES:,} classes, but {classes:,} were asked for.")
+    library = Path(sysconfig.get_paths()["stdlib"]) if library is None else library
+    folder = caches.cache_folder() if cache is None else cache
+    version = f"{platform.python_implementation()}-{platform.python_version()}"
+    key = caches.key_of([library], _VERSION)
+
+    def build() -> Dataset:
+        modules, sequences = [], []
+        for path in _files(library):
+            found = list(python_tokens(path.read_bytes()))
+            if found:
+                modules.append(path.relative_to(library).parts[0].removesuffix(".py"))
+                sequences.append(found)
+        if not sequences:
+            raise LabError(f"completion reads the source of Python's standard library, but {library} has no .py files.")
+        parts = [_part(module) for module in modules]
+        trained = (each for sequence, part in zip(sequences, parts, strict=True) if part == 0 for each in sequence)
+        vocabulary = tokens.vocabulary(trained, classes)
+        stream, begins = tokens.numbered(sequences, vocabulary)
+        numbers = {module: place for place, module in enumerate(dict.fromkeys(modules))}
+        groups = torch.tensor([numbers[module] for module in modules])
+        return tokens.divided(f"completion:{classes}", vocabulary, stream, begins, parts, groups, tokens="python")
+
+    return caches.remember(folder / f"completion-v{_VERSION}-{classes}-{version}-{key}.safetensors", build)
+
+
+def python_tokens(source: bytes) -> Iterator[str]:
+    """The tokens of a file of Python source; nothing of a file that is not Python.
+
+    >>> list(python_tokens(b"def f(x):\\n    return x + 1  # more\\n"))
+    ['def', 'f', '(', 'x', ')', ':', '<newline>', '<indent>', 'return', 'x', '+', '<number>', '<newline>', '<dedent>']
+    """
+    try:
+        found = list(tokenize.tokenize(io.BytesIO(source).readline))
+    except (tokenize.TokenError, SyntaxError):  # some files are there to be wrong
+        return
+    inside = 0  # of f-strings, which may stand in one another
+    for each in found:
+        if each.type in _F_STRING_START:
+            if not inside:
+                yield _MARKS[kinds.STRING]
+            inside += 1
+        elif each.type in _F_STRING_END:
+            inside -= 1
+        elif not inside and each.type in _TAKEN:
+            yield each.string
+        elif not inside and each.type in _MARKS:
+            yield _MARKS[each.type]
+
+
+def _files(library: Path) -> list[Path]:
+    paths = (path.relative_to(library) for path in library.rglob("*.py"))
+    kept = (path for path in paths if not _LEFT_OUT.intersection(path.parts) and not path.name.startswith("test_"))
+    return [library / path for path in sorted(kept, key=lambda path: path.as_posix())]
+
+
+def _part(module: str) -> int:
+    place = tokens.number(("completion", _SALT, module))
+    return 2 if place < _TEST else 1 if place < _TEST + _VALIDATION else 0

@@ -1,0 +1,273 @@
+"""Sequences of tokens: the next one from those before. One stream holds them all; examples are places in it.
+
+A token is a number: 0 … n-1 are the classes, n is any other token, which is read but never to be guessed, and n + 1 stands
+before the first token of a sequence.
+"""
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anyk.lab.data.sets import Dataset, Split
+from anyk.lab.errors import LabError
+
+#: the label of a target that is no class, because the training part does not have it: no guess is right
+UNSEEN = -1
+#: the label of a place that does not count
+IGNORED = -100
+#: of the tokens that are no classes, in what is shown to people
+OTHER = "…"
+#: how the sequences are divided: the last token of each is the test and the one before validation, or whole sequences
+Way = Literal["last", "lines"]
+
+
+@dataclass(frozen=True)
+class SequenceSplit(Split):
+    """Examples that are places in a stream of tokens: the token there is to be guessed from those before it in its sequence.
+
+    ``parts`` is the stream alone, (T,) in int32, shared with the other splits; ``labels`` is (N,), the tokens at the places, or
+    :data:`UNSEEN`.
+    """
+
+    places: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """(N,), int64: where in the stream the targets are; ascending"""
+    begins: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """(S + 1,), int64: where the sequences begin, and the end of the stream"""
+    padding: int = 0
+    """what stands before the first token of a sequence: n + 1"""
+
+    @property
+    def stream(self) -> Tensor:
+        """The tokens of all sequences, one after the other."""
+        return self.parts[0]
+
+    def begin(self, places: Tensor) -> Tensor:
+        """Where the sequences of these places begin."""
+        return self.begins[torch.searchsorted(self.begins, places, right=True) - 1]
+
+    def contexts(self, index: Tensor, length: int) -> Tensor:
+        """The ``length`` tokens before the examples at (B,) positions, padded on the left: (B, length), int64.
+
+        >>> stream = torch.tensor([3, 1, 4, 1, 2, 0], dtype=torch.int32)
+        >>> split = SequenceSplit((stream,), torch.tensor([4, 0]), places=torch.tensor([2, 5]), begins=torch.tensor([0, 4, 6]), padding=9)
+        >>> split.contexts(torch.tensor([0, 1]), 3)
+        tensor([[9, 3, 1],
+                [9, 9, 2]])
+        """  # noqa: E501
+        places = self.places[index]
+        return self.before(places, self.begin(places), length)
+
+    def before(self, places: Tensor, begin: Tensor, length: int) -> Tensor:
+        """The ``length`` tokens before the places, of the sequences that begin at ``begin``: (B, length), int64."""
+        wanted = places[:, None] + torch.arange(-length, 0)
+        tokens = self.stream[wanted.clamp(0, len(self.stream) - 1)].long()
+        return torch.where((wanted >= begin[:, None]) & (wanted < len(self.stream)), tokens, self.padding)
+
+    def seen(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """All that the sequences have before these (B,) places, as pairs of a row and a class: two tensors of one length."""
+        begin = self.begin(places)
+        lengths = places - begin
+        rows = torch.arange(len(places)).repeat_interleave(lengths)
+        first = (begin - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths)
+        tokens = self.stream[first + torch.arange(len(first))].long()
+        real = tokens < self.padding - 1
+        return rows[real], tokens[real]
+
+
+class Windows:
+    """Stretches of ``length`` places for a causal model, every one of which is trained that has a label.
+
+    An epoch has as many windows as any other: the stretches of a sequence are shifted by as much as leaves their number.
+
+    Args:
+        examples: what to train with.
+        index: (B,) positions of the examples that count.
+        labels: (N,), of all examples.
+        length: of a window.
+    """
+
+    def __init__(self, examples: SequenceSplit, index: Tensor, labels: Tensor, length: int) -> None:
+        self.examples, self.length = examples, length
+        self.labels = torch.full((len(examples.stream),), IGNORED)
+        self.labels[examples.places[index]] = labels[index]
+        begins, ends = examples.begins[:-1], examples.begins[1:]
+        counted = torch.zeros(len(examples.stream) + 1, dtype=torch.int64)
+        counted[1:] = (self.labels != IGNORED).cumsum(0)
+        trained = counted[ends] > counted[begins]
+        begins, ends = begins[trained], ends[trained]
+        self.numbers = (ends - begins - 1) // length + 1  # of a sequence
+        self.slack = self.numbers * length - (ends - begins - 1)
+        self.begins, self.ends = begins, ends
+
+    def __len__(self) -> int:
+        return int(self.numbers.sum())
+
+    def shifted(self, generator: torch.Generator) -> Tensor:
+        """The windows of one epoch, as the place of the first target and the bounds of the sequence: (W, 3)."""
+        shift = (torch.rand(len(self.slack), generator=generator, dtype=torch.float64) * (self.slack + 1)).long()
+        first = (self.begins + 1 - shift).repeat_interleave(self.numbers)
+        number = torch.arange(len(first)) - (self.numbers.cumsum(0) - self.numbers).repeat_interleave(self.numbers)
+        bounds = (each.repeat_interleave(self.numbers) for each in (self.begins, self.ends))
+        return torch.stack((first + number * self.length, *bounds), 1)
+
+    def take(self, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, labels and places of some rows of :meth:`shifted`: (B, length) each, :data:`IGNORED` where none is."""
+        first, begin, end = windows.T
+        tokens = self.examples.before(first + self.length - 1, begin, self.length)
+        places = first[:, None] + torch.arange(self.length)
+        inside = (places > begin[:, None]) & (places < end[:, None])
+        labels = torch.where(inside, self.labels[places.clamp(0, len(self.labels) - 1)], IGNORED)
+        return tokens, labels, places
+
+
+def number(texts: Iterable[str], below: int = 100) -> int:
+    """A number from 0 to ``below`` - 1 that follows from the texts, on every machine."""
+    return int.from_bytes(hashlib.sha256("\0".join(texts).encode()).digest()[:8], "big") % below
+
+
+def vocabulary(tokens: Iterable[str], most: int | None = None, least: int = 1) -> tuple[str, ...]:
+    """The tokens by how often they occur, the most frequent first; of equals, by the alphabet.
+
+    Args:
+        tokens: of the training part.
+        most: keep so many.
+        least: keep those that occur so often.
+    """
+    counts = Counter(tokens)
+    kept = (token for token, count in counts.items() if count >= least)
+    return tuple(sorted(kept, key=lambda token: (-counts[token], token))[:most])
+
+
+def numbered(sequences: Sequence[Sequence[str]], classes: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """The stream of all sequences, and where they begin, with the end."""
+    numbers = {token: place for place, token in enumerate(classes)}
+    other = len(classes)
+    stream = np.fromiter(
+        (numbers.get(token, other) for sequence in sequences for token in sequence),
+        np.int32,
+        sum(map(len, sequences)),
+    )
+    begins = np.cumsum([0, *map(len, sequences)])
+    return torch.from_numpy(stream), torch.from_numpy(begins.astype(np.int64))
+
+
+def divided(
+    name: str,
+    classes: Sequence[str],
+    stream: Tensor,
+    begins: Tensor,
+    parts: Sequence[int],
+    groups: Tensor | None = None,
+    *,
+    unseen: bool = False,
+    remarks: Iterable[str] = (),
+    **facts: Any,
+) -> Dataset:
+    """A set of which whole sequences are for training, validation or the test. Targets are the classes.
+
+    Args:
+        name: of the set.
+        classes: the classes by name.
+        stream: the tokens.
+        begins: where the sequences begin, and the end.
+        parts: for each sequence 0 (training), 1 (validation) or 2 (test).
+        groups: for each sequence, which ones belong together; None: each is a group of its own.
+        unseen: whether what is no class is a target of validation and test all the same, which no guess hits; otherwise it is
+            read only.
+        remarks: what is to be said of the set already.
+        facts: further fields of the :class:`Dataset`.
+    """
+    sequence = torch.arange(len(begins) - 1).repeat_interleave(begins.diff())
+    part = torch.tensor(parts)[sequence]
+    outside = stream >= len(classes)
+    first = torch.zeros(len(stream), dtype=torch.bool)
+    first[begins[:-1][begins.diff() > 0]] = True  # nothing stands before it
+    guessed = ~first & ((~outside | (part > 0)) if unseen else ~outside)
+    groups = sequence if groups is None else groups[sequence]
+    split = _splitter(stream, begins, len(classes), groups)
+    train, test = split(guessed & (part < 2)), split(guessed & (part == 2))
+    validation = (part[train.places] == 1).nonzero().flatten()
+    remarks = list(remarks)
+    if unseen:
+        remarks += _unseen(test)
+    elif bool((tested := ~first & (part == 2)).any()) and (share := float(outside[tested].double().mean())):
+        outsiders = f"{_percent(share)} of the test tokens are outside the vocabulary"
+        remarks.append(f"{outsiders}: they are read, but not to be guessed.")
+    return _dataset(name, classes, train, test, validation, remarks=tuple(remarks), **facts)
+
+
+def last_of_each(
+    name: str, classes: Sequence[str], stream: Tensor, begins: Tensor, *, remarks: Iterable[str] = (), **facts: Any
+) -> Dataset:
+    """A set whose test is the last token of each sequence, and validation the one before it, as recommenders divide.
+
+    Sequences of fewer than three tokens are for training alone. What is no class is a target all the same, which no guess
+    hits. The arguments are those of :func:`divided`.
+    """
+    sequence = torch.arange(len(begins) - 1).repeat_interleave(begins.diff())
+    ends, long = begins[1:], begins.diff() >= 3
+    role = torch.zeros(len(stream), dtype=torch.int8)
+    role[ends[long] - 1], role[ends[long] - 2] = 2, 1
+    role[begins[:-1][begins.diff() > 0]] = 3  # nothing stands before it
+    split = _splitter(stream, begins, len(classes), sequence)
+    train, test = split(((role == 0) & (stream < len(classes))) | (role == 1)), split(role == 2)
+    validation = (role[train.places] == 1).nonzero().flatten()
+    of = "of fewer than three tokens"
+    short = counted(int((~long).sum()), f"sequence {of} is", f"sequences {of} are", "for training alone.")
+    return _dataset(name, classes, train, test, validation, remarks=(*remarks, *short, *_unseen(test)), **facts)
+
+
+def counted(count: int, one: str, many: str, told: str) -> list[str]:
+    """The sentence that says it of so many, or of none nothing.
+
+    >>> counted(1, "line is", "lines are", "empty."), counted(1200, "line is", "lines are", "empty."), counted(0, "", "", "")
+    (['1 line is empty.'], ['1,200 lines are empty.'], [])
+    """
+    return [f"{count:,} {one if count == 1 else many} {told}"] if count else []
+
+
+def _splitter(stream: Tensor, begins: Tensor, classes: int, groups: Tensor) -> Callable[[Tensor], SequenceSplit]:
+    """Makes a split of the places where a mask over the stream is true."""
+
+    def split(wanted: Tensor) -> SequenceSplit:
+        places = wanted.nonzero().flatten()
+        labels = stream[places].long()
+        labels = torch.where(labels < classes, labels, UNSEEN)
+        return SequenceSplit((stream,), labels, (), groups[places], places, begins, classes + 1)
+
+    return split
+
+
+def _unseen(test: SequenceSplit) -> list[str]:
+    of = f"of the {len(test):,} test targets"
+    return counted(int((test.labels == UNSEEN).sum()), f"{of} is", f"{of} are", "not in the training part: no guess is right.")
+
+
+def _percent(share: float) -> str:
+    """A share above 0 for people.
+
+    >>> [_percent(share) for share in (0.08, 0.254, 0.0123, 0.0001)]
+    ['8 %', '25 %', '1.2 %', 'less than 0.1 %']
+    """
+    if share < 0.001:
+        return "less than 0.1 %"
+    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f}".removesuffix(".0") + " %"
+
+
+def _dataset(
+    name: str, classes: Sequence[str], train: SequenceSplit, test: SequenceSplit, validation: Tensor, **facts: Any
+) -> Dataset:
+    if len(classes) < 2:
+        kinds = "one kind" if classes else "no kind"
+        raise LabError(f"{name} has {kinds} of token to guess in its training part, but at least two are needed.")
+    for what, count in (("training", len(train) - len(validation)), ("validation", len(validation)), ("the test", len(test))):
+        if not count:
+            raise LabError(f"{name} has no token to guess for {what}: give more or longer sequences.")
+    return Dataset(name, "sequences", tuple(classes), train, test, "", validation=validation, **facts)
