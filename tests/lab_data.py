@@ -10,7 +10,8 @@ from PIL import Image
 
 from anyk.lab.data import Dataset, Split, cifar
 from anyk.lab.run import training
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.reading import read_data
+from anyk.lab.run.recipe import Recipe, Setting
 
 
 def examples(classes: int, per_class: int, width: int, seed: int, noise: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,6 +41,11 @@ def image_set(*, classes: int = 6, per_class: int = 12, channels: int = 1, size:
         splits.append(Split((pixels,), labels))
     names = tuple(f"class {number}" for number in range(classes))
     return Dataset("made images", "images", names, splits[0], splits[1], "made", (0.5,) * channels, (0.25,) * channels)
+
+
+def read_or_make(setting: Setting) -> Dataset:
+    """The data set of a setting; "images" are made."""
+    return image_set() if setting.data == "images" else read_data(setting)
 
 
 def write_photos(folder: Path, *, classes: int = 4, per_class: int = 6, size: tuple[int, int] = (20, 16)) -> Path:

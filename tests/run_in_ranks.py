@@ -21,10 +21,6 @@ from anyk.lab.run import processes, training
 from anyk.lab.run.recipe import Recipe
 
 
-def load_or_make(data, *_):
-    return lab_data.image_set() if data == "images" else LOAD(data)
-
-
 def kill(number, step, rank, progress):
     if (progress.step, rank) == (step, number) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -66,7 +62,7 @@ def threads_of_the_group():
 
 
 if __name__ == "__main__":
-    LOAD, training.load = training.load, load_or_make
+    training.read_data = lab_data.read_or_make
     with processes.joined("cpu") as together:
         an_error_of_one_rank_is_raised_in_all(together)
         batch_norm_is_that_of_the_whole_batch(together)

@@ -16,6 +16,8 @@ from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, models, training
 from anyk.lab.run.recipe import Recipe
 
+SINCE_FORMAT_3 = {"width", "tokens", "embedding", "layers", "heads", "tied"}
+
 
 @pytest.mark.parametrize(
     ("model", "dataset"),
@@ -34,7 +36,7 @@ def test_scores_are_those_of_the_run(
     points = lab_data.write_embedding_set(tmp_path / "points")
     if dataset is not None:
         for module in (training, evaluation):
-            monkeypatch.setattr(module, "load", lambda *_: dataset)
+            monkeypatch.setattr(module, "read_data", lambda _: dataset)
     recipe = Recipe(data=str(points), model=model, hidden=24, dropout=0.2, epochs=1, batch_size=40)
     training.train(recipe, tmp_path / "run")
     predictor = evaluation.Predictor(tmp_path / "run")
@@ -60,7 +62,7 @@ def test_scores_are_those_of_the_run(
 
 def test_the_width_of_the_convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (training, evaluation):
-        monkeypatch.setattr(module, "load", lambda *_: lab_data.image_set(channels=3))
+        monkeypatch.setattr(module, "read_data", lambda _: lab_data.image_set(channels=3))
     training.train(Recipe(width=6, epochs=1), tmp_path / "run")
     loaded = models.load(tmp_path / "run")
     convolutions = [module for module in loaded.modules() if isinstance(module, torch.nn.Conv2d)]
@@ -69,7 +71,7 @@ def test_the_width_of_the_convolutions(tmp_path: Path, monkeypatch: pytest.Monke
     convolutions = [module for module in usual.build().modules() if isinstance(module, torch.nn.Conv2d)]
     assert [each.out_channels for each in convolutions] == [32, 64, 128]
     # Files of format 2 knew no width: their networks had this one.
-    former = {name: value for name, value in usual.to_json().items() if name != "width"}
+    former = {name: value for name, value in usual.to_json().items() if name not in SINCE_FORMAT_3}
     assert models.Plan.from_json({**former, "format": 2}) == usual
     for wrong in ({**former, "format": 3}, {**usual.to_json(), "format": 2}):
         with pytest.raises(ValueError, match="does not say what model"):
@@ -117,7 +119,7 @@ def test_files_that_are_not_models(tmp_path: Path) -> None:
     for changes, problem in (
         ({"more": 1}, "does not say what model"),
         ({"format": 4}, "does not say what model"),
-        ({"model": "no such"}, "model should be linear, mlp, cnn, resnet18, module:function or timm:NAME, but is 'no such'"),
+        ({"model": "no such"}, "model should be linear, .*attention, module:function or timm:NAME, but is 'no such'"),
         ({"model": ["linear"]}, "model should be"),
         ({"shape": 3}, "shape should be that of an embedding or an image, but is 3"),
         ({"shape": [3, 2]}, "shape should be"),

@@ -120,8 +120,7 @@ def test_three_processes_and_kills(data: str, tmp_path: Path) -> None:
     code, _, err = ended(torchrun("--nproc-per-node", 3, SCRIPT, written(tmp_path / "runs.json", *runs)))
     assert code == 0, err
     with pytest.MonkeyPatch.context() as patch:
-        load = training.load
-        patch.setattr(training, "load", lambda spec, *_: lab_data.image_set() if spec == "images" else load(spec))
+        patch.setattr(training, "read_data", lab_data.read_or_make)
         for name, recipe in recipes.items():
             training.train(recipe, tmp_path / "alone" / name)
             assert_same_run(tmp_path / "ranks" / name, tmp_path / "alone" / name)
@@ -178,9 +177,8 @@ def test_parts_are_all_examples_once_and_their_weights_make_the_mean() -> None:
             assert torch.equal(torch.cat(parts), index)
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
             means = [losses[part].mean() if len(part) else torch.zeros(()) for part in parts]
-            average = (
-                sum(each.shard_weight(part, index) * mean for each, part, mean in zip(ranks, parts, means, strict=True)) / world
-            )
+            weights = [each.shard_weight(len(part), size) for each, part in zip(ranks, parts, strict=True)]
+            average = sum(weight * mean for weight, mean in zip(weights, means, strict=True)) / world
             assert float(average) == pytest.approx(float(losses.mean()))
 
 

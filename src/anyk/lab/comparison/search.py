@@ -319,7 +319,7 @@ class _Study:
 
     def folder(self, recipe: Recipe) -> Path:
         """A run's folder: its name follows from all that the run depends on, so that the same run is found again."""
-        content = json.dumps([self.fingerprint, recipe.to_json()], sort_keys=True).encode()
+        content = json.dumps([self.fingerprint, recipe.identity], sort_keys=True).encode()
         digest = hashlib.blake2b(content, digest_size=5).hexdigest()
         return self.out / "runs" / f"{recipe.loss}-seed{recipe.seed}-{digest}"
 

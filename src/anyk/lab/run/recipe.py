@@ -214,6 +214,12 @@ class Setting:
         """The fields as JSON values."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The same, without what an earlier version did not know and did as it is here: equal for equal runs of both."""
+        usual = Setting()
+        return {name: value for name, value in self.to_json().items() if name not in ADDED or value != getattr(usual, name)}
+
     @classmethod
     def from_json(cls: type[Self], fields: Mapping[str, Any], source: str = "the recipe") -> Self:
         """The recipe with these fields; the others have their defaults."""
@@ -230,6 +236,11 @@ class Setting:
     def of_run(cls: type[Self], fields: Mapping[str, Any], source: str) -> Self:
         """The recipe as a run wrote it down, perhaps by an earlier version: what it does not say was as :data:`BEFORE`."""
         return cls.from_json({**BEFORE, **fields}, source)
+
+    def as_before(self: Self) -> Self:
+        """The same with what is left open now, and had a number before there were sequences, as :data:`BEFORE`."""
+        was = ("hidden", "dropout")
+        return self.but(**{name: BEFORE[name] for name in was if _open(name, getattr(self, name))})
 
     def but(self: Self, **changes: Any) -> Self:
         """The same with some fields changed."""
@@ -259,6 +270,9 @@ class Recipe(Setting):
 
 #: what runs did before there was a field for it, where the field's default is something else
 BEFORE = {"standardize": False, "hidden": 512, "dropout": 0.0}
+
+#: the fields that came with the sequences; with their defaults, other runs are what they were
+ADDED = frozenset(("part", "split", "mask_seen", "width", "context", "embedding", "layers", "heads", "tied"))
 
 #: what the zeros and "auto" of a setting stand for
 BY_KIND: dict[str, dict[str, Any]] = {
