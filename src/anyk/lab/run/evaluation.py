@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import anyk
+from anyk import candidates
 from anyk.lab.data import Split
 from anyk.lab.run import models, own_models
 from anyk.lab.run.folder import Run
@@ -59,7 +60,7 @@ def examine(
         target = examples.labels[block].to(reader.device)
         with torch.autocast(reader.device.type, torch.bfloat16, enabled=amp):
             scores = reader.mask(model(reader(examples, block)), examples, block)
-        first = scores.topk(guesses).indices if guesses else scores.new_empty(len(scores), 0)
+        first = candidates.best(scores, guesses) if guesses else scores.new_empty(len(scores), 0)
         found.append((anyk.target_ranks(scores, target).int(), first.int()))
         cross_entropy += functional.cross_entropy(scores.float(), target, reduction="sum")
     model.train()
