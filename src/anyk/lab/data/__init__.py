@@ -9,6 +9,8 @@ from anyk.lab.errors import LabError
 
 __all__ = ["Dataset", "Parts", "Split", "keep", "load", "split"]
 
+_SEQUENCES = {"sequences": "sequences:FILE", "movielens": "movielens:PATH", "words": "words:PATH"}
+
 
 def load(spec: str, image_size: int = 0, split: str = "auto", shares: tuple[float, float] = (0.1, 0.2)) -> Dataset:
     """The data set that a recipe's ``data`` names.
@@ -29,12 +31,14 @@ def load(spec: str, image_size: int = 0, split: str = "auto", shares: tuple[floa
 
 def _load(spec: str, image_size: int, split: str, shares: tuple[float, float]) -> Dataset:
     # Each source needs packages of its own, so each is imported only when it is asked for.
-    name, _, rest = spec.partition(":")
+    name, colon, rest = spec.partition(":")
     path = Path(spec).expanduser()
     if name in ("glyphs", "completion"):
         if rest and not (rest.isascii() and rest.isdigit()):
             raise LabError(f"{name}:CLASSES wants a number of classes, such as {name}:500, but got {spec!r}.")
         if name == "completion":
+            if split != "auto":
+                raise LabError(f"split {split} is for files of sequences; completion is divided by module: leave it out.")
             from anyk.lab.data import completion
 
             return completion.load(int(rest)) if rest else completion.load()
@@ -45,6 +49,15 @@ def _load(spec: str, image_size: int, split: str, shares: tuple[float, float]) -
         from anyk.lab.data import cifar
 
         return cifar.load(Path(rest).expanduser() if rest else None)
+    if name in _SEQUENCES and colon:
+        if not rest:
+            raise LabError(f"{name}: wants a path, {_SEQUENCES[name]}.")
+        if split not in ("auto", "last", "lines"):
+            raise LabError(f"split should be auto, last or lines, but is {split!r}.")
+        from anyk.lab.data import movielens, sequences
+
+        read = {"sequences": sequences.load, "words": sequences.load_words, "movielens": movielens.load}[name]
+        return read(Path(rest).expanduser(), split, shares)
     if path.is_dir():
         if (path / kept.IMAGES).is_file():
             return kept.read_images(path / kept.IMAGES)
@@ -61,7 +74,8 @@ def _load(spec: str, image_size: int, split: str, shares: tuple[float, float]) -
         return arrays.read(path)
     problem = "is a file of another kind" if path.exists() else "does not exist"
     raise LabError(
-        f"{spec} {problem}; DATA may be glyphs, glyphs:CLASSES, cifar100, cifar100:PATH, a folder of embeddings "
-        f"(dataset.json or train*.safetensors), a folder of images (FOLDER/CLASS/*.jpg, or FOLDER/train/CLASS/*.jpg and "
-        f"FOLDER/test/CLASS/*.jpg), or an array file ({', '.join(arrays.SUFFIXES)})."
+        f"{spec} {problem}; DATA may be glyphs, glyphs:CLASSES, completion, completion:CLASSES, cifar100, cifar100:PATH, "
+        f"{', '.join(_SEQUENCES.values())}, a folder of embeddings (dataset.json or train*.safetensors), a folder of images "
+        "(FOLDER/CLASS/*.jpg, or FOLDER/train/CLASS/*.jpg and FOLDER/test/CLASS/*.jpg), or an array file "
+        f"({', '.join(arrays.SUFFIXES)})."
     )

@@ -1,4 +1,4 @@
-"""Prepared image sets are kept on the disk, each in one file, so that the next run starts at once."""
+"""Prepared sets are kept on the disk, each in one file, so that the next run starts at once."""
 
 import dataclasses
 import hashlib

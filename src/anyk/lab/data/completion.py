@@ -21,7 +21,7 @@ from anyk.lab.data.sets import Dataset
 from anyk.lab.errors import LabError
 
 DEFAULT_CLASSES, MOST_CLASSES = 2000, 20_000
-_VERSION = 1  # of the cut: a change of anything below that changes the examples needs another number
+_VERSION = 2  # of the cut: a change of anything below that changes the examples needs another number
 #: folders whose files are no code that people write: test data, tables, an application
 _LEFT_OUT = frozenset(("test", "tests", "idle_test", "encodings", "idlelib", "pydoc_data", "site-packages", "dist-packages"))
 #: of a hundred modules, by the hash of their names: so many for the test, and so many for validation

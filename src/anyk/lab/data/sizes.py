@@ -14,7 +14,7 @@ from anyk.lab.errors import LabError
 def resized(dataset: Dataset, size: int) -> Dataset:
     """The data set with square images of this size: the shorter side resized, the middle taken. Made once and kept."""
     if dataset.kind != "images":
-        raise LabError(f"image_size resizes images, but {dataset.name} holds embeddings: leave it out.")
+        raise LabError(f"image_size resizes images, but {dataset.name} holds {dataset.kind}: leave it out.")
     if tuple(dataset.train.shape[1:]) == (size, size):
         return dataset
 

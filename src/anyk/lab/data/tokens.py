@@ -7,7 +7,7 @@ before the first token of a sequence.
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -127,15 +127,22 @@ class Windows:
         return tokens, labels, places
 
 
-def number(texts: Iterable[str]) -> int:
-    """A number from 0 to 99 that follows from the texts, on every machine."""
-    return int.from_bytes(hashlib.sha256("\0".join(texts).encode()).digest()[:8], "big") % 100
+def number(texts: Iterable[str], below: int = 100) -> int:
+    """A number from 0 to ``below`` - 1 that follows from the texts, on every machine."""
+    return int.from_bytes(hashlib.sha256("\0".join(texts).encode()).digest()[:8], "big") % below
 
 
-def vocabulary(tokens: Iterable[str], most: int | None = None) -> tuple[str, ...]:
-    """The tokens by how often they occur, the most frequent first; of equals, by the alphabet."""
+def vocabulary(tokens: Iterable[str], most: int | None = None, least: int = 1) -> tuple[str, ...]:
+    """The tokens by how often they occur, the most frequent first; of equals, by the alphabet.
+
+    Args:
+        tokens: of the training part.
+        most: keep so many.
+        least: keep those that occur so often.
+    """
     counts = Counter(tokens)
-    return tuple(sorted(counts, key=lambda token: (-counts[token], token))[:most])
+    kept = (token for token, count in counts.items() if count >= least)
+    return tuple(sorted(kept, key=lambda token: (-counts[token], token))[:most])
 
 
 def numbered(sequences: Sequence[Sequence[str]], classes: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -158,9 +165,12 @@ def divided(
     begins: Tensor,
     parts: Sequence[int],
     groups: Tensor | None = None,
+    *,
+    unseen: bool = False,
+    remarks: Iterable[str] = (),
     **facts: Any,
 ) -> Dataset:
-    """A set of which whole sequences are for training, validation or the test. Targets are the classes; all else is read only.
+    """A set of which whole sequences are for training, validation or the test. Targets are the classes.
 
     Args:
         name: of the set.
@@ -169,52 +179,94 @@ def divided(
         begins: where the sequences begin, and the end.
         parts: for each sequence 0 (training), 1 (validation) or 2 (test).
         groups: for each sequence, which ones belong together; None: each is a group of its own.
+        unseen: whether what is no class is a target of validation and test all the same, which no guess hits; otherwise it is
+            read only.
+        remarks: what is to be said of the set already.
         facts: further fields of the :class:`Dataset`.
     """
     sequence = torch.arange(len(begins) - 1).repeat_interleave(begins.diff())
-    guessed = stream < len(classes)
-    guessed[begins[:-1][begins.diff() > 0]] = False  # nothing stands before it
     part = torch.tensor(parts)[sequence]
+    outside = stream >= len(classes)
+    first = torch.zeros(len(stream), dtype=torch.bool)
+    first[begins[:-1][begins.diff() > 0]] = True  # nothing stands before it
+    guessed = ~first & ((~outside | (part > 0)) if unseen else ~outside)
     groups = sequence if groups is None else groups[sequence]
-
-    def split(wanted: Tensor) -> SequenceSplit:
-        places = (guessed & wanted).nonzero().flatten()
-        labels = stream[places].long()
-        return SequenceSplit((stream,), labels, (), groups[places], places, begins, len(classes) + 1)
-
-    train, test = split(part < 2), split(part == 2)
+    split = _splitter(stream, begins, len(classes), groups)
+    train, test = split(guessed & (part < 2)), split(guessed & (part == 2))
     validation = (part[train.places] == 1).nonzero().flatten()
-    return _dataset(name, classes, train, test, validation, **facts)
+    remarks = list(remarks)
+    if unseen:
+        remarks += _unseen(test)
+    elif bool((tested := ~first & (part == 2)).any()) and (share := float(outside[tested].double().mean())):
+        outsiders = f"{_percent(share)} of the test tokens are outside the vocabulary"
+        remarks.append(f"{outsiders}: they are read, but not to be guessed.")
+    return _dataset(name, classes, train, test, validation, remarks=tuple(remarks), **facts)
 
 
-def last_of_each(name: str, classes: Sequence[str], stream: Tensor, begins: Tensor, **facts: Any) -> Dataset:
+def last_of_each(
+    name: str, classes: Sequence[str], stream: Tensor, begins: Tensor, *, remarks: Iterable[str] = (), **facts: Any
+) -> Dataset:
     """A set whose test is the last token of each sequence, and validation the one before it, as recommenders divide.
 
     Sequences of fewer than three tokens are for training alone. What is no class is a target all the same, which no guess
-    hits.
+    hits. The arguments are those of :func:`divided`.
     """
     sequence = torch.arange(len(begins) - 1).repeat_interleave(begins.diff())
     ends, long = begins[1:], begins.diff() >= 3
     role = torch.zeros(len(stream), dtype=torch.int8)
     role[ends[long] - 1], role[ends[long] - 2] = 2, 1
     role[begins[:-1][begins.diff() > 0]] = 3  # nothing stands before it
+    split = _splitter(stream, begins, len(classes), sequence)
+    train, test = split(((role == 0) & (stream < len(classes))) | (role == 1)), split(role == 2)
+    validation = (role[train.places] == 1).nonzero().flatten()
+    of = "of fewer than three tokens"
+    short = counted(int((~long).sum()), f"sequence {of} is", f"sequences {of} are", "for training alone.")
+    return _dataset(name, classes, train, test, validation, remarks=(*remarks, *short, *_unseen(test)), **facts)
+
+
+def counted(count: int, one: str, many: str, told: str) -> list[str]:
+    """The sentence that says it of so many, or of none nothing.
+
+    >>> counted(1, "line is", "lines are", "empty."), counted(1200, "line is", "lines are", "empty."), counted(0, "", "", "")
+    (['1 line is empty.'], ['1,200 lines are empty.'], [])
+    """
+    return [f"{count:,} {one if count == 1 else many} {told}"] if count else []
+
+
+def _splitter(stream: Tensor, begins: Tensor, classes: int, groups: Tensor) -> Callable[[Tensor], SequenceSplit]:
+    """Makes a split of the places where a mask over the stream is true."""
 
     def split(wanted: Tensor) -> SequenceSplit:
         places = wanted.nonzero().flatten()
         labels = stream[places].long()
-        labels = torch.where(labels < len(classes), labels, UNSEEN)
-        return SequenceSplit((stream,), labels, (), sequence[places], places, begins, len(classes) + 1)
+        labels = torch.where(labels < classes, labels, UNSEEN)
+        return SequenceSplit((stream,), labels, (), groups[places], places, begins, classes + 1)
 
-    train, test = split(((role == 0) & (stream < len(classes))) | (role == 1)), split(role == 2)
-    validation = (role[train.places] == 1).nonzero().flatten()
-    return _dataset(name, classes, train, test, validation, **facts)
+    return split
+
+
+def _unseen(test: SequenceSplit) -> list[str]:
+    of = f"of the {len(test):,} test targets"
+    return counted(int((test.labels == UNSEEN).sum()), f"{of} is", f"{of} are", "not in the training part: no guess is right.")
+
+
+def _percent(share: float) -> str:
+    """A share above 0 for people.
+
+    >>> [_percent(share) for share in (0.08, 0.254, 0.0123, 0.0001)]
+    ['8 %', '25 %', '1.2 %', 'less than 0.1 %']
+    """
+    if share < 0.001:
+        return "less than 0.1 %"
+    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f}".removesuffix(".0") + " %"
 
 
 def _dataset(
     name: str, classes: Sequence[str], train: SequenceSplit, test: SequenceSplit, validation: Tensor, **facts: Any
 ) -> Dataset:
     if len(classes) < 2:
-        raise LabError(f"{name} has {len(classes)} kinds of token to guess, but at least two are needed.")
+        kinds = "one kind" if classes else "no kind"
+        raise LabError(f"{name} has {kinds} of token to guess in its training part, but at least two are needed.")
     for what, count in (("training", len(train) - len(validation)), ("validation", len(validation)), ("the test", len(test))):
         if not count:
             raise LabError(f"{name} has no token to guess for {what}: give more or longer sequences.")

@@ -1,0 +1,267 @@
+"""Sequences of tokens: contexts, windows and the ways to divide them, against slow loops over lists."""
+
+import random
+
+import pytest
+import torch
+
+from anyk.lab.data import cache, tokens
+from anyk.lab.data.sets import split as split_set
+from anyk.lab.data.tokens import IGNORED, UNSEEN, SequenceSplit, Windows
+from anyk.lab.errors import LabError
+
+CLASSES = tuple("abcdef")
+OTHER, PADDING = 6, 7
+
+
+def made(seed, *, shortest=1, longest=12, count=9):
+    """Random sequences of six classes and some other tokens, as lists of numbers, and as a stream with its begins."""
+    pick = random.Random(seed)
+    lists = [[pick.randrange(OTHER + 1) for _ in range(pick.randint(shortest, longest))] for _ in range(pick.randint(3, count))]
+    begins = [0]
+    for each in lists:
+        begins.append(begins[-1] + len(each))
+    stream = torch.tensor([token for each in lists for token in each], dtype=torch.int32)
+    return lists, stream, torch.tensor(begins)
+
+
+def examples_of(split):
+    """(sequence, place in it, label) of each example, by looking for the sequence one by one."""
+    begins = split.begins.tolist()
+    found = []
+    for place, label in zip(split.places.tolist(), split.labels.tolist(), strict=True):
+        row = next(n for n in range(len(begins) - 1) if begins[n] <= place < begins[n + 1])
+        found.append((row, place - begins[row], label))
+    return found
+
+
+# --- numbers and words ------------------------------------------------------------------------------------------------
+
+
+def test_a_number_of_texts_is_the_same_on_every_machine():
+    assert [tokens.number(("anyk", name)) for name in ("a", "b", "ä")] == [8, 21, 15]  # as sha256sum has it
+    assert tokens.number(("a", "b")) != tokens.number(("ab",))
+    wide = [tokens.number(("anyk", str(n)), 1000) for n in range(300)]
+    assert max(wide) > 900
+    assert min(wide) >= 0
+    assert max(wide) < 1000
+
+
+def test_the_vocabulary_is_by_frequency_then_by_the_alphabet():
+    words = ["b", "a", "b", "c", "a", "d"]
+    assert tokens.vocabulary(words) == ("a", "b", "c", "d")
+    assert tokens.vocabulary(["b", *words]) == ("b", "a", "c", "d")
+    assert tokens.vocabulary(words, 3) == ("a", "b", "c")
+    assert tokens.vocabulary(words, 3, least=2) == ("a", "b")
+    assert tokens.vocabulary(words, 1, least=2) == ("a",)
+
+
+def test_numbers_of_sequences():
+    stream, begins = tokens.numbered([["b", "?"], [], ["a", "b", "a"]], ("a", "b"))
+    assert (stream.tolist(), stream.dtype) == ([1, 2, 0, 1, 0], torch.int32)
+    assert (begins.tolist(), begins.dtype) == ([0, 2, 2, 5], torch.int64)
+
+
+# --- contexts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_contexts_and_what_was_seen(seed):
+    lists, stream, begins = made(seed)
+    places = torch.arange(len(stream))
+    split = SequenceSplit((stream,), stream.long(), places=places, begins=begins, padding=PADDING)
+    whole = [(row, place) for row, each in enumerate(lists) for place in range(len(each))]
+    index = torch.randperm(len(stream), generator=torch.Generator().manual_seed(seed))
+    for length in (1, 2, 5, 20):
+        expected = []
+        for n in index.tolist():
+            row, place = whole[n]
+            expected.append(([PADDING] * length + lists[row][:place])[-length:])
+        found = split.contexts(index, length)
+        assert (found.tolist(), found.dtype) == (expected, torch.int64)
+    rows, classes = split.seen(places[index])
+    pairs = [
+        (number, token)
+        for number, n in enumerate(index.tolist())
+        for token in lists[whole[n][0]][: whole[n][1]]
+        if token < OTHER
+    ]
+    assert list(zip(rows.tolist(), classes.tolist(), strict=True)) == pairs
+
+
+# --- windows ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 30])
+@pytest.mark.parametrize("seed", range(8))
+def test_windows_have_every_target_once_an_epoch(seed, length):
+    lists, stream, begins = made(seed, longest=20)
+    split = examples_from_second(stream, begins)
+    pick = random.Random(seed)
+    index = torch.tensor(sorted(pick.sample(range(len(split)), max(1, len(split) // 2))))
+    windows = Windows(split, index, split.labels, length)
+    generator = torch.Generator().manual_seed(seed)
+    epochs = set()
+    for _ in range(4):
+        rows = windows.shifted(generator)
+        assert len(rows) == len(windows)
+        epochs.add(tuple(rows[:, 0].tolist()))
+        read, labels, places = windows.take(rows)
+        assert read.shape == labels.shape == places.shape == (len(windows), length)
+        trained = labels != IGNORED
+        assert sorted(places[trained].tolist()) == split.places[index].tolist()
+        assert torch.equal(labels[trained], stream[places[trained]].long())
+        check_reading(lists, begins.tolist(), read, labels, places)
+    # A window is shifted from epoch to epoch; of one token, only whether it comes before the sequence or after it.
+    assert len(epochs) > 1
+
+
+def examples_from_second(stream, begins):
+    """All tokens that have another before them, as examples; the others of a sequence are no classes, but count here."""
+    first = set(begins.tolist())
+    places = torch.tensor([place for place in range(len(stream)) if place not in first])
+    return SequenceSplit((stream,), stream[places].long(), places=places, begins=begins, padding=PADDING)
+
+
+def check_reading(lists, begins, read, labels, places):
+    """At a target, the model has read the tokens before it that fit into the window, and padding before these."""
+    for tokens_read, row_labels, row_places in zip(read.tolist(), labels.tolist(), places.tolist(), strict=True):
+        for column, (label, place) in enumerate(zip(row_labels, row_places, strict=True)):
+            if label != IGNORED:
+                row = max(n for n in range(len(lists)) if begins[n] <= place)
+                before = lists[row][: place - begins[row]]
+                assert tokens_read[: column + 1] == ([PADDING] * (column + 1) + before)[-(column + 1) :]
+
+
+def test_windows_of_sequences_without_a_target_are_left_out():
+    _, stream, begins = made(1, shortest=6)
+    split = examples_from_second(stream, begins)
+    of_second = ((split.places >= begins[1]) & (split.places < begins[2])).nonzero().flatten()
+    windows = Windows(split, of_second, split.labels, 3)
+    assert len(windows) == (int(begins[2] - begins[1]) - 1) // 3 + 1
+
+
+# --- divided by sequences ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_whole_sequences_are_divided(seed, unseen):
+    lists, stream, begins = made(seed, shortest=4)
+    parts = [0, 1, 2, *(random.Random(seed).randrange(3) for _ in lists[3:])]
+    groups = torch.tensor([7 * row for row in range(len(lists))])
+    dataset = tokens.divided("made", CLASSES, stream, begins, parts, groups, unseen=unseen, tokens="items")
+    expected = {part: [] for part in range(3)}
+    for row, each in enumerate(lists):
+        for place, token in enumerate(each):
+            if place and token < OTHER:
+                expected[parts[row]].append((row, place, token))
+            elif place and unseen and parts[row]:
+                expected[parts[row]].append((row, place, UNSEEN))
+    held = set(dataset.validation.tolist())
+    train = examples_of(dataset.train)
+    assert [each for n, each in enumerate(train) if n not in held] == expected[0]
+    assert [each for n, each in enumerate(train) if n in held] == expected[1]
+    assert examples_of(dataset.test) == expected[2]
+    assert dataset.test.groups.tolist() == [7 * row for row, _, _ in expected[2]]
+    assert dataset.train.groups.tolist() == [7 * row for row, _, _ in train]
+    assert (dataset.kind, dataset.classes, dataset.tokens) == ("sequences", CLASSES, "items")
+    assert dataset.train.padding == dataset.test.padding == PADDING
+    others = [token == OTHER for row, each in enumerate(lists) if parts[row] == 2 for token in each[1:]]
+    if not any(others):
+        assert dataset.remarks == ()
+    elif unseen:
+        verb = "is" if sum(others) == 1 else "are"
+        said = f"{sum(others)} of the {len(others)} test targets {verb} not in the training part: no guess is right."
+        assert dataset.remarks == (said,)
+    else:
+        said = "of the test tokens are outside the vocabulary: they are read, but not to be guessed."
+        (remark,) = dataset.remarks
+        number, sign, rest = remark.split(" ", 2)
+        assert float(number) == pytest.approx(100 * sum(others) / len(others), abs=0.5)
+        assert (sign, rest) == ("%", said)
+
+
+def test_of_one_group_each_unless_told():
+    _, stream, begins = made(0, shortest=4)
+    dataset = tokens.divided("made", CLASSES, stream, begins, [2, 1] + [0] * (len(begins) - 3))
+    assert set(dataset.test.groups.tolist()) == {0}
+    assert set(dataset.train.groups.tolist()) == set(range(1, len(begins) - 1))
+
+
+# --- divided in each sequence -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_last_of_each_is_the_test(seed):
+    lists, stream, begins = made(seed, longest=7)
+    dataset = tokens.last_of_each("made", CLASSES, stream, begins, remarks=["First."], tokens="items")
+    train, validation, test = [], [], []
+    for row, each in enumerate(lists):
+        long = len(each) >= 3
+        for place in range(1, len(each)):
+            label = each[place] if each[place] < OTHER else UNSEEN
+            if long and place == len(each) - 1:
+                test.append((row, place, label))
+            elif long and place == len(each) - 2:
+                validation.append((row, place, label))
+            elif label != UNSEEN:
+                train.append((row, place, label))
+    held = set(dataset.validation.tolist())
+    found = examples_of(dataset.train)
+    assert [each for n, each in enumerate(found) if n not in held] == train
+    assert [each for n, each in enumerate(found) if n in held] == validation
+    assert examples_of(dataset.test) == test
+    short, unseen = sum(len(each) < 3 for each in lists), sum(label == UNSEEN for _, _, label in test)
+    expected = ["First."]
+    if short:
+        what = "sequence of fewer than three tokens is" if short == 1 else "sequences of fewer than three tokens are"
+        expected.append(f"{short} {what} for training alone.")
+    if unseen:
+        verb = "is" if unseen == 1 else "are"
+        expected.append(f"{unseen} of the {len(test)} test targets {verb} not in the training part: no guess is right.")
+    assert list(dataset.remarks) == expected
+
+
+def test_the_lab_takes_the_parts_as_they_are():
+    _, stream, begins = made(3, shortest=5)
+    dataset = tokens.last_of_each("made", CLASSES, stream, begins)
+    parts = split_set(dataset, 0.5, 0.5, seed=0)
+    assert parts.validation.tolist() == dataset.validation.tolist()
+    assert parts.test is dataset.test
+    assert (dataset.train.labels[parts.train] >= 0).all()
+
+
+# --- what cannot be -----------------------------------------------------------------------------------------------------
+
+
+def test_too_little_to_guess():
+    stream, begins = torch.tensor([0, 1, 0, 1], dtype=torch.int32), torch.tensor([0, 2, 4])
+    for classes, kind in (((), "no kind"), (("a",), "one kind")):
+        with pytest.raises(LabError, match=f"^few has {kind} of token to guess in its training part, but at least two"):
+            tokens.last_of_each("few", classes, stream, begins)
+    with pytest.raises(LabError, match=r"^few has no token to guess for validation: give more or longer sequences"):
+        tokens.last_of_each("few", ("a", "b"), stream, begins)
+    with pytest.raises(LabError, match=r"^few has no token to guess for the test"):
+        tokens.divided("few", ("a", "b"), stream, begins, [0, 1])
+    with pytest.raises(LabError, match=r"^few has no token to guess for training"):
+        tokens.divided("few", ("a", "b"), stream, begins, [1, 2])
+
+
+# --- kept -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_set_of_sequences_is_kept_whole(tmp_path):
+    _, stream, begins = made(5, shortest=4)
+    built = tokens.last_of_each("made", CLASSES, stream, begins, remarks=["So it is."], tokens="items")
+    first = cache.remember(tmp_path / "set.safetensors", lambda: built)
+    again = cache.remember(tmp_path / "set.safetensors", lambda: pytest.fail("it was built again"))
+    assert again.fingerprint == first.fingerprint
+    assert (again.remarks, again.tokens, again.classes) == (built.remarks, "items", CLASSES)
+    assert again.remarks[0] == "So it is."
+    for old, new in ((built.train, again.train), (built.test, again.test)):
+        assert isinstance(new, SequenceSplit)
+        assert new.padding == old.padding
+        for name in ("labels", "groups", "places", "begins", "stream"):
+            assert torch.equal(getattr(old, name), getattr(new, name)), name
+    assert torch.equal(built.validation, again.validation)
