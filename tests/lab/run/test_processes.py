@@ -103,6 +103,7 @@ def test_the_command_in_two_processes_is_the_command_in_one(data: str, tmp_path:
 
 def test_three_processes_and_kills(data: str, tmp_path: Path) -> None:
     base = Recipe(data=data, epochs=3, batch_size=31, learning_rate=1e-2)
+    tokens = base.but(data="tokens", epochs=1, context=8, embedding=8, hidden=12, dropout=0.0)
     shards = str(embeddings.write(tmp_path / "shards", embeddings.read(data), shard_rows=37, dtype=torch.float16))
     recipes = {
         "label smoothing": base.but(loss="lapsum", label_smoothing=0.1, temperature=0.7, optimizer="sgd"),
@@ -110,12 +111,21 @@ def test_three_processes_and_kills(data: str, tmp_path: Path) -> None:
         "stops early": base.but(epochs=200, patience=3, learning_rate=0.1, select="each"),
         "streamed": base.but(data=shards, shuffle="block", shuffle_block=4, shuffle_window=48, evaluate_every=3),
         "batch normalisation": base.but(data="images", model="cnn", batch_size=25),
+        "windows": tokens.but(model="gru", layers=2, label_noise=0.1),  # four at a time
+        "fewer windows than ranks": tokens.but(
+            data="items", model="attention", heads=2, batch_size=8, mask_seen=True, optimizer="sgd"
+        ),
+        "fewer contexts than ranks": tokens.but(batch_size=2, evaluate_every=200, part=0.5),
+        "many classes": tokens.but(model="gru", batch_size=8, tied=True, loss="error"),
     }
     chance = base.but(model="mlp", hidden=64, dropout=0.1, mixup=0.2, evaluate_every=4, label_noise=0.1)
     images = base.but(
         data="images", model="cnn", mixup=0.2, dropout=0.1, augment=("crop", "flip", "affine"), batch_size=3, epochs=1
     )
-    runs = [{"folder": tmp_path / "ranks" / name, "recipe": recipe} for name, recipe in recipes.items()]
+    runs: list[dict[str, Any]] = [
+        {"folder": tmp_path / "ranks" / name, "recipe": recipe, "most_scores": 2 if name == "many classes" else 20_000}
+        for name, recipe in recipes.items()
+    ]
     runs += [{"folder": tmp_path / name, "recipe": recipe} for name, recipe in (("chance", chance), ("images", images))]
     code, _, err = ended(torchrun("--nproc-per-node", 3, SCRIPT, written(tmp_path / "runs.json", *runs)))
     assert code == 0, err

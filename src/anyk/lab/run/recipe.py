@@ -61,7 +61,7 @@ class Setting:
     width: int = 32
     """cnn: channels of the first convolution; the next have twice and four times as many"""
     context: int = 0
-    """sequences: how many tokens the model sees; 0: 6 (context), 32 (gru) or 50 (attention)"""
+    """sequences: how many tokens the model sees; 0: 6 (context), 50 (attention) or 32 (gru, and models of yours)"""
     embedding: int = 0
     """sequences: numbers for a token; 0: 48"""
     layers: int = 0
@@ -201,7 +201,7 @@ class Setting:
         """
         values = {**BY_KIND[kind], "batch_size": max(1, min(BY_KIND[kind]["batch_size"], examples // 20))}
         if kind == "sequences":
-            values |= BY_MODEL.get(self.model if self.model != "auto" else values["model"], {})
+            values |= BY_MODEL.get(self.model if self.model != "auto" else values["model"], {"context": 32})
         shuffle = self.shuffle if self.shuffle != "auto" else "block" if examples * example_bytes > memory / 4 else "full"
         values["shuffle"] = shuffle
         if shuffle == "block":
