@@ -85,6 +85,20 @@ def write_photos(folder: Path, *, classes: int = 4, per_class: int = 6, size: tu
     return folder
 
 
+def write_images(file: Path, *, classes: int = 6, size: int = 10, channels: int = 3, validation: bool = True) -> Path:
+    """A .npz file of images in the layout of MedMNIST: of each class ten to train with, three for validation, four to test."""
+    arrays: dict[str, np.ndarray] = {"class_names": np.array([f"kind {number}" for number in range(classes)])}
+    splits = (("train", 10), ("val", 3), ("test", 4))
+    for seed, (split, per_class) in enumerate(splits):
+        inputs, labels = examples(classes, per_class, size * size * channels, seed, noise=0.7)
+        pixels = (inputs.sigmoid() * 255).to(torch.uint8).reshape(-1, size, size, channels)
+        if split != "val" or validation:
+            arrays[f"{split}_images"] = (pixels if channels == 3 else pixels[..., 0]).numpy()
+            arrays[f"{split}_labels"] = labels.numpy().astype(np.uint8)[:, None]
+    np.savez_compressed(file, **arrays)
+    return file
+
+
 def write_table(file: Path, *, classes: int = 4, per_class: int = 10, width: int = 5) -> Path:
     """A .csv file with titles, the label in its last column."""
     inputs, labels = examples(classes, per_class, width, seed=0)

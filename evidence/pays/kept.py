@@ -145,18 +145,17 @@ class Kept:
         with self._guard:
             for each in found:
                 self._hold(each)
-            self._write(self.contrasts_path, [dataclasses.asdict(self.contrasts[name]) for name in sorted(self.contrasts)])
+            rows = [json.dumps(dataclasses.asdict(self.contrasts[name]), sort_keys=True) for name in sorted(self.contrasts)]
+            _write(self.contrasts_path, "[\n" + ",\n".join(rows) + "\n]\n")
 
     def _hold(self, found: Contrast) -> None:
         self.contrasts[found.method, found.against, found.metric] = found
 
     def save(self) -> None:
         lines = [json.dumps(vars(self.lines[name]), sort_keys=True) for name in sorted(self.lines)]
-        text = "\n".join([json.dumps(self.head, sort_keys=True), *lines]) + "\n"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, text.encode())
+        _write(self.path, "\n".join([json.dumps(self.head, sort_keys=True), *lines]) + "\n")
 
-    @staticmethod
-    def _write(path: Path, rows: Sequence[Any]) -> None:
-        text = ",\n".join(json.dumps(row, sort_keys=True) for row in rows)
-        write_atomically(path, f"[\n{text}\n]\n".encode())
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.encode())

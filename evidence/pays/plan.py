@@ -204,12 +204,14 @@ _SETS = (
         "items",
         "next film, 3416",
         {
-            **{"model": "context", "context": 6, "embedding": 32, "hidden": 64, "dropout": 0.2},
-            **{"epochs": 4, "batch_size": 500, "learning_rate": 3e-3},
+            **{"model": "context", "context": 6, "embedding": 32, "hidden": 32, "dropout": 0.1},
+            **{"part": 0.25, "epochs": 4, "batch_size": 500, "learning_rate": 1e-2},
         },
         place="sequences:{}",
         k=10,
         methods=tuple(METHODS),
+        budget=8,
+        seconds=25.0,
     ),
     Set(
         "pixels",
@@ -220,9 +222,9 @@ _SETS = (
         },
         methods=FIRST,
         seeds=SEEDS[:5],
-        budget=5,
+        budget=4,
         tuning_seeds=1,
-        seconds=300.0,
+        seconds=200.0,
     ),
     Set(
         "embeddings",
@@ -361,10 +363,10 @@ def levels(each: str) -> Levels:
     return {
         "capacity": {str(h): _fields(hidden=h, embedding=min(max(h // 2, 8), 128)) for h in (16, 32, 64, 128, 256, 512)},
         "data": {
-            "1/16": _fields(part=part / 16, epochs=4 * epochs),
-            "1/4": _fields(part=part / 4, epochs=2 * epochs),
-            "1": (),
-            "all": _fields(part=1.0),
+            f"{part / 16:g}": _fields(part=part / 16, epochs=4 * epochs),
+            f"{part / 4:g}": _fields(part=part / 4, epochs=2 * epochs),
+            f"{part:g}": (),
+            "1": _fields(part=1.0),
         },
         "noise": {f"{noise:g}": _fields(label_noise=noise) for noise in (0.0, 0.2, 0.4)},
         "context": {str(length): _fields(context=length) for length in (1, 2, 4, 6, 12)},
@@ -387,6 +389,8 @@ QUESTIONS: Mapping[str, tuple[tuple[str, ...], Callable[[str], list[Cell]]]] = {
     "q4": (("completion",), _q4),
 }
 PARTS = ("main", *QUESTIONS)
+#: the sets of question 5
+HEADS = ("completion", "embeddings-mlp")
 
 
 def cells(question: str, each: str) -> list[Cell]:

@@ -168,6 +168,7 @@ def test_moved_examples_are_counted(data: str, tmp_path: Path) -> None:
         ({"validation": 0.0}, {}, "no example of points is left for validation"),
         ({"want": (1, 12)}, {}, "--want 12 needs more than 12 classes, but points has 12"),
         ({"data": "few", "select": "top10"}, {}, "--select top10 needs more than 10 classes"),
+        ({"data": "few", "select": "ndcg10"}, {}, "--select ndcg10 needs more than 10 classes"),
     ],
     ids=str,
 )

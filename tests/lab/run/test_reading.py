@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 import lab_data
-from anyk.lab.data import load, split
+from anyk.lab.data import Parts, load, split
 from anyk.lab.engines import attempt
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, models, reading, training
@@ -174,3 +174,22 @@ def test_a_check_leaves_the_random_numbers_alone(points: str) -> None:
     state = torch.get_rng_state()
     reading.check_setting(recipe(points, head_learning_rate=0.1, model="mlp"), load(points))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("model", "limit"), [("cnn", 15), ("resnet18", 16)])
+def test_a_single_example_is_refused_exactly_where_the_networks_cannot_take_it(model: str, limit: int) -> None:
+    for size in (8, limit, limit + 1):
+        images = lab_data.image_set(classes=2, per_class=2, size=size)
+        for count, batch in ((1, 1), (1, 9), (3, 2), (7, 2), (4, 3), (5, 3), (2, 2)):
+            parts = Parts(torch.arange(count), torch.arange(1), images.train, torch.arange(1))
+            setting = Recipe(model=model, batch_size=batch)
+            steps = -(-count // batch)
+            smallest = min((place + 1) * count // steps - place * count // steps for place in range(steps))
+            network = models.build(setting, images).train()
+            try:
+                network(torch.zeros(smallest, 1, size, size))
+            except ValueError:
+                with pytest.raises(LabError, match=f"model {model} needs two examples in each step for images of {size} x"):
+                    reading.check_batches(setting, images, parts)
+            else:
+                reading.check_batches(setting, images, parts)

@@ -388,9 +388,10 @@ def augment(images: Tensor, names: tuple[str, ...]) -> Tensor:
     return images
 
 
-def _crop(images: Tensor, pad: int = 4) -> Tensor:
-    """Pad with zeros on all sides and cut out a random window of the old size."""
+def _crop(images: Tensor) -> Tensor:
+    """Pad with zeros on all sides, by 4 pixels for images of 32 x 32, and cut out a random window of the old size."""
     batch, _, height, width = images.shape
+    pad = max(1, max(height, width) // 8)
     padded = functional.pad(images, (pad, pad, pad, pad))
     down = torch.randint(2 * pad + 1, (batch, 1, 1, 1), device=images.device)
     right = torch.randint(2 * pad + 1, (batch, 1, 1, 1), device=images.device)

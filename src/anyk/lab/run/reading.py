@@ -47,9 +47,10 @@ def check_select(setting: Setting, dataset: Dataset) -> None:
                 f"--want {k} needs more than {k} classes, but {dataset.name} has {len(dataset.classes)}: the first {k} guesses "
                 f"of so few are always right."
             )
-    if setting.select.startswith("top") and int(setting.select[3:]) >= len(dataset.classes):
+    digits = "".join(filter(str.isdigit, setting.select))
+    if digits and int(digits) >= len(dataset.classes):
         raise LabError(
-            f"--select {setting.select} needs more than {setting.select[3:]} classes, but {dataset.name} has "
+            f"--select {setting.select} needs more than {digits} classes, but {dataset.name} has "
             f"{len(dataset.classes)}: choose another, such as --select top1."
         )
 
@@ -69,6 +70,7 @@ CHECKED = (
         "tied",
         "mask_seen",
         "head_learning_rate",
+        "batch_size",
     ),
 )
 
@@ -87,7 +89,7 @@ def check_setting(setting: Setting, dataset: Dataset, *, here: bool = True) -> N
         find_device(setting.device)
     setting = resolved(setting, dataset)
     check_data(setting, dataset)
-    divide(dataset, setting)
+    check_batches(setting, dataset, divide(dataset, setting))
     if setting.model not in own_models.BUILT_IN or setting.head_learning_rate:
         with torch.random.fork_rng(devices=[]):
             models.parameter_groups(models.build(setting, dataset), setting)
@@ -126,6 +128,19 @@ def check_seen(setting: Setting, dataset: Dataset, parts: Parts, k: int) -> None
         raise LabError(
             f"mask_seen leaves {max(left, 1)} of the {classes} classes of {dataset.name} where a sequence has had the others, "
             f"but P_K reaches to k = {k}: give a shorter --p-k, or do not mask."
+        )
+
+
+def check_batches(setting: Setting, dataset: Dataset, parts: Parts) -> None:
+    """Raise if a step would leave batch normalisation a single value: one image, shrunk to one pixel."""
+    shrinks = {"cnn": 15, "resnet18": 16}  # the largest images of which one pixel is left
+    smallest = len(parts.train) // math.ceil(len(parts.train) / setting.batch_size)
+    if smallest == 1 and setting.model in shrinks and max(dataset.train.shape[1:]) <= shrinks[setting.model]:
+        size = " x ".join(map(str, dataset.train.shape[1:]))
+        told = f"{len(parts.train)} training examples in batches of {setting.batch_size}"
+        raise LabError(
+            f"model {setting.model} needs two examples in each step for images of {size} pixels, but there are {told}: "
+            "--batch-size 3 is enough for two or more."
         )
 
 

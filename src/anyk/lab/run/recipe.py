@@ -18,7 +18,7 @@ import tyro
 from anyk.lab.errors import LabError
 from anyk.lab.run import names, own_models
 
-Metric = Literal["top1", "top5", "top10", "mean"]
+Metric = Literal["top1", "top5", "top10", "mean", "mrr", "ndcg10"]
 Augmentation = Literal["auto", "crop", "flip", "affine"]
 
 
@@ -140,7 +140,7 @@ class Setting:
     """further k to measure, beside 1, 5, 10, 20 and those that P_K trains for"""
 
     augment: tuple[Augmentation, ...] = ("auto",)
-    """images: crop (pad and crop), flip (left-right), affine (turn, scale, shift); auto: by the data"""
+    """images: crop (pad by an eighth and crop), flip (left-right), affine (turn, scale, shift); auto: by the data"""
     mixup: float = 0.0
     """alpha of mixup's Beta distribution; 0: none"""
     label_noise: float = 0.0
@@ -342,6 +342,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "part": (1e-9, 1.0),
     "hidden": (0, 1e9),
     "dropout": (0.0, 0.99),
+    "width": (1, 1e9),
     "context": (0, 1e6),
     "embedding": (0, 1e9),
     "layers": (0, 1000),

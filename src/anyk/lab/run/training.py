@@ -33,6 +33,7 @@ from anyk.lab.run.folder import Run
 from anyk.lab.run.processes import ALONE, Ranks, synchronise_batch_norm
 from anyk.lab.run.reading import (
     Reader,
+    check_batches,
     check_data,
     check_seen,
     describe,
@@ -139,6 +140,7 @@ class _Training:
         self.recipe = recipe = ranks.broadcast(lambda: resolved(recipe, self.dataset))
         check_data(recipe, self.dataset)
         self.parts = divide(self.dataset, recipe)
+        check_batches(recipe, self.dataset, self.parts)
         mean, std = ranks.broadcast(lambda: standardization(self.dataset, self.parts, recipe))
         self.dataset = dataclasses.replace(self.dataset, feature_mean=mean, feature_std=std)
         self.labels = noisy_labels(self.dataset, self.parts, recipe)
