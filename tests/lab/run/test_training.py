@@ -37,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "load", lambda *_: lab_data.image_set())
+    monkeypatch.setattr(training, "read_data", lambda _: lab_data.image_set())
 
 
 def quick(data: str, **changes: Any) -> Recipe:
@@ -300,8 +300,8 @@ def test_what_p_k_trains_for_is_measured(data: str, tmp_path: Path) -> None:
 
 
 def test_label_noise_touches_so_many_training_labels_and_no_others(data: str) -> None:
-    dataset = training.load(data)
     recipe = quick(data, label_noise=0.25)
+    dataset = training.read_data(recipe)
     parts = split(dataset, recipe.validation, recipe.test, recipe.split_seed)
     changed = training.noisy_labels(dataset, parts, recipe) != dataset.train.labels
     assert int(changed.sum()) == int(changed[parts.train].sum()) == round(0.25 * len(parts.train))

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import math
 import re
 import shutil
 import threading
@@ -38,7 +37,17 @@ from anyk.lab.errors import Failure, LabError, Stopped
 from anyk.lab.run import names
 from anyk.lab.run.folder import Run
 from anyk.lab.run.losses import criterion, trained_ks
-from anyk.lab.run.reading import check_setting, describe, divide, read_data, resolved, shuffle_of
+from anyk.lab.run.reading import (
+    check_seen,
+    check_setting,
+    describe,
+    divide,
+    read_data,
+    resolved,
+    shuffle_of,
+    steps_per_epoch,
+    windows_of,
+)
 from anyk.lab.run.recipe import Recipe, Setting
 from anyk.lab.run.summaries import METRICS
 from anyk.lab.run.training import Progress
@@ -108,7 +117,10 @@ def compare(
     setting = setting.but(measure=_measured(setting, losses, len(dataset.classes)))
     recipes = [started(Recipe(**vars(setting), loss=loss), len(dataset.classes)) for loss in losses]
     parts = divide(dataset, setting)
-    steps = setting.epochs * math.ceil(len(parts.train) / setting.batch_size)
+    for recipe in recipes:
+        check_seen(recipe, dataset, parts, max(trained_ks(criterion(recipe, len(dataset.classes)), recipe)))
+    windows = windows_of(dataset, parts, dataset.train.labels, setting)
+    steps = setting.epochs * steps_per_epoch(setting, parts, windows)
     estimate = _Estimate(steps, len(losses), seeds, jobs, on_plan)
 
     def watch(folder: Path, progress: Progress) -> None:
@@ -235,7 +247,7 @@ class Runs:
 
     def folder(self, recipe: Recipe) -> Path:
         """A run's folder: its name follows from all that the run depends on, so that the same run is found again."""
-        content = json.dumps([self.fingerprint, recipe.to_json()], sort_keys=True).encode()
+        content = json.dumps([self.fingerprint, recipe.identity], sort_keys=True).encode()
         digest = hashlib.blake2b(content, digest_size=5).hexdigest()
         return self.out / "runs" / f"{recipe.loss}-seed{recipe.seed}-{digest}"
 

@@ -132,7 +132,7 @@ class Predictor:
         """The first ``count`` classes of every test example, and their softmax probabilities: (N, count) each."""
         classes, probabilities = [], []
         for block in self.reader.blocks(self.parts.test, self.parts.test_index):
-            best = self.model(self.reader(self.parts.test, block)).float().softmax(1).topk(count)
+            best = self._scores(block).float().softmax(1).topk(count)
             classes.append(best.indices.cpu())
             probabilities.append(best.values.cpu())
         return torch.cat(classes), torch.cat(probabilities)
@@ -140,8 +140,10 @@ class Predictor:
     @torch.no_grad()
     def test_probabilities(self, places: Tensor) -> Tensor:
         """The softmax probabilities of some test examples, given as positions in ``parts.test_index``: (n, classes)."""
-        scores = self.model(self.reader(self.parts.test, self.parts.test_index[places]))
-        return scores.float().softmax(1).cpu()
+        return self._scores(self.parts.test_index[places]).float().softmax(1).cpu()
+
+    def _scores(self, index: Tensor) -> Tensor:
+        return self.reader.mask(self.model(self.reader(self.parts.test, index)), self.parts.test, index)
 
 
 def unfinished(result: Mapping[str, Any]) -> str:
