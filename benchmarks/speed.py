@@ -400,6 +400,7 @@ def baselines(plan: Plan) -> str:
         "SmoothTopKLoss": (anyk.SmoothTopKLoss(K), 2),
         "TopKHingeLoss": (anyk.TopKHingeLoss(K), None),
         "TruncatedTopKEntropyLoss": (anyk.TruncatedTopKEntropyLoss(K), None),
+        "SoftmaxAtKLoss": (anyk.SoftmaxAtKLoss(K), None),
     }
     if find_spec("difftopk") is not None:
         with contextlib.redirect_stdout(io.StringIO()):

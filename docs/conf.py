@@ -40,7 +40,7 @@ html_show_copyright = False
 
 CONTENTS = {
     "Use it": ("start", "choosing", "explore", "own-data", "lab", "tools", "imagenet", "performance", "scale"),
-    "Know it": ("results", "results-tables", "mathematics", "numerics", "extending", "migrating", "reference"),
+    "Know it": ("pays", "results", "results-tables", "mathematics", "numerics", "extending", "migrating", "reference"),
 }
 """The pages in their order; a page that is missing here, or there, fails the build."""
 

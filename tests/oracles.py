@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import mpmath  # sympy, which torch needs, brings it
@@ -120,6 +121,19 @@ def smooth_topk(scores: list[float], y: int, k: int, t: float, margin: float = 1
     return t * (log_sum(everything) - log_sum(right))
 
 
+def ranking_metric(
+    scores: list[list[float]], target: list[int], gain: Callable[[int], float], average: str, ignored: int = -100
+) -> float:
+    """The mean of a gain for each rank over the targets, or over the classes among them; rows of scores, one for each."""
+    groups: dict[int, list[float]] = {}
+    for row, y in zip(scores, target, strict=True):
+        if y != ignored:
+            rank = 1 + sum(other >= row[y] for c, other in enumerate(row) if c != y)
+            groups.setdefault(y if average == "macro" else 0, []).append(gain(rank))
+    means = [sum(gains) / len(gains) for gains in groups.values()]
+    return sum(means) / len(means) if means else math.nan
+
+
 def leads_in_order(scores: Tensor, y: int) -> Tensor:
     """How far the other classes are ahead of class y, all of them sorted, padding left out."""
     others = torch.cat([scores[:y], scores[y + 1 :]])
@@ -133,6 +147,13 @@ def topk_hinge(scores: Tensor, y: int, k: int, variant: str, margin: float = 1.0
 
 def truncated_topk_entropy(scores: Tensor, y: int, k: int) -> Tensor:
     return torch.cat([scores.new_zeros(1), leads_in_order(scores, y)[k - 1 :]]).logsumexp(0)
+
+
+def softmax_at_k(scores: Tensor, y: int, k: int, t: float = 1.0) -> Tensor:
+    """The threshold is a number: it has no gradient."""
+    threshold = sorted(scores.tolist(), reverse=True)[k - 1]
+    behind = (threshold - scores[y]) / t
+    return -scores.log_softmax(0)[y] * (-torch.logaddexp(behind, torch.zeros_like(behind))).exp()  # 1 / (1 + e^behind)
 
 
 def smooth_topk_by_recursion(

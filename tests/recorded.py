@@ -80,6 +80,7 @@ def losses() -> Iterator[tuple[str, Callable[[Tensor], Tensor], str]]:
         yield f"{name} padded", lambda s, given=whole: anyk.topk_cross_entropy(s, **given), "padded"
     for criterion in (
         anyk.SmoothTopKLoss(3), anyk.TopKHingeLoss(3), anyk.TopKHingeLoss(3, "beta"), anyk.TruncatedTopKEntropyLoss(3),
+        anyk.SoftmaxAtKLoss(3, 2.0),
     ):  # fmt: skip
         criterion.reduction = "none"
         yield repr(criterion), lambda s, criterion=criterion: criterion(s, d["target"]), "scores"

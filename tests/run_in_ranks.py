@@ -1,6 +1,7 @@
 """Run by torchrun in the tests: trains the recipes of a JSON file, one after the other, in all ranks together.
 
-The file is a list of {"folder", "recipe", "kill"}: "kill" is [rank, step], where that rank kills itself on the first start.
+The file is a list of {"folder", "recipe", "kill", "most_scores"}: "kill" is [rank, step], where that rank kills itself on the
+first start; of more classes than "most_scores" the scores are made in pieces.
 """
 
 import json
@@ -17,12 +18,8 @@ from torch.testing import assert_close
 
 import lab_data
 from anyk.lab.errors import LabError
-from anyk.lab.run import processes, training
+from anyk.lab.run import losses, processes, training
 from anyk.lab.run.recipe import Recipe
-
-
-def load_or_make(data, *_):
-    return lab_data.image_set() if data == "images" else LOAD(data)
 
 
 def kill(number, step, rank, progress):
@@ -66,7 +63,7 @@ def threads_of_the_group():
 
 
 if __name__ == "__main__":
-    LOAD, training.load = training.load, load_or_make
+    training.read_data = lab_data.read_or_make
     with processes.joined("cpu") as together:
         an_error_of_one_rank_is_raised_in_all(together)
         batch_norm_is_that_of_the_whole_batch(together)
@@ -74,6 +71,7 @@ if __name__ == "__main__":
         for run in json.loads(Path(sys.argv[1]).read_text()):
             training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.0 if "kill" in run else 10.0
             watch = partial(kill, *run["kill"], together.rank) if "kill" in run else lambda progress: None
+            losses.MOST_SCORES = run.get("most_scores", 20_000)
             training.train(Recipe.from_json(run["recipe"]), run["folder"], on_progress=watch, ranks=together)
     # One could free a tensor while Python ends, which aborts the process: once in a few hundred ends on a busy machine.
     assert not threads_of_the_group()

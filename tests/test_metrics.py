@@ -1,10 +1,13 @@
 """Metrics: ranks, hits, ties against the model, counts that add up."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 
 import anyk
+import oracles
 from strategies import rows
 
 
@@ -50,8 +53,55 @@ def test_no_gradient_and_any_batch_shape():
     assert anyk.topk_hits(scores[:0], torch.zeros(0, 3, dtype=torch.long))[1] == 0
 
 
+@pytest.mark.parametrize("average", ["micro", "macro"])
+@pytest.mark.parametrize("ties", [False, True])
+def test_averages_against_the_definition(average, ties):
+    """Classes of very different size, some that never occur, targets that do not count."""
+    generator = torch.Generator().manual_seed(int(ties))
+    scores = torch.randn(300, 12, generator=generator)
+    scores = scores.round() if ties else scores
+    target = (torch.rand(300, generator=generator) ** 3 * 10).long()  # 0 often, 9 seldom, 10 and 11 never
+    target[::7] = -5
+
+    def expected(gain):
+        return pytest.approx(oracles.ranking_metric(scores.tolist(), target.tolist(), gain, average, -5), rel=1e-5)
+
+    given = {"ignore_index": -5, "average": average}
+    accuracy, gains = anyk.topk_accuracy(scores, target, (1, 3, 99), **given), anyk.ndcg(scores, target, (1, 3, 99), **given)
+    for k in (1, 3, 99):
+        assert accuracy[k].item() == expected(lambda rank, k=k: rank <= k)
+        assert gains[k].item() == expected(lambda rank, k=k: 1 / math.log2(1 + rank) if rank <= k else 0.0)
+    assert anyk.mean_reciprocal_rank(scores, target, **given).item() == expected(lambda rank: 1 / rank)
+    # the same for positions of a sequence, and for smaller integers
+    folded, labels = scores.reshape(30, 10, 12).movedim(-1, 1), target.reshape(30, 10).int()
+    assert anyk.ndcg(folded, labels, (3,), **given)[3].item() == pytest.approx(gains[3].item())
+    assert anyk.mean_reciprocal_rank(folded, labels, **given).item() == expected(lambda rank: 1 / rank)
+
+
+@pytest.mark.parametrize("average", ["micro", "macro"])
+def test_nothing_to_average(average):
+    for scores, target in ((torch.zeros(0, 4), torch.zeros(0, dtype=torch.long)), (torch.zeros(1, 4), torch.tensor([-100]))):
+        assert anyk.mean_reciprocal_rank(scores, target, average=average).isnan()
+        assert anyk.ndcg(scores, target, average=average)[5].isnan()
+        assert anyk.topk_accuracy(scores, target, average=average)[5].isnan()
+
+
+def test_defaults_and_gradients():
+    scores, target = torch.randn(4, 12, requires_grad=True), torch.zeros(4, dtype=torch.long)
+    assert set(anyk.ndcg(scores, target)) == {5, 10}
+    assert not anyk.mean_reciprocal_rank(scores, target).requires_grad
+    assert anyk.ndcg(scores, target, ()) == {}
+    one = scores[0].detach()
+    assert anyk.mean_reciprocal_rank(one, one.argmax()) == anyk.ndcg(one, one.argmax(), (1,))[1] == 1
+
+
 def test_bad_input():
     scores = torch.zeros(2, 4)
+    for metric in (anyk.topk_accuracy, anyk.mean_reciprocal_rank, anyk.ndcg):
+        with pytest.raises(ValueError, match=r"average: expected one of 'micro', 'macro', got 'weighted'"):
+            metric(scores, torch.tensor([0, 1]), average="weighted")
+    with pytest.raises(ValueError, match=r"ks: .* got 0"):
+        anyk.ndcg(scores, torch.tensor([0, 1]), (0,))
     with pytest.raises(ValueError, match=r"ks: .* got 0"):
         anyk.topk_hits(scores, torch.tensor([0, 1]), ks=(0,))
     with pytest.raises(ValueError, match=r"target: expected shape \(2,\)"):

@@ -13,7 +13,7 @@ MODES = ("separate", "mixed", "operator")
 P_K = [0.2] * 5
 every_operator = pytest.mark.parametrize("operator", operators(wires=("target", "given")), ids=name)
 modes = pytest.mark.parametrize("top1", MODES)
-BASELINES = [anyk.SmoothTopKLoss(3), anyk.TopKHingeLoss(3), anyk.TruncatedTopKEntropyLoss(3)]
+BASELINES = [anyk.SmoothTopKLoss(3), anyk.TopKHingeLoss(3), anyk.TruncatedTopKEntropyLoss(3), anyk.SoftmaxAtKLoss(3)]
 
 
 def batch(rows=6, n=12, seed=0):
@@ -51,6 +51,9 @@ def test_meta_baselines(criterion):
     target = torch.empty(6, dtype=torch.long, device="meta")
     criterion(scores, target).backward()
     assert anyk.topk_hits(scores, target)[5].device.type == "meta"
+    for average in ("micro", "macro"):
+        found = [*anyk.topk_accuracy(scores, target, average=average).values(), *anyk.ndcg(scores, target).values()]
+        assert all(one.device.type == "meta" for one in (*found, anyk.mean_reciprocal_rank(scores, target, average=average)))
 
 
 # ---- torch.compile ------------------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 """anyk: train classifiers so that the right class is among the first k guesses, for several k at once."""
 
 from anyk import networks, parallel, registry
-from anyk.baselines import SmoothTopKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
+from anyk.baselines import SmoothTopKLoss, SoftmaxAtKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
 from anyk.head import LinearHead, LinearTopKCrossEntropy
 from anyk.kernels import backend
 from anyk.losses import TopKCrossEntropyLoss, TopKErrorLoss, topk_cross_entropy, topk_error
-from anyk.metrics import target_ranks, topk_accuracy, topk_hits
+from anyk.metrics import mean_reciprocal_rank, ndcg, target_ranks, topk_accuracy, topk_hits
 from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SinkhornSort, SoftSort, SortingNetwork
 
 __version__ = "0.1.0"
@@ -20,12 +20,15 @@ __all__ = [
     "SinkhornSort",
     "SmoothTopKLoss",
     "SoftSort",
+    "SoftmaxAtKLoss",
     "SortingNetwork",
     "TopKCrossEntropyLoss",
     "TopKErrorLoss",
     "TopKHingeLoss",
     "TruncatedTopKEntropyLoss",
     "backend",
+    "mean_reciprocal_rank",
+    "ndcg",
     "networks",
     "parallel",
     "registry",

@@ -22,7 +22,7 @@ from anyk.kernels import native
 from anyk.operators.ksubset import log_polynomial_ratios
 from anyk.registry import LOSSES
 
-__all__ = ["SmoothTopKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss"]
+__all__ = ["SmoothTopKLoss", "SoftmaxAtKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss"]
 
 # Up to which k power sums are exact enough for float32 results, when taken in float32 and in float64.
 MOST_IN_SINGLE, MOST_IN_DOUBLE = 8, 20
@@ -45,6 +45,7 @@ class TopKLoss(nn.Module, ABC):
 
     # As the conventions see it: all classes as they come, no softmax, labels that may be smoothed.
     sorts = uses_softmax = False
+    ranks = True
     smoothing = 0.0
 
     def __init__(self, k: int, **keywords: Unpack[Keywords]) -> None:
@@ -136,8 +137,7 @@ class SmoothTopKLoss(TopKLoss, name="smooth"):
         **keywords: Unpack[Keywords],
     ) -> None:
         super().__init__(k, **keywords)
-        self.temperature = checks.number("temperature", temperature, "a positive number")
-        checks.temperature(self.temperature)
+        self.temperature = _temperature(temperature)
         self.margin = _margin(margin)
         if hard_threshold is not None:
             hard_threshold = checks.number("hard_threshold", hard_threshold, "a number of at least 1, or None")
@@ -243,6 +243,50 @@ class TruncatedTopKEntropyLoss(TopKLoss, name="truncated"):
         return -candidates.at(kept.log_softmax(-1), position)
 
 
+class SoftmaxAtKLoss(TopKLoss, name="softmax_at_k"):
+    """SL@K: softmax cross-entropy, of which an example counts the more the further its target is past the k-th score.
+
+    With s_[k] the k-th largest score of the row, the target's among them, and t the temperature,
+
+        L = sigmoid((s_y - s_[k]) / t) log sum_j exp(s_j - s_y)
+
+    As published, s_[k] is a number without a gradient, s_y in the weight w has its own, and nothing is divided by the weights.
+    So the loss of a target far behind goes to 0, and where (1 - w) times its cross-entropy is more than t (1 - softmax_y) it is
+    pushed away: what seems hopeless is given up. Among n equal scores that is every target, unless t is above log(n) / 2, or
+    little more: with less, start from a trained model. A large t comes near to half of cross-entropy.
+
+    Args:
+        k: the k of top-k.
+        temperature: t > 0, in units of the scores. The paper has two, for the weight and for the softmax; this is their
+            quotient, which its code tries from 1 to 300.
+        reduction, ignore_index, weight, label_smoothing: as for ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> anyk.SoftmaxAtKLoss(k=2)(torch.zeros(1, 10), torch.tensor([0]))  # log(10) / 2
+        tensor(1.1513)
+
+    Reference: Yang et al., "Breaking the Top-K Barrier: Advancing Top-K Ranking Metrics Optimization in Recommender Systems",
+    KDD 2025.
+    """
+
+    def __init__(self, k: int, temperature: float = 1.0, **keywords: Unpack[Keywords]) -> None:
+        super().__init__(k, **keywords)
+        self.temperature = _temperature(temperature)
+
+    def _loss(self, scores: Tensor, position: Tensor, best: Tensor) -> Tensor:
+        target = candidates.at(scores, position)
+        # The k-th of all scores is among the target's and the first k of the others.
+        first = torch.cat([scores.gather(-1, best[..., : self.k]), target[..., None]], -1)
+        threshold = first.detach().topk(self.k, dim=-1).values[..., -1]
+        counts = ((target - threshold) / self.temperature).sigmoid()
+        # Padding as a target has no loss here: 0 times infinity would reach the gradient.
+        cross_entropy = torch.where(target.detach() == -torch.inf, 0, -candidates.at(scores.log_softmax(-1), position))
+        return counts * cross_entropy
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, temperature={self.temperature}"
+
+
 def log_polynomial_ratio(first: Float[Tensor, "*batch k"], rest: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
     """log E_k - log E_(k-1), E the elementary symmetric polynomials of e^score over the scores of both arguments.
 
@@ -297,6 +341,12 @@ def _power_sums(x: Tensor, k: int) -> list[Tensor]:
         power = power * x
         sums.append(power.sum(-1))
     return sums
+
+
+def _temperature(temperature: float) -> float:
+    temperature = checks.number("temperature", temperature, "a positive number")
+    checks.temperature(temperature)
+    return temperature
 
 
 def _margin(margin: float) -> float:

@@ -46,6 +46,10 @@ class Measure(Protocol):
         """whether it uses the softmax cross-entropy over all classes"""
 
     @property
+    def ranks(self) -> bool:
+        """whether it asks for more than the softmax of the target"""
+
+    @property
     def smoothing(self) -> float:
         """weight of the mean cross-entropy over all classes, which is added; the labels are then not smoothed themselves"""
 
@@ -219,7 +223,7 @@ class Batch:
             one_hot = (target[:, None] == torch.arange(self.shape.classes, device=target.device)).to(dtype)
             probabilities = one_hot * (1 - amount) + amount * _uniform(scores)
             return self._expected(scores, probabilities, counted, measure, m, k)
-        classes, position = candidates.choose(scores, target, m, sort=measure.sorts)
+        classes, position = candidates.choose(scores, target, m if measure.ranks else 1, sort=measure.sorts)
         if measure.uses_softmax:
             # A single candidate is the target, which leaves out the best class: the logarithm cannot come from there.
             by_hand = checks.eager(scores) and classes.shape[-1] > 1
@@ -258,8 +262,10 @@ class Batch:
 
     def _smoothing(self, scores: Float[Tensor, "rows n"], amount: float) -> Float[Tensor, " rows"]:
         """The mean cross-entropy over the classes that are not padding, each with its weight, as much of it as is wanted."""
-        share = _uniform(scores) if self.class_weight is None else _uniform(scores) * self.class_weight
         log_softmax = scores.to(working_dtype(scores)).log_softmax(-1)
+        if self.class_weight is None and real_mask(scores) is None:
+            return -amount * log_softmax.mean(-1)
+        share = _uniform(scores) if self.class_weight is None else _uniform(scores) * self.class_weight
         return -amount * (share * torch.where(share != 0, log_softmax, 0)).sum(-1)
 
 

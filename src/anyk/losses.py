@@ -90,6 +90,11 @@ class Spec(ABC):
         """What the subclass adds, for the kernels to remember it by."""
 
     @property
+    def ranks(self) -> bool:
+        """Whether it asks for more than the target's softmax."""
+        return True
+
+    @property
     def smoothing(self) -> float:
         return 0.0
 
@@ -191,8 +196,14 @@ class ErrorSpec(Spec):
         return self.guide, self.power, self.label_smoothing
 
     @property
+    def ranks(self) -> bool:
+        # The T_1 of KSubset among all classes is softmax: generalised cross-entropy, for which nothing is sorted.
+        is_softmax = type(self.operator) is KSubset and self.operator.temperature == 1.0 and self.m is None
+        return not (is_softmax and self.p_k is not None and self.p_k.k == 1)
+
+    @property
     def uses_softmax(self) -> bool:
-        return self.guide > 0
+        return self.guide > 0 or not self.ranks
 
     @property
     def smoothing(self) -> float:
@@ -208,7 +219,11 @@ class ErrorSpec(Spec):
         return self.guide * (1 - self.label_smoothing) * cross_entropy + (1 - self.guide) * bounded
 
     def log_inclusion(self, rows: Rows, k: int) -> Tensor | None:
-        return None if self.guide == 1 else super().log_inclusion(rows, k)
+        if self.guide == 1:
+            return None
+        if self.ranks or rows.cross_entropy is None:
+            return super().log_inclusion(rows, k)
+        return -rows.cross_entropy[..., None]
 
     def losses(self, rows: Rows, log_inclusion: Tensor | None, p_k: Tensor) -> Tensor:
         parts = []

@@ -26,6 +26,20 @@ def test_plots(tmp_path):
         plots.plot(found, tmp_path / "bars.gif")
 
 
+def test_columns_for_the_table_alone_are_not_drawn(tmp_path, monkeypatch):
+    made_figures = []
+    monkeypatch.setattr(plots.figures, "save", lambda figure, path, dpi: made_figures.append(figure))
+    for t in (0.5, 1.0):
+        made.run_folder(tmp_path / f"{t}", BASE.but(temperature=t), {"top1": 0.5, "mrr": 0.6, "ndcg10": 0.6})
+    found = table(collect([tmp_path]))
+    plots.plot(found, tmp_path / "plot.svg", without=("mrr", "ndcg10"))
+    plots.plot(found, tmp_path / "plot.svg")
+    assert [[axes.get_title() for axes in figure.get_axes()] for figure in made_figures] == [
+        ["top-1"],
+        ["top-1", "MRR", "NDCG@10"],
+    ]
+
+
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
     """Make runs of recipes with these test accuracies, plot them, and return the figure."""

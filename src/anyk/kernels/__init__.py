@@ -110,6 +110,8 @@ def report() -> dict[str, Any]:
 
 
 _NATIVE = not native.status()
+#: a loss that needs no ranks is computed by the kernels all the same, up to so many classes: there they cost less than a call
+MOST_RANKED_FOR_NOTHING = 256
 _INDICES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
 
 
@@ -245,6 +247,8 @@ def _fit(spec: Spec, n: int, p_k: PK) -> tuple[native.Prepared, PK] | None:
     k = values.shape[-1]
     m = candidates.number(spec.m, n, k)
     if values.requires_grad or k > (m or n) or (p_k.of == "class" and len(values) != n) or spec.is_cross_entropy(k):
+        return None
+    if not spec.ranks and n > MOST_RANKED_FOR_NOTHING:
         return None
     prepared = _prepared(spec, n, k, m)
     if isinstance(prepared, str):

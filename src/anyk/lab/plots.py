@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ _MARKERS = "osD^vP"
 _LABELS = 12  # beside points; more would hide them
 
 
-def plot(table: Table, path: str | Path) -> None:
+def plot(table: Table, path: str | Path, *, without: Collection[str] = ()) -> None:
     """Draw the accuracies with their standard deviations.
 
     Lines over the field, where one field of numbers was swept, with a line for each value of the other fields. Else top-1
@@ -33,10 +33,12 @@ def plot(table: Table, path: str | Path) -> None:
     Args:
         table: with a column of accuracies.
         path: a file that ends in .png, .svg or .pdf.
+        without: keys of columns that are for the table alone.
     """
     path = Path(path)
     figures.check_suffix(path)
     measures = [place for place, column in enumerate(table.columns) if column.kind == "accuracy"]
+    measures = [place for place in measures if table.columns[place].key not in without]
     measures = [place for place in measures if any(isinstance(row[place], Measured) for row in table.rows)]
     if not measures:
         raise LabError("There is nothing to plot: no finished run has a test accuracy.")

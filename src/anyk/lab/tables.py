@@ -5,6 +5,7 @@ People read a true minus sign; CSV, which programs read, has a hyphen.
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -69,10 +70,11 @@ class Table:
 def title(metric: str) -> str:
     """The heading of a metric.
 
-    >>> title("top5"), title("validation_top1")
-    ('top-5', 'validation top-1')
+    >>> title("top5"), title("validation_top1"), title("ndcg10"), title("mrr")
+    ('top-5', 'validation top-1', 'NDCG@10', 'MRR')
     """
-    return metric.replace("_", " ").replace("top", "top-")
+    words = metric.replace("_", " ").replace("top", "top-").replace("mrr", "MRR")
+    return re.sub(r"\bndcg(?=\d)", "NDCG@", words)
 
 
 def order(value: Value) -> tuple[bool, float, str]:

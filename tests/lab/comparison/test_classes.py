@@ -52,6 +52,15 @@ def test_hits_and_confusions_by_hand(tmp_path):
     }
 
 
+def test_targets_that_are_no_class_belong_to_none(tmp_path):
+    rows = [[0, 1], [3, 1], [1, 0]]
+    found = counted(tmp_path, [0, -1, 1], {"softmax": [rows], "splitter": [rows]})
+    assert found is not None
+    assert (found.names, found.examples) == (("ant", "bee"), (1, 1))
+    assert found.before == found.after == {"top1": (1, 1), "top2": (1, 1)}
+    assert found.confusions == ()
+
+
 def test_only_the_most_frequent_confusions_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(classes, "KEPT_CONFUSIONS", 1)
     labels = [0, 0, 1, 2]

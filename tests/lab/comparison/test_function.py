@@ -118,6 +118,11 @@ def test_a_frame_has_a_row_for_each_method_and_metric():
     assert row["difference"] == pytest.approx(0.01, abs=1e-3)
     assert row["mean"] == pytest.approx(np.mean([run.test["top1"] for run in made.SOFTMAX.runs]) + 0.01, abs=1e-3)
     assert pandas.isna(frame[frame.method == "softmax"].difference).all()
+    more = shown(*made.with_others(made.comparison(made.SOFTMAX, made.method("splitter", made.shifted(top1=0.01)))).methods)
+    row = more.to_frame().set_index(["method", "metric"]).loc["splitter", "mrr"]
+    assert row["difference"] == pytest.approx(0.01, abs=1e-3)
+    assert pandas.isna(row["p"])
+    assert "MRR" not in more.table()
 
 
 def test_without_pandas_it_says_so(monkeypatch):

@@ -19,6 +19,8 @@ from anyk.lab.comparison.outcome import (
     difference,
     differences,
     metrics,
+    other_differences,
+    others,
     overtaking,
     picked,
     undertrained,
@@ -144,6 +146,26 @@ def test_what_is_wanted_comes_first():
     assert wanted(three(want=(7, 5))) == ["top5"]
     assert wanted(three(want=(7,))) == ["top1"]
     assert wanted(made.comparison()) == []
+
+
+def test_other_metrics_are_shown_and_not_tested():
+    control = made.method("softmax, learning rate of lapsum", made.shifted(top1=0.01))
+    plain, compared = three(controls=(control,)), made.with_others(three(controls=(control,)))
+    assert metrics(compared) == metrics(plain)
+    assert differences(compared) == differences(plain)
+    assert others(plain) == []
+    assert other_differences(plain) == {}
+    assert others(compared) == ["mrr", "ndcg5", "ndcg10", "macro_top1", "macro_top5"]
+    assert others(dataclasses.replace(compared, want=(1, 20))) == ["mrr", "ndcg10", "ndcg20", "macro_top1", "macro_top5"]
+    found = other_differences(compared)
+    assert {name for name, _ in found} == {"splitter", "lapsum", control.name}
+    for (name, metric), one in found.items():
+        mine = next(method for method in (*compared.methods, *compared.controls) if method.name == name)
+        both = zip(mine.runs, compared.methods[0].runs, strict=True)
+        expected = np.mean([own.test[metric] - other.test[metric] for own, other in both])
+        assert one.paired.difference == pytest.approx(expected)
+        assert (one.p, one.paired.p, one.paired.low, one.paired.hits) == (None,) * 4
+    assert other_differences(dataclasses.replace(compared, methods=compared.methods[1:])) == {}
 
 
 def test_direct_differences():

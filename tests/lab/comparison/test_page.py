@@ -131,6 +131,22 @@ def test_every_metric_has_its_difference_in_points_and_examples():
     assert [len(re.findall(r"[+−][\d.]+ to [+−][\d.]+", row)) for row in (splitter, lapsum, control)] == [2, 2, 0]
 
 
+def test_other_metrics_are_folded_away_below():
+    plain, compared = page.render(full()), made.with_others(full())
+    assert "MRR" not in plain
+    _, words = read(compared)
+    start = words.index("MRR, NDCG@5, NDCG@10, macro top-1, macro top-5")
+    assert start > words.index("Test accuracy, mean")
+    table = words[start : words.index("From the same test examples, not tested.")]
+    _, splitter, lapsum, control = re.split(r"splitter|(?<!rate of )lapsum|softmax, learning", table)
+    for row in (splitter, lapsum, control):
+        assert len(re.findall(r"Δ [+−0][\d.]+ points(?! \()", row)) == 5
+        assert " p " not in row
+    # All the rest is as it was: nothing is drawn of them.
+    folded = re.compile(r"<details><summary>MRR.*?</details>\n", re.DOTALL)
+    assert folded.sub("", page.render(compared)).split() == plain.split()
+
+
 def test_without_a_test_there_is_no_word_of_intervals():
     capped = [dataclasses.replace(method, capped="--budget 3") for method in methods()]
     _, words = read(made.measured(*capped))
@@ -325,10 +341,11 @@ def long_names():
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [360, 1100])
-@pytest.mark.parametrize("compared", [full(), long_names()], ids=["full", "long names"])
+@pytest.mark.parametrize("compared", [made.with_others(full()), long_names()], ids=["full", "long names"])
 def test_in_a_browser_nothing_scrolls_sideways(tab, tmp_path, compared, width, dark):
     page.write(compared, tmp_path / "report.html")
     tab.open(tmp_path / "report.html", width, 800, dark=dark, touch=width == 360)
+    tab.run("document.querySelectorAll('details').forEach(e => { e.open = true; })")
     assert tab.run("document.documentElement.scrollWidth") == width
     assert tab.complaints == []
     assert all(url.startswith(("file:", "data:")) for url in tab.requests)

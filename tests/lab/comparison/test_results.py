@@ -54,6 +54,15 @@ def test_the_file_reads_back(tmp_path):
     assert derived["table"][2]["method"] == control.name
 
 
+def test_what_is_not_tested_is_written_too(tmp_path):
+    compared = made.with_others(made.measured(made.SOFTMAX, made.method("splitter", made.shifted())))
+    results.write(compared, tmp_path / "results.json")
+    assert results.read(tmp_path / "results.json") == compared
+    row = json.loads((tmp_path / "results.json").read_text())["derived"]["table"][1]
+    assert row["test"]["ndcg10"]["mean"] == pytest.approx(row["test"]["top1"]["mean"] + 0.1)
+    assert row["difference"]["mrr"]["p"] is row["difference"]["mrr"]["p_holm"] is None
+
+
 def test_numbers_that_json_does_not_have(tmp_path):
     diverged = made.method("splitter", made.shifted(), tries=(Try(1.0, 1.0, 20, (0.5, float("nan"))),))
     results.write(made.comparison(diverged), tmp_path / "results.json")

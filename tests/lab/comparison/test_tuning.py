@@ -121,6 +121,17 @@ def test_points_within_noise_are_decided_by_more_seeds():
     assert all(trial.seed == 0 for trial in far_apart.scores)  # no seeds where there is no doubt
 
 
+def test_with_one_tuning_seed_the_first_decides():
+    axes = [learning_rates(1e-3), SMOOTHING, listed("guide", 0.2, (0.1, 0.2, 0.5))]
+    tuner = Tuner(axes, examples=50, tuning_seeds=1)  # all are within noise
+    landscape = hill(axes, [0.0, 1.0, 1.0])
+    make(tuner.search(), tuner, landscape)
+    assert {trial.seed for trial in tuner.scores} == {0}
+    full = [trial for trial in tuner.scores if not trial.short]
+    assert tuner.best == max(full, key=lambda trial: tuner.scores[trial] or 0.0).point
+    assert surrounded(tuner)
+
+
 def test_a_point_that_diverges_on_another_seed_is_out():
     given_axes = [learning_rates(1e-3)]
     first = hill(given_axes, [0.0])

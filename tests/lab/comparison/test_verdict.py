@@ -338,6 +338,17 @@ def test_the_k_that_are_trained_for_are_shown():
     assert "| top-3 | splitter |" in tables.render(table(compared), "markdown")
 
 
+def test_a_metric_that_is_not_tested_is_in_the_table_if_it_was_tuned_for():
+    compared = made.with_others(made.measured(made.SOFTMAX, made.method("splitter", made.shifted(top1=0.01))))
+    assert [row[0] for row in table(compared).rows[::2]] == ["top-1", "top-5", "top-10"]
+    tuned = dataclasses.replace(compared, settings={**compared.settings, "metric": "ndcg10"})
+    shown = table(tuned)
+    assert [row[0] for row in shown.rows[::2]] == ["top-1", "top-5", "top-10", "NDCG@10"]
+    line = tables.render(shown, "markdown").splitlines()[-5:]
+    assert any(re.match(r"\| NDCG@10 \| splitter \| 7\S+ ± \S+ \| \+1\.\d\d \| – \| – \| – \| 5 \|", each) for each in line)
+    assert notes(tuned) == notes(compared)
+
+
 def test_groups_are_told():
     d = np.random.default_rng(0).choice([-1, 0, 1], (5, 400))
     counted = contrast("splitter", "softmax", "top1", d, np.arange(400) // 4)

@@ -353,7 +353,7 @@ def test_the_stream_changes_nothing_but_where_rows_come_from(
         Split(tuple(part.clone() for part in dataset.train.parts), dataset.train.labels),
         Split(tuple(part.clone() for part in dataset.test.parts), dataset.test.labels), dataset.fingerprint,
     )  # fmt: skip
-    monkeypatch.setattr(training, "load", lambda *_: in_memory)
+    monkeypatch.setattr(training, "read_data", lambda _: in_memory)
     training.train(streamed(points), tmp_path / "in memory")
     assert outcome(tmp_path / "streamed") == outcome(tmp_path / "in memory")
 
@@ -461,8 +461,8 @@ def test_an_epoch_over_a_large_set_takes_little_memory(tmp_path: Path) -> None:
         before = memory()
         reader = reading.Reader.__call__
         reading.Reader.__call__ = lambda *arguments: (look(), reader(*arguments), look())[1]
-        inspected = training.load
-        training.load = lambda *data: (inspected(*data), look())[0]
+        inspected = training.read_data
+        training.read_data = lambda setting: (inspected(setting), look())[0]
         training.train(recipe(sys.argv[1], shuffle_window=8192), sys.argv[3] + "/run", on_progress=look)
         print(*(most - least for most, least in zip(peak, before)))
     """

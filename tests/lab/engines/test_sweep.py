@@ -111,5 +111,5 @@ def test_contradictions_are_told_once_before_any_run(changes: Any, problem: str,
 def test_what_has_ended_is_not_checked_again(base: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = base.but(epochs=1)
     sweep.run_all({"good": recipe}, tmp_path, jobs=1)
-    monkeypatch.setattr(sweep, "load", lambda *_: pytest.fail("the data were read"))
+    monkeypatch.setattr(sweep, "read_data", lambda _: pytest.fail("the data were read"))
     assert sweep.run_all({"good": recipe}, tmp_path, jobs=1)["good"].result is not None

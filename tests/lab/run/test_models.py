@@ -34,7 +34,7 @@ def test_scores_are_those_of_the_run(
     points = lab_data.write_embedding_set(tmp_path / "points")
     if dataset is not None:
         for module in (training, evaluation):
-            monkeypatch.setattr(module, "load", lambda *_: dataset)
+            monkeypatch.setattr(module, "read_data", lambda _: dataset)
     recipe = Recipe(data=str(points), model=model, hidden=24, dropout=0.2, epochs=1, batch_size=40)
     training.train(recipe, tmp_path / "run")
     predictor = evaluation.Predictor(tmp_path / "run")
@@ -58,10 +58,9 @@ def test_scores_are_those_of_the_run(
         loaded(raw[..., :5])
 
 
-def test_the_width_of_the_convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (training, evaluation):
-        monkeypatch.setattr(module, "load", lambda *_: lab_data.image_set(channels=3))
-    training.train(Recipe(width=6, epochs=1), tmp_path / "run")
+def test_the_width_of_the_convolutions(tmp_path: Path) -> None:
+    file = lab_data.write_images(tmp_path / "blobs.npz")
+    training.train(Recipe(data=str(file), width=6, epochs=1), tmp_path / "run")
     loaded = models.load(tmp_path / "run")
     convolutions = [module for module in loaded.modules() if isinstance(module, torch.nn.Conv2d)]
     assert [each.out_channels for each in convolutions] == [6, 12, 24]
@@ -69,7 +68,7 @@ def test_the_width_of_the_convolutions(tmp_path: Path, monkeypatch: pytest.Monke
     convolutions = [module for module in usual.build().modules() if isinstance(module, torch.nn.Conv2d)]
     assert [each.out_channels for each in convolutions] == [32, 64, 128]
     # Files of format 2 knew no width: their networks had this one.
-    former = {name: value for name, value in usual.to_json().items() if name != "width"}
+    former = {name: value for name, value in usual.to_json().items() if name not in models._LATER["2"]}
     assert models.Plan.from_json({**former, "format": 2}) == usual
     for wrong in ({**former, "format": 3}, {**usual.to_json(), "format": 2}):
         with pytest.raises(ValueError, match="does not say what model"):
@@ -117,7 +116,7 @@ def test_files_that_are_not_models(tmp_path: Path) -> None:
     for changes, problem in (
         ({"more": 1}, "does not say what model"),
         ({"format": 4}, "does not say what model"),
-        ({"model": "no such"}, "model should be linear, mlp, cnn, resnet18, module:function or timm:NAME, but is 'no such'"),
+        ({"model": "no such"}, "model should be linear, .*attention, module:function or timm:NAME, but is 'no such'"),
         ({"model": ["linear"]}, "model should be"),
         ({"shape": 3}, "shape should be that of an embedding or an image, but is 3"),
         ({"shape": [3, 2]}, "shape should be"),
@@ -166,3 +165,22 @@ def test_files_that_are_not_models(tmp_path: Path) -> None:
         models.load(file)
     with pytest.raises(LabError, match="is not there: a run writes it"):
         models.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(("height", "width", "pad"), [(32, 32, 4), (16, 16, 2), (9, 20, 2), (3, 4, 1)])
+def test_a_crop_shifts_by_an_eighth_of_the_side_at_most(height: int, width: int, pad: int) -> None:
+    torch.manual_seed(0)
+    images = torch.arange(1.0, 1 + height * width).view(1, 1, height, width).repeat(400, 2, 1, 1)
+    shown = torch.nn.functional.pad(images[0, 0], (pad,) * 4)
+    windows = {
+        (down, right): shown[down : down + height, right : right + width]
+        for down in range(2 * pad + 1)
+        for right in range(2 * pad + 1)
+    }
+    seen = set()
+    for image in models.augment(images, ("crop",)):
+        assert torch.equal(image[0], image[1])
+        found = {place for place, window in windows.items() if torch.equal(window, image[0])}
+        assert found
+        seen |= found
+    assert len(seen) > 0.9 * len(windows)

@@ -296,7 +296,7 @@ def test_models_of_timm_by_a_stand_in(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(tmp_path / "place")
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     for module in (training, evaluation):
-        monkeypatch.setattr(module, "load", lambda *_: lab_data.image_set())
+        monkeypatch.setattr(module, "read_data", lambda _: lab_data.image_set())
     recipe = Recipe(model="timm:tiny.b1-in1k:pretrained", epochs=1, batch_size=24, head_learning_rate=0.1)
     training.train(recipe, tmp_path / "run")
     import timm

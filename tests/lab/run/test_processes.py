@@ -103,6 +103,7 @@ def test_the_command_in_two_processes_is_the_command_in_one(data: str, tmp_path:
 
 def test_three_processes_and_kills(data: str, tmp_path: Path) -> None:
     base = Recipe(data=data, epochs=3, batch_size=31, learning_rate=1e-2)
+    tokens = base.but(data="tokens", epochs=1, context=8, embedding=8, hidden=12, dropout=0.0)
     shards = str(embeddings.write(tmp_path / "shards", embeddings.read(data), shard_rows=37, dtype=torch.float16))
     recipes = {
         "label smoothing": base.but(loss="lapsum", label_smoothing=0.1, temperature=0.7, optimizer="sgd"),
@@ -110,18 +111,26 @@ def test_three_processes_and_kills(data: str, tmp_path: Path) -> None:
         "stops early": base.but(epochs=200, patience=3, learning_rate=0.1, select="each"),
         "streamed": base.but(data=shards, shuffle="block", shuffle_block=4, shuffle_window=48, evaluate_every=3),
         "batch normalisation": base.but(data="images", model="cnn", batch_size=25),
+        "windows": tokens.but(model="gru", layers=2, label_noise=0.1),  # four at a time
+        "fewer windows than ranks": tokens.but(
+            data="items", model="attention", heads=2, batch_size=8, mask_seen=True, optimizer="sgd"
+        ),
+        "fewer contexts than ranks": tokens.but(batch_size=2, evaluate_every=200, part=0.5),
+        "many classes": tokens.but(model="gru", batch_size=8, tied=True, loss="error"),
     }
     chance = base.but(model="mlp", hidden=64, dropout=0.1, mixup=0.2, evaluate_every=4, label_noise=0.1)
     images = base.but(
         data="images", model="cnn", mixup=0.2, dropout=0.1, augment=("crop", "flip", "affine"), batch_size=3, epochs=1
     )
-    runs = [{"folder": tmp_path / "ranks" / name, "recipe": recipe} for name, recipe in recipes.items()]
+    runs: list[dict[str, Any]] = [
+        {"folder": tmp_path / "ranks" / name, "recipe": recipe, "most_scores": 2 if name == "many classes" else 20_000}
+        for name, recipe in recipes.items()
+    ]
     runs += [{"folder": tmp_path / name, "recipe": recipe} for name, recipe in (("chance", chance), ("images", images))]
     code, _, err = ended(torchrun("--nproc-per-node", 3, SCRIPT, written(tmp_path / "runs.json", *runs)))
     assert code == 0, err
     with pytest.MonkeyPatch.context() as patch:
-        load = training.load
-        patch.setattr(training, "load", lambda spec, *_: lab_data.image_set() if spec == "images" else load(spec))
+        patch.setattr(training, "read_data", lab_data.read_or_make)
         for name, recipe in recipes.items():
             training.train(recipe, tmp_path / "alone" / name)
             assert_same_run(tmp_path / "ranks" / name, tmp_path / "alone" / name)
@@ -178,9 +187,8 @@ def test_parts_are_all_examples_once_and_their_weights_make_the_mean() -> None:
             assert torch.equal(torch.cat(parts), index)
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
             means = [losses[part].mean() if len(part) else torch.zeros(()) for part in parts]
-            average = (
-                sum(each.shard_weight(part, index) * mean for each, part, mean in zip(ranks, parts, means, strict=True)) / world
-            )
+            weights = [each.shard_weight(len(part), size) for each, part in zip(ranks, parts, strict=True)]
+            average = sum(weight * mean for weight, mean in zip(weights, means, strict=True)) / world
             assert float(average) == pytest.approx(float(losses.mean()))
 
 

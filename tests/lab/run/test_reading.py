@@ -10,11 +10,12 @@ import safetensors.torch
 import torch
 
 import lab_data
-from anyk.lab.data import load, split
+from anyk.lab.data import Parts, load, split
+from anyk.lab.engines import attempt
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, models, reading, training
 from anyk.lab.run.folder import Run, read_tensors
-from anyk.lab.run.recipe import Recipe, Setting
+from anyk.lab.run.recipe import ADDED, Recipe, Setting
 
 
 @pytest.fixture
@@ -70,23 +71,41 @@ def test_streamed_or_not_the_features_are_the_same(shuffle: Any, points: str, tm
 
 
 def test_runs_of_an_earlier_version_are_read_as_they_were(points: str, tmp_path: Path) -> None:
-    """They knew no `standardize`, and their model files were of format 1."""
+    """They knew no `standardize` and no sequences, and their model files were of format 1."""
     run = tmp_path / "run"
     training.train(recipe(points, standardize=False), run)
     weights, described = read_tensors(run / "model.safetensors")
-    for name, value in (("feature_mean", []), ("feature_std", []), ("width", 32)):
+    later = {"width": 32, "tokens": "", "embedding": 0, "layers": 0, "heads": 1, "tied": False}
+    for name, value in {"feature_mean": [], "feature_std": [], **later}.items():
         assert described.pop(name) == value
     Run(run).save_tensors("model.safetensors", weights, {**described, "format": 1})
     config = Run(run).recipe().to_json()
-    del config["standardize"], config["image_size"], config["head_learning_rate"], config["width"]
-    (run / "config.json").write_text(json.dumps(config))
-    assert Run(run).recipe() == recipe(points, standardize=False)
+    for name in ("standardize", "image_size", "head_learning_rate", *ADDED):
+        del config[name]
+    (run / "config.json").write_text(json.dumps({**config, "hidden": 512, "dropout": 0.0}))  # which were the defaults
+    assert Run(run).recipe() == recipe(points, standardize=False, hidden=512, dropout=0.0)
     predictor = evaluation.Predictor(run)
     examples, index = predictor.parts.test, predictor.parts.test_index
     torch.testing.assert_close(models.load(run)(examples.take(index)), predictor.model(predictor.reader(examples, index)))
     assert torch.equal(predictor.reader(examples, index), examples.take(index))
     with pytest.raises(LabError, match="standardize was False and is now True"):
         training.train(recipe(points), run)
+    for same in (recipe(points, standardize=False), recipe(points, standardize=False, hidden=512)):
+        training.train(same, run, should_stop=lambda: pytest.fail("it was run again"))
+        assert attempt.ended(run, same) is not None
+    with pytest.raises(LabError, match="hidden was 512 and is now 64"):
+        training.train(recipe(points, standardize=False, hidden=64), run)
+
+
+def test_a_comparison_finds_the_runs_of_an_earlier_version(points: str) -> None:
+    """By the name of their folders, which follows from all fields that there were."""
+    now = reading.resolved(recipe(points), load(points))
+    before = {name: value for name, value in now.to_json().items() if name not in ADDED}
+    assert now.identity == before
+    assert {"hidden": 512, "dropout": 0.0}.items() <= before.items()
+    for name in ADDED:
+        value = {"split": "last", "mask_seen": True, "tied": True, "part": 0.5}.get(name, 7)
+        assert now.but(**{name: value}).identity == {**before, name: value}
 
 
 @pytest.mark.parametrize(
@@ -155,3 +174,22 @@ def test_a_check_leaves_the_random_numbers_alone(points: str) -> None:
     state = torch.get_rng_state()
     reading.check_setting(recipe(points, head_learning_rate=0.1, model="mlp"), load(points))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("model", "limit"), [("cnn", 15), ("resnet18", 16)])
+def test_a_single_example_is_refused_exactly_where_the_networks_cannot_take_it(model: str, limit: int) -> None:
+    for size in (8, limit, limit + 1):
+        images = lab_data.image_set(classes=2, per_class=2, size=size)
+        for count, batch in ((1, 1), (1, 9), (3, 2), (7, 2), (4, 3), (5, 3), (2, 2)):
+            parts = Parts(torch.arange(count), torch.arange(1), images.train, torch.arange(1))
+            setting = Recipe(model=model, batch_size=batch)
+            steps = -(-count // batch)
+            smallest = min((place + 1) * count // steps - place * count // steps for place in range(steps))
+            network = models.build(setting, images).train()
+            try:
+                network(torch.zeros(smallest, 1, size, size))
+            except ValueError:
+                with pytest.raises(LabError, match=f"model {model} needs two examples in each step for images of {size} x"):
+                    reading.check_batches(setting, images, parts)
+            else:
+                reading.check_batches(setting, images, parts)

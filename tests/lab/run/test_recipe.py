@@ -65,7 +65,10 @@ def test_a_recipe_is_the_same_after_json() -> None:
 def test_resolving_fills_what_was_left_open_and_nothing_else(kind: str) -> None:
     resolved = Recipe().resolved(kind, 100_000)
     assert {name: getattr(resolved, name) for name in BY_KIND[kind]} == BY_KIND[kind]
-    own = Setting(learning_rate=0.5, schedule="cosine", batch_size=7, epochs=3, shuffle="full", augment=(), model="mlp")
+    own = Setting(
+        learning_rate=0.5, schedule="cosine", batch_size=7, epochs=3, shuffle="full", augment=(), model="gru", hidden=5,
+        dropout=0.0, context=3, embedding=4, layers=7,
+    )  # fmt: skip
     assert own.resolved(kind, 100) == own
     assert Recipe().resolved(kind, 200).batch_size == 10  # an epoch has twenty steps even so
     assert Recipe().resolved(kind, 3).batch_size == 1

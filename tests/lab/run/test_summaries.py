@@ -50,6 +50,21 @@ def test_table(runs):
     )
 
 
+def test_ranking_metrics_follow_and_older_runs_have_none(runs):
+    test = {"top1": 0.7, "top5": 0.8, "mrr": 0.75, "ndcg10": 0.76, "ndcg5": 0.7, "macro_top1": 0.6, "mean": 0.7}
+    made.run_folder(runs / "newer", BASE.but(loss="lapsum"), test)
+    found = table(collect([runs]))
+    assert [column.title for column in found.columns][1:6] == ["top-1", "top-5", "top-10", "MRR", "NDCG@10"]
+    rows = {row[0]: row for row in found.rows}
+    assert rows["lapsum"][3:6] == (None, tables.Measured((0.75,)), tables.Measured((0.76,)))
+    assert rows["softmax"][4:6] == (None, None)
+    chosen = table(collect([runs]), metrics=["macro_top1", "validation_mrr", "ndcg5"], sort="ndcg5")
+    assert [column.title for column in chosen.columns][1:4] == ["macro top-1", "validation MRR", "NDCG@5"]
+    assert chosen.rows[0][0] == "lapsum"
+    with pytest.raises(LabError, match="there are top1, top5, top10, mean, mrr, macro_top1, ndcg5, ndcg10, validation_top1"):
+        table(collect([runs]), metrics=["ndcg7"])
+
+
 def test_terminal(runs):
     shown = tables.render(table(collect([runs])))
     assert "62.00 ± 1.00   81.00 ± 1.00   90.00 ± 0.00       3   1.0 min" in shown

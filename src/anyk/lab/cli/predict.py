@@ -36,7 +36,7 @@ def command(
 
     Args:
         run: a run's or a comparison's folder, or a model.safetensors.
-        files: images, files of embeddings or tables (.npz, .npy, .csv, .pt, .safetensors), with labels or without; or folders.
+        files: images, files of arrays or tables (.npz, .npy, .csv, .pt, .safetensors), with labels or without; or folders.
         k: guesses for each example.
         model: for a model of your own, the function that made it: module:function. A file alone imports no code.
         json: JSON instead of CSV.

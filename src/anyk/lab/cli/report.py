@@ -25,7 +25,7 @@ def command(
         folders: run folders, or folders that hold some.
         format: of the table.
         fields: the recipe's fields to show; by default those that differ.
-        metrics: top1, top5, validation_top1, ...; by default those that were measured.
+        metrics: top1, top5, mrr, ndcg10, validation_top1, ...; by default those that were measured.
         sort: a field or a metric; --sort=-top1 for the worst first.
         plot: also draw to this .png, .svg or .pdf file: lines over the number that was swept, else top-1 against top-k.
         curves: also write every evaluation of every run to this .csv file.
@@ -42,7 +42,7 @@ def command(
     if plot is not None:
         from anyk.lab import plots
 
-        plots.plot(table, plot)
+        plots.plot(table, plot, without=() if metrics is not None else summaries.RANKING)
     say(tables.render(table, format))
     if format == "csv":  # which has no place for them
         for note in table.notes:

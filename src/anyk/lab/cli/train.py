@@ -33,6 +33,7 @@ def command(
     """
     from anyk.lab.progress import watched
     from anyk.lab.run import evaluation, loggers, training
+    from anyk.lab.run.summaries import RANKING
     from anyk.lab.tables import percent
 
     out = out or Path("anyk-runs") / f"{slug(recipe.data)}-{recipe.loss}-seed{recipe.seed}"
@@ -52,8 +53,8 @@ def command(
         say_json(result)
         return 0
     for part in ("validation", "test"):
-        accuracies = (f"{name} {percent(value)} %" for name, value in result[part].items() if name.startswith("top"))
-        say(f"{part:10}  {'  '.join(accuracies)}")
+        shown = (one for one in result[part].items() if one[0].startswith("top") or one[0] in RANKING)
+        say(f"{part:10}  {'  '.join(f'{name} {percent(value)} %' for name, value in shown)}")
     used = result["recipe"]
     say(f"learning rate {used['learning_rate']:g} ({used['schedule']}), batch size {used['batch_size']}, model {used['model']}")
     say(f"epochs: {result['epochs']:g}; {result['seconds']:.1f} s; folder: {out}")

@@ -37,7 +37,8 @@ def count_classes(comparison: Comparison, out: Path, dataset: Dataset, parts: Pa
     if method is None:
         return None
     target = parts.test.labels[parts.test_index].numpy()
-    examples = np.bincount(target, minlength=len(dataset.classes))
+    known = target >= 0  # the others are none of the classes
+    examples = np.bincount(target[known], minlength=len(dataset.classes))
     present = np.flatnonzero(examples)
     names = metrics(comparison)
     hits = np.zeros((2, len(names), len(examples)), dtype=np.int64)
@@ -53,7 +54,7 @@ def count_classes(comparison: Comparison, out: Path, dataset: Dataset, parts: Pa
             for row, metric in enumerate(names):
                 hit = one["ranks"] <= int(metric.removeprefix("top"))
                 hits[side, row] += np.bincount(target[hit], minlength=len(examples))
-            confusions[side].update(_confusions(target, one["guesses"][:, 0]))
+            confusions[side].update(_confusions(target[known], one["guesses"][known, 0]))
     if not seeds:
         return None
     before, after = ({metric: tuple(hits[side, row, present].tolist()) for row, metric in enumerate(names)} for side in (0, 1))

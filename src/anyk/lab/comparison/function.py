@@ -10,7 +10,16 @@ from typing import Any
 from anyk.lab import files, tables
 from anyk.lab.comparison import page, search
 from anyk.lab.comparison import verdict as words
-from anyk.lab.comparison.outcome import Comparison, chosen, decided, differences, measured, metrics
+from anyk.lab.comparison.outcome import (
+    Comparison,
+    chosen,
+    decided,
+    differences,
+    measured,
+    metrics,
+    other_differences,
+    others,
+)
 from anyk.lab.comparison.snippet import code
 from anyk.lab.data import keep
 from anyk.lab.errors import LabError
@@ -63,9 +72,9 @@ class Report(Comparison):
             pandas = importlib.import_module("pandas")
         except ImportError:
             raise LabError("to_frame needs pandas: pip install pandas") from None
-        found, rows = differences(self), []
+        found, rows = {**differences(self), **other_differences(self)}, []
         for method in (*self.methods, *self.controls):
-            for metric in metrics(self):
+            for metric in (*metrics(self), *others(self)):
                 value, other = measured(method, metric), found.get((method.name, metric))
                 row: dict[str, Any] = {"method": method.name, "metric": metric}
                 row |= {"mean": value.mean, "std": value.std, "seeds": len(value.values)} if value is not None else {}

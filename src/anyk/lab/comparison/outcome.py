@@ -5,7 +5,7 @@ The dataclasses hold what was measured and nothing derived from it; the function
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -234,11 +234,21 @@ def _shared(method: Method, other: Method) -> list[tuple[SeedRun, SeedRun]]:
 
 
 def metrics(comparison: Comparison) -> list[str]:
-    """The test metrics that at least one run has, in the order of the report: first what the user wants."""
-    methods = (*comparison.methods, *comparison.controls)
+    """The top-k accuracies of the test that at least one run has, in the order of the report: first what the user wants."""
     first = [f"top{k}" for k in comparison.want]
-    listed = dict.fromkeys([*first, *metrics_of(method.recipe for method in methods)])
-    return [name for name in listed if any(name in run.test for method in methods for run in method.runs)]
+    recipes = (method.recipe for method in (*comparison.methods, *comparison.controls))
+    return _of_a_run(comparison, dict.fromkeys([*first, *metrics_of(recipes)]))
+
+
+def others(comparison: Comparison) -> list[str]:
+    """The further test metrics that at least one run has. They are shown and not tested."""
+    ks = sorted(k for k in {*comparison.want, 10} if k > 1)
+    return _of_a_run(comparison, ["mrr", *(f"ndcg{k}" for k in ks), "macro_top1", "macro_top5"])
+
+
+def _of_a_run(comparison: Comparison, names: Iterable[str]) -> list[str]:
+    runs = [run for method in (*comparison.methods, *comparison.controls) for run in method.runs]
+    return [name for name in names if any(name in run.test for run in runs)]
 
 
 def wanted(comparison: Comparison) -> list[str]:
@@ -270,6 +280,18 @@ def differences(comparison: Comparison) -> dict[tuple[str, str], Difference]:
     corrected = dict(zip(family, holm(list(family.values())), strict=True))
     shown = {key: pair if key in family else _untested(pair) for key, pair in found.items()}
     return {key: Difference(pair, corrected.get(key)) for key, pair in shown.items()}
+
+
+def other_differences(comparison: Comparison) -> dict[tuple[str, str], Difference]:
+    """The same for :func:`others`, each without hits, interval and p."""
+    baseline, found = _baseline(comparison), {}
+    for method in (*comparison.methods, *comparison.controls):
+        for metric in others(comparison) if baseline is not None and method is not baseline else ():
+            assert baseline is not None
+            pair = difference(comparison, method, baseline, metric)
+            if pair is not None:
+                found[method.name, metric] = Difference(dataclasses.replace(_untested(pair), examples=None), None)
+    return found
 
 
 def difference(comparison: Comparison, method: Method, against: Method, metric: str) -> Paired | None:

@@ -31,6 +31,8 @@ from anyk.lab.comparison.outcome import (
     differences,
     measured,
     metrics,
+    other_differences,
+    others,
     wanted,
 )
 from anyk.lab.comparison.snippet import code
@@ -70,7 +72,9 @@ def render(comparison: Comparison) -> str:
         sentences=sentences,
         notes=notes(comparison),
         metrics=metrics(comparison),
-        rows=_rows(comparison),
+        rows=_rows(comparison, metrics(comparison), differences(comparison)),
+        others=others(comparison),
+        other_rows=_rows(comparison, others(comparison), other_differences(comparison)),
         trade=_trade_chart(comparison),
         accuracies=_accuracy_charts(comparison),
         curves=_curve_charts(comparison),
@@ -145,13 +149,12 @@ def _whole(sentence: str) -> Markup:
     return Markup("").join([*parts, Markup("{}").format(sentence[end:])])
 
 
-def _rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """The table: for each method its cells, one for each metric."""
-    found = differences(comparison)
+def _rows(comparison: Comparison, names: Sequence[str], found: Mapping[tuple[str, str], Difference]) -> list[dict[str, Any]]:
+    """A table: for each method its cells, one for each metric."""
     rows = []
     for method in (*comparison.methods, *comparison.controls):
         cells = []
-        for metric in metrics(comparison):
+        for metric in names:
             cell = {"metric": metric, "value": text(measured(method, metric), "accuracy"), "difference": "", "test": ""}
             difference = found.get((method.name, metric))
             if difference is not None:

@@ -23,6 +23,8 @@ from anyk.lab.comparison.outcome import (
     differences,
     measured,
     metrics,
+    other_differences,
+    others,
     picked,
 )
 from anyk.lab.comparison.verdict import notes, verdict
@@ -50,12 +52,12 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
                 "method": method.name,
                 "test": {
                     metric: {"mean": value.mean, "std": value.std, "seeds": len(value.values)}
-                    for metric in metrics(comparison)
+                    for metric in (*metrics(comparison), *others(comparison))
                     if (value := measured(method, metric)) is not None
                 },
                 "difference": {
                     metric: {**dataclasses.asdict(difference.paired), "p_holm": difference.p}
-                    for (name, metric), difference in differences(comparison).items()
+                    for (name, metric), difference in {**differences(comparison), **other_differences(comparison)}.items()
                     if name == method.name
                 },
             }

@@ -38,7 +38,17 @@ from anyk.lab.errors import Failure, LabError, Stopped
 from anyk.lab.run import names
 from anyk.lab.run.folder import Run
 from anyk.lab.run.losses import criterion, trained_ks
-from anyk.lab.run.reading import check_setting, describe, divide, read_data, resolved, shuffle_of
+from anyk.lab.run.reading import (
+    check_seen,
+    check_setting,
+    describe,
+    divide,
+    read_data,
+    resolved,
+    shuffle_of,
+    steps_per_epoch,
+    windows_of,
+)
 from anyk.lab.run.recipe import Recipe, Setting
 from anyk.lab.run.summaries import METRICS
 from anyk.lab.run.training import Progress
@@ -106,9 +116,12 @@ def compare(
     if setting.select == "each":
         raise LabError("select each has several models for each run, and a comparison wants one: choose another, such as mean.")
     setting = setting.but(measure=_measured(setting, losses, len(dataset.classes)))
-    recipes = [Recipe(**vars(setting), loss=loss) for loss in losses]
+    recipes = [started(Recipe(**vars(setting), loss=loss), len(dataset.classes)) for loss in losses]
     parts = divide(dataset, setting)
-    steps = setting.epochs * math.ceil(len(parts.train) / setting.batch_size)
+    for recipe in recipes:
+        check_seen(recipe, dataset, parts, max(trained_ks(criterion(recipe, len(dataset.classes)), recipe)))
+    windows = windows_of(dataset, parts, dataset.train.labels, setting)
+    steps = setting.epochs * steps_per_epoch(setting, parts, windows)
     estimate = _Estimate(steps, len(losses), seeds, jobs, on_plan)
 
     def watch(folder: Path, progress: Progress) -> None:
@@ -120,9 +133,10 @@ def compare(
             on_plan(sentence)
         study = _Study(pool, out, dataset.fingerprint, seeds, limit)
         searches = [
-            _Search(
+            Search(
                 study,
                 recipe,
+                axes(recipe),
                 examples=len(parts.validation),
                 shortens=setting.epochs >= SHORT,
                 budget=budget,
@@ -178,6 +192,18 @@ def together(pool: Pool, work: Callable[[Item], Result], items: Sequence[Item]) 
             raise
 
 
+def started(recipe: Recipe, classes: int) -> Recipe:
+    """What the search of a recipe starts with: the same, but for SL@K.
+
+    Below a temperature of about log(n) / 2 that loss pushes untrained targets away, whatever the learning rate: a search that
+    starts there has nothing to climb.
+    """
+    if recipe.loss != "softmax_at_k":
+        return recipe
+    enough = 2.0 ** math.ceil(math.log2(2 * math.log(classes)))
+    return recipe.but(temperature=max(recipe.temperature, enough))
+
+
 def axes(start: Recipe) -> list[Axis]:
     """What is tuned of a recipe: its learning rate, and the knob that its loss has of its own."""
     knob = names.find(start.loss).knob
@@ -196,12 +222,50 @@ def expected_runs(losses: int, seeds: int) -> int:
     return losses * (tuning.COARSE_POINTS + tuning.USUAL_POINTS + tuning.USUAL_REPEATS + 1 + seeds) + seeds
 
 
-class _Search(Tuner):
-    """The tuning of one loss: the search, with runs to make its trials."""
+class Runs:
+    """Runs in folders of their own, which are found again by all that a run depends on.
 
-    def __init__(self, study: "_Study", start: Recipe, **settings: Any) -> None:
-        super().__init__(axes(start), **settings)
-        self.study, self.start = study, start
+    Args:
+        pool: makes them.
+        out: where the folders are, in ``runs``.
+        fingerprint: of the data.
+        out_of_time: whether runs that were stopped half-way were so because there is no time left.
+    """
+
+    def __init__(self, pool: Pool, out: Path, fingerprint: str, out_of_time: Callable[[], bool] = lambda: False) -> None:
+        self.pool, self.out, self.fingerprint, self.out_of_time = pool, out, fingerprint, out_of_time
+        self.failures: list[Failure] = []
+
+    def run(self, recipes: Sequence[Recipe]) -> list[Outcome]:
+        """Make these runs; those for which there was no time have neither a result nor an error."""
+        outcomes = self.pool.run({self.folder(recipe): recipe for recipe in recipes})
+        if any(outcome == Outcome() for outcome in outcomes.values()) and not self.out_of_time():
+            raise Stopped
+        found = [(folder.name, outcome) for folder, outcome in outcomes.items()]
+        # That a rate is too large is what a search finds out; all else is a failure.
+        self.failures += [Failure(name, outcome.error) for name, outcome in found if outcome.error and not outcome.diverged]
+        return [outcomes[self.folder(recipe)] for recipe in recipes]
+
+    def folder(self, recipe: Recipe) -> Path:
+        """A run's folder: its name follows from all that the run depends on, so that the same run is found again."""
+        content = json.dumps([self.fingerprint, recipe.identity], sort_keys=True).encode()
+        digest = hashlib.blake2b(content, digest_size=5).hexdigest()
+        return self.out / "runs" / f"{recipe.loss}-seed{recipe.seed}-{digest}"
+
+
+class Search(Tuner):
+    """The tuning of one method: the search, with runs to make its trials.
+
+    Args:
+        runs: makes them.
+        start: the recipe to start with.
+        axes: the fields of it to tune, the learning rate first.
+        settings: as :class:`~anyk.lab.comparison.tuning.Tuner` takes them.
+    """
+
+    def __init__(self, runs: Runs, start: Recipe, axes: Sequence[Axis], **settings: Any) -> None:
+        super().__init__(axes, **settings)
+        self.runs, self.start = runs, start
         self.failed: list[Failure] = []
 
     def recipe(self, trial: Trial) -> Recipe:
@@ -226,54 +290,40 @@ class _Search(Tuner):
         """Make the trials that the search asks for, as far as there is time."""
         for trials in rounds:
             recipes = [self.recipe(trial) for trial in trials]
-            outcomes = self.study.run(recipes)
+            outcomes = self.runs.run(recipes)
             for trial, recipe, outcome in zip(trials, recipes, outcomes, strict=True):
                 if outcome == Outcome():
                     self.stop()
                     continue
                 if outcome.error is not None:
-                    self.failed.append(Failure(self.study.folder(recipe).name, outcome.error))
+                    self.failed.append(Failure(self.runs.folder(recipe).name, outcome.error))
                 validation = outcome.result["validation"] if outcome.result else {}
                 self.tell(trial, validation.get(_metric(self.start)))
             if any(outcome == Outcome() for outcome in outcomes):
                 return
 
-    def record(self) -> tuple[Try, ...]:
-        """The points in the order in which they were tried."""
-        made = []
+    def record(self) -> Iterator[tuple[tuple[float, ...], int, tuple[float | None, ...]]]:
+        """The points in the order in which they were tried: the values on the axes, the epochs, the scores seed by seed."""
         for trial in self.scores:
             if trial.seed == 0:
-                rate, knob = self.values(trial.point)
                 scores = (self.scores[trial],) if trial.short else tuple(self.seeds(trial.point))
-                made.append(Try(rate, knob, self.short_epochs if trial.short else self.start.epochs, scores))
-        return tuple(made)
+                yield self.values(trial.point), self.short_epochs if trial.short else self.start.epochs, scores
 
 
-class _Study:
+class _Study(Runs):
     """The runs of a comparison."""
 
     def __init__(self, pool: Pool, out: Path, fingerprint: str, seeds: int, limit: "_Limit") -> None:
-        self.pool, self.out, self.fingerprint, self.limit = pool, out, fingerprint, limit
-        self.seeds = range(1, seeds + 1)
-        self.failures: list[Failure] = []
+        super().__init__(pool, out, fingerprint, lambda: limit.over)
+        self.limit, self.seeds = limit, range(1, seeds + 1)
 
-    def run(self, recipes: Sequence[Recipe]) -> list[Outcome]:
-        """Make these runs; those for which there was no time have neither a result nor an error."""
-        outcomes = self.pool.run({self.folder(recipe): recipe for recipe in recipes})
-        if any(outcome == Outcome() for outcome in outcomes.values()) and not self.limit.over:
-            raise Stopped
-        found = [(folder.name, outcome) for folder, outcome in outcomes.items()]
-        # That a rate is too large is what a search finds out; all else is a failure.
-        self.failures += [Failure(name, outcome.error) for name, outcome in found if outcome.error and not outcome.diverged]
-        return [outcomes[self.folder(recipe)] for recipe in recipes]
-
-    def method(self, search: _Search) -> Method:
+    def method(self, search: Search) -> Method:
         """Train a loss that was tuned: on every seed, and for twice the epochs on the seed of the tuning."""
         best = search.best
         found = Method(
             name=search.start.loss,
             recipe=search.start if best is None else search.at(best),
-            tries=search.record(),
+            tries=tuple(Try(rate, knob, epochs, scores) for (rate, knob), epochs, scores in search.record()),
             runs=(),
             knob=search.axes[1].name,
             capped=self.limit.words if search.capped == tuning.TIME else search.capped,
@@ -316,12 +366,6 @@ class _Study:
                 name = folder.relative_to(self.out).as_posix()
                 runs.append(SeedRun(recipe.seed, result["test"], result["validation"], result["seconds"], name, curve))
         return tuple(runs)
-
-    def folder(self, recipe: Recipe) -> Path:
-        """A run's folder: its name follows from all that the run depends on, so that the same run is found again."""
-        content = json.dumps([self.fingerprint, recipe.to_json()], sort_keys=True).encode()
-        digest = hashlib.blake2b(content, digest_size=5).hexdigest()
-        return self.out / "runs" / f"{recipe.loss}-seed{recipe.seed}-{digest}"
 
 
 class _Limit:

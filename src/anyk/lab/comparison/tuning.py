@@ -99,6 +99,7 @@ class Tuner:
         examples: how many the scores, which are shares of hits, were counted on: the noise follows from it.
         shortens: whether the first stage is of short runs.
         budget: the most points to try at full length.
+        tuning_seeds: on so many seeds those within noise of the best are tried; 1: the first seed decides.
         expired: whether there is no time for more; asked before each round.
     """
 
@@ -109,10 +110,11 @@ class Tuner:
         examples: int,
         shortens: bool = True,
         budget: int | None = None,
+        tuning_seeds: int = TUNING_SEEDS,
         expired: Callable[[], bool] = lambda: False,
     ) -> None:
         self.axes, self.examples, self.shortens = tuple(axes), examples, shortens
-        self.budget, self.expired = budget, expired
+        self.budget, self.tuning_seeds, self.expired = budget, tuning_seeds, expired
         self.scores: dict[Trial, float | None] = {}
         self._cap = ""
         self._finalists: dict[Point, None] = {}  # in the order in which they came
@@ -131,7 +133,7 @@ class Tuner:
     @property
     def best(self) -> Point | None:
         """The best point so far: of those tried on all seeds, if there are any; None if every run diverged."""
-        complete = [point for point in self._finalists if len(self.seeds(point)) == TUNING_SEEDS]
+        complete = [point for point in self._finalists if len(self.seeds(point)) == self.tuning_seeds]
         top = max(complete, key=self.mean, default=None)
         if top is not None and self.mean(top) > -math.inf:
             return top
@@ -156,7 +158,7 @@ class Tuner:
 
     def seeds(self, point: Point) -> list[float | None]:
         """The scores of a point at full length, seed by seed."""
-        trials = (Trial(point, seed=seed) for seed in range(TUNING_SEEDS))
+        trials = (Trial(point, seed=seed) for seed in range(self.tuning_seeds))
         return [self.scores[trial] for trial in trials if trial in self.scores]
 
     def mean(self, point: Point) -> float:
@@ -253,7 +255,7 @@ class Tuner:
             repeats = [
                 trial
                 for point in (self._finalists if len(self._finalists) > 1 else ())
-                for seed in range(1, TUNING_SEEDS)
+                for seed in range(1, self.tuning_seeds)
                 if (trial := Trial(point, seed=seed)) not in self.scores
             ]
             if repeats and not self._out_of_time():

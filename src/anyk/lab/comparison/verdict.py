@@ -19,6 +19,8 @@ from anyk.lab.comparison.outcome import (
     judged,
     measured,
     metrics,
+    other_differences,
+    others,
     overtaking,
     picked,
     significant,
@@ -48,15 +50,18 @@ GOOD_SEEDS = 5
 
 
 def table(comparison: Comparison) -> Table:
-    """The table of the report: for each metric a row for each method, first the metrics that are wanted."""
-    found = differences(comparison)
+    """The table of the report: for each metric a row for each method, first the metrics that are wanted.
+
+    Of those that are not tested, only the one that was tuned for.
+    """
+    found = {**differences(comparison), **other_differences(comparison)}
     columns = [Column("metric", "metric", "field"), Column("method", "method", "field"), Column("test", "test", "accuracy")]
     parts = [Column("difference", "Δ", "points"), Column("hits", "Δ", "hits")] if found else []
     if any(one.paired.p is not None for one in found.values()):
         parts += [Column("difference", f"{100 * CONFIDENCE:.0f} % interval", "interval"), Column("p", "p", "p")]
     columns += [*parts, Column("seeds", "seeds", "count"), Column("seconds", "time", "seconds")]
     rows: list[tuple[Value, ...]] = []
-    for metric in metrics(comparison):
+    for metric in (*metrics(comparison), *(name for name in others(comparison) if name == tuned_metric(comparison))):
         for method in (*comparison.methods, *comparison.controls):
             cells = [found.get((method.name, metric))] * len(parts)
             times = tuple(run.seconds for run in method.runs)

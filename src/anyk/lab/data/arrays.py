@@ -209,7 +209,7 @@ def _find_pairs(tree: Any, source: Path, note: _Note) -> tuple[dict[str, _Pair],
                 "name the arrays x and y, or embeddings and labels, or X_train, y_train, X_test and y_test."
             )
         if given:
-            pair = _pair(arrays[found[split, "embeddings"]], arrays[found[split, "labels"]], source)
+            pair = _pair(arrays[found[split, "embeddings"]], arrays[found[split, "labels"]], source, f" for {split}")
             together = arrays[found[split, "groups"]] if (split, "groups") in found else None
             pairs[split] = pair._replace(groups=_groups(together, len(pair.labels), source))
     images = _are_images(pairs["train"].examples)
@@ -251,7 +251,7 @@ def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, A
             yield f"{prefix}{key}", value
 
 
-def _pair(examples: Any, labels: Any, source: Path) -> _Pair:
+def _pair(examples: Any, labels: Any, source: Path, for_split: str = "") -> _Pair:
     if isinstance(examples, (list, tuple)) and examples and isinstance(examples[0], Tensor):
         examples = torch.stack(tuple(examples)) if examples[0].dim() == 1 else torch.cat(tuple(examples))
     if not isinstance(examples, Tensor):
@@ -264,7 +264,7 @@ def _pair(examples: Any, labels: Any, source: Path) -> _Pair:
         examples = torch.from_numpy(numbers if numbers.dtype.isnative else numbers.astype(numbers.dtype.newbyteorder("=")))
     labels = _to_numpy(labels, source)
     if not examples.numel() or not labels.size:
-        raise LabError(f"{source} has no examples: copy it or make it again.")
+        raise LabError(f"{source} has no examples{for_split}: copy it or make it again.")
     return _Pair(examples.detach(), labels)
 
 

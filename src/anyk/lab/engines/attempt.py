@@ -27,7 +27,7 @@ def ended(folder: Path, recipe: Recipe) -> Outcome | None:
     """The outcome of a run that had ended before, or whose folder cannot be read; None: it is to be run."""
     try:
         finished = Run(folder).result()
-        if finished is not None and not Run(folder).recipe().differences(recipe):
+        if finished is not None and not Run(folder).differences(recipe):
             return Outcome(result=finished)
     except LabError as error:
         return Outcome(error=str(error))

@@ -1,6 +1,7 @@
 """What a model is worth: its accuracies, and the guesses of a trained one."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import anyk
+from anyk import candidates
 from anyk.lab.data import Split
 from anyk.lab.run import models, own_models
 from anyk.lab.run.folder import Run
@@ -18,6 +20,8 @@ from anyk.lab.run.processes import ALONE, Ranks
 from anyk.lab.run.reading import Reader, divide, find_device, read_data, resolved
 
 KS = (1, 5, 10, 20)
+#: of these also the mean over the classes
+MACRO_KS = (1, 5)
 #: guesses that are kept of each test example
 GUESSES = 20
 
@@ -27,17 +31,39 @@ class Examined:
     """What a model does with each of some examples."""
 
     ranks: Tensor
-    """(N,), int32: the rank of the target, 1 for the best, as :func:`anyk.target_ranks` counts"""
+    """(N,), int32: the rank of the target, 1 for the best, as :func:`anyk.target_ranks` counts; behind all classes where the
+    target is none of them"""
+    labels: Tensor
+    """(N,): the target; below 0 where it is none of the classes, because it was never seen in training"""
     guesses: Tensor
     """(N, g), int32: the first classes, best first; g = 0 where nobody asked"""
     cross_entropy: float
-    """its mean"""
+    """its mean over the targets that are classes"""
 
     def accuracies(self, ks: Iterable[int], want: Iterable[int] = ()) -> dict[str, float]:
-        """Top-k accuracies, the mean of those that are wanted (by default of top-1 and top-5), and the cross-entropy."""
-        measured = {f"top{k}": int((self.ranks <= k).sum()) / len(self.ranks) for k in ks}
-        counted = [measured[metric] for k in want or (1, 5) if (metric := f"top{k}") in measured]
-        return {**measured, "mean": sum(counted) / len(counted), "cross_entropy": self.cross_entropy}
+        """Top-k accuracies, the mean of those that are wanted (by default of top-1 and top-5), the mean reciprocal rank, the
+        NDCG of every k above 1, some accuracies as the mean over the classes of the examples ("macro"), and the cross-entropy.
+        """
+        ks = list(ks)
+        accuracies = {f"top{k}": int((self.ranks <= k).sum()) / len(self.ranks) for k in ks}
+        counted = [accuracies[metric] for k in want or (1, 5) if (metric := f"top{k}") in accuracies]
+        ranks = self.ranks.double()
+        gains = 1 / (1 + ranks).log2()
+        return {
+            **accuracies,
+            "mrr": float((1 / ranks).mean()),
+            **{f"ndcg{k}": float(gains[self.ranks <= k].sum()) / len(ranks) for k in ks if k > 1},
+            **{f"macro_top{k}": self._macro(self.ranks <= k) for k in ks if k in MACRO_KS},
+            "mean": sum(counted) / len(counted),
+            "cross_entropy": self.cross_entropy,
+        }
+
+    def _macro(self, hits: Tensor) -> float:
+        """The mean over the classes of the fraction of hits; all targets that are no class are one more."""
+        classes = self.labels.clamp(min=-1) + 1
+        examples = classes.bincount()
+        found = classes[hits].bincount(minlength=len(examples))
+        return float((found / examples.double())[examples > 0].mean())
 
 
 @torch.no_grad()
@@ -50,7 +76,10 @@ def examine(
     amp: bool = False,
     ranks: Ranks = ALONE,
 ) -> Examined:
-    """Show a model the examples at some positions, in evaluation mode. Each rank has its part of them; all get the whole."""
+    """Show a model the examples at some positions, in evaluation mode. Each rank has its part of them; all get the whole.
+
+    A label below 0 is a miss: the model has no such class.
+    """
     nothing = torch.empty(0, guesses, dtype=torch.int32, device=reader.device)
     found = [(nothing.new_empty(0), nothing)]  # all that a rank without examples has
     cross_entropy = torch.zeros((), device=reader.device)
@@ -59,13 +88,18 @@ def examine(
         target = examples.labels[block].to(reader.device)
         with torch.autocast(reader.device.type, torch.bfloat16, enabled=amp):
             scores = reader.mask(model(reader(examples, block)), examples, block)
-        first = scores.topk(guesses).indices if guesses else scores.new_empty(len(scores), 0)
-        found.append((anyk.target_ranks(scores, target).int(), first.int()))
-        cross_entropy += functional.cross_entropy(scores.float(), target, reduction="sum")
+        first = candidates.best(scores, guesses) if guesses else scores.new_empty(len(scores), 0)
+        known = target >= 0
+        places = torch.where(known, anyk.target_ranks(scores, target.clamp(min=0)), scores.shape[1] + 1)
+        found.append((places.int(), first.int()))
+        cross_entropy += functional.cross_entropy(scores.float(), target.where(known, -100), reduction="sum")
     model.train()
     own = [torch.cat(tensors).cpu() for tensors in zip(*found, strict=True)]
     every_rank, every_guess = (torch.cat(tensors) for tensors in zip(*ranks.all_gather(own), strict=True))
-    return Examined(every_rank, every_guess, float(ranks.all_reduce(cross_entropy)) / len(index))
+    labels = examples.labels[index]
+    known_targets = int((labels >= 0).sum())
+    mean = float(ranks.all_reduce(cross_entropy)) / known_targets if known_targets else math.nan
+    return Examined(every_rank, labels, every_guess, mean)
 
 
 class Predictor:
@@ -98,7 +132,7 @@ class Predictor:
         """The first ``count`` classes of every test example, and their softmax probabilities: (N, count) each."""
         classes, probabilities = [], []
         for block in self.reader.blocks(self.parts.test, self.parts.test_index):
-            best = self.model(self.reader(self.parts.test, block)).float().softmax(1).topk(count)
+            best = self._scores(block).float().softmax(1).topk(count)
             classes.append(best.indices.cpu())
             probabilities.append(best.values.cpu())
         return torch.cat(classes), torch.cat(probabilities)
@@ -106,8 +140,10 @@ class Predictor:
     @torch.no_grad()
     def test_probabilities(self, places: Tensor) -> Tensor:
         """The softmax probabilities of some test examples, given as positions in ``parts.test_index``: (n, classes)."""
-        scores = self.model(self.reader(self.parts.test, self.parts.test_index[places]))
-        return scores.float().softmax(1).cpu()
+        return self._scores(self.parts.test_index[places]).float().softmax(1).cpu()
+
+    def _scores(self, index: Tensor) -> Tensor:
+        return self.reader.mask(self.model(self.reader(self.parts.test, index)), self.parts.test, index)
 
 
 def unfinished(result: Mapping[str, Any]) -> str:

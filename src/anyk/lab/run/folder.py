@@ -86,7 +86,7 @@ class Run:
         """Raise if the folder holds a run of another recipe, unless that came to nothing."""
         if not (self.folder / "config.json").exists():
             return
-        differences = self.recipe().differences(recipe)
+        differences = self.differences(recipe)
         if differences and self._has_begun():
             told = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, (old, new) in differences.items())
             raise FolderRefused(f"{self.folder} holds a run of another recipe ({told})")
@@ -98,7 +98,7 @@ class Run:
     def begin(self, recipe: Recipe, environment: Mapping[str, Any]) -> None:
         """Write the recipe down, or check that the folder was begun with the same."""
         self.refuse_other_recipe(recipe)
-        anew = not (self.folder / "config.json").exists() or bool(self.recipe().differences(recipe))
+        anew = not (self.folder / "config.json").exists() or bool(self.differences(recipe))
         if anew:
             files.write_object(self.folder / "config.json", recipe.to_json())
         if anew or not (self.folder / "environment.json").exists():
@@ -113,6 +113,13 @@ class Run:
     def recipe(self) -> Recipe:
         """The recipe that the run was begun with."""
         return Recipe.of_run(self._read("config.json"), str(self.folder / "config.json"))
+
+    def differences(self, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
+        """The fields in which the run's recipe differs from another, with both values.
+
+        What the other leaves open was no open question when the run was begun, if that was by an earlier version."""
+        written = self._read("config.json")
+        return self.recipe().differences(recipe if "context" in written else recipe.as_before())
 
     def result(self) -> dict[str, Any] | None:
         """The outcome, or None while there is none."""

@@ -248,15 +248,23 @@ class Classifier(nn.Module):
                 f"examples: expected shape (N, {', '.join(map(str, self.plan.shape))}), got {tuple(examples.shape)}"
             )
         if self.plan.tokens:
-            if examples.dtype.is_floating_point:
-                raise TypeError(f"examples: expected integers, got {examples.dtype}")
-            return self.model(examples.long())
+            return self.model(self._checked(examples))
         inputs = examples.to(next(self.model.parameters()).dtype)
         if self.mean is not None and self.std is not None:
             if self.plan.mean and examples.dtype != torch.uint8:  # pixels between 0 and 1 would all be black
                 raise TypeError(f"examples: expected uint8, pixels from 0 to 255, got {examples.dtype}")
             inputs = (inputs - self.mean) / self.std
         return self.model(inputs)
+
+    def _checked(self, tokens: Tensor) -> Tensor:
+        if tokens.dtype.is_floating_point:
+            raise TypeError(f"examples: expected integers, got {tokens.dtype}")
+        last = len(self.classes) + sequence_models.OTHERS - 1
+        if not torch.compiler.is_compiling() and tokens.numel():  # which has no numbers to look at
+            low, high = (int(bound) for bound in tokens.aminmax())
+            if low < 0 or high > last:
+                raise ValueError(f"examples: expected tokens from 0 to {last}, got {low if low < 0 else high}")
+        return tokens.long()
 
     @torch.no_grad()
     def guesses(self, examples: Tensor, count: int) -> list[list[tuple[str, float]]]:
@@ -380,9 +388,10 @@ def augment(images: Tensor, names: tuple[str, ...]) -> Tensor:
     return images
 
 
-def _crop(images: Tensor, pad: int = 4) -> Tensor:
-    """Pad with zeros on all sides and cut out a random window of the old size."""
+def _crop(images: Tensor) -> Tensor:
+    """Pad with zeros on all sides, by 4 pixels for images of 32 x 32, and cut out a random window of the old size."""
     batch, _, height, width = images.shape
+    pad = max(1, max(height, width) // 8)
     padded = functional.pad(images, (pad, pad, pad, pad))
     down = torch.randint(2 * pad + 1, (batch, 1, 1, 1), device=images.device)
     right = torch.randint(2 * pad + 1, (batch, 1, 1, 1), device=images.device)

@@ -5,7 +5,7 @@ splitter, lapsum   the name of an operator or of a network: TopKCrossEntropyLoss
 error              TopKErrorLoss with its own operator
 error:lapsum       TopKErrorLoss with another one
 gce                generalised cross-entropy, the error for k = 1 by softmax: bounded too, but it knows no k
-smooth, hinge      the name of a loss for one k
+smooth, hinge      the name of a loss for one k: also truncated, softmax_at_k
 """
 
 import inspect

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,10 +12,11 @@ from anyk import info
 from anyk.lab.data import Dataset, Parts, Split, load, split
 from anyk.lab.data.features import Statistics, statistics
 from anyk.lab.data.streaming import Stream
-from anyk.lab.data.tokens import SequenceSplit
+from anyk.lab.data.tokens import SequenceSplit, Windows
 from anyk.lab.errors import LabError
 from anyk.lab.run import models, own_models
 from anyk.lab.run.recipe import Recipe, Setting
+from anyk.lab.run.sequence_models import CAUSAL
 
 EVALUATION_BATCH = 2048
 #: the fields of a recipe that the order of the examples follows from, beside the seed
@@ -45,9 +47,10 @@ def check_select(setting: Setting, dataset: Dataset) -> None:
                 f"--want {k} needs more than {k} classes, but {dataset.name} has {len(dataset.classes)}: the first {k} guesses "
                 f"of so few are always right."
             )
-    if setting.select.startswith("top") and int(setting.select[3:]) >= len(dataset.classes):
+    digits = "".join(filter(str.isdigit, setting.select))
+    if digits and int(digits) >= len(dataset.classes):
         raise LabError(
-            f"--select {setting.select} needs more than {setting.select[3:]} classes, but {dataset.name} has "
+            f"--select {setting.select} needs more than {digits} classes, but {dataset.name} has "
             f"{len(dataset.classes)}: choose another, such as --select top1."
         )
 
@@ -67,6 +70,7 @@ CHECKED = (
         "tied",
         "mask_seen",
         "head_learning_rate",
+        "batch_size",
     ),
 )
 
@@ -85,7 +89,7 @@ def check_setting(setting: Setting, dataset: Dataset, *, here: bool = True) -> N
         find_device(setting.device)
     setting = resolved(setting, dataset)
     check_data(setting, dataset)
-    divide(dataset, setting)
+    check_batches(setting, dataset, divide(dataset, setting))
     if setting.model not in own_models.BUILT_IN or setting.head_learning_rate:
         with torch.random.fork_rng(devices=[]):
             models.parameter_groups(models.build(setting, dataset), setting)
@@ -103,6 +107,41 @@ def check_data(setting: Setting, dataset: Dataset) -> None:
         name = "mask_seen" if setting.mask_seen else "split"
         raise LabError(f"{name} is for sequences, but {dataset.name} holds {dataset.kind}: leave it out.")
     models.Plan.of(setting, dataset)
+
+
+def check_seen(setting: Setting, dataset: Dataset, parts: Parts, k: int) -> None:
+    """Raise if what is masked leaves fewer than the k classes to guess that a loss trains for."""
+    train = dataset.train
+    if not setting.mask_seen or not isinstance(train, SequenceSplit):
+        return
+    classes = len(dataset.classes)
+    sequence = torch.arange(len(train.begins) - 1).repeat_interleave(train.begins.diff())
+    # Where a sequence has a class for the first time: as many are masked as there were of these before a place.
+    _, first = np.unique((sequence * train.padding + train.stream).numpy(), return_index=True)
+    had = torch.zeros(len(train.stream) + 1, dtype=torch.int64)
+    had[torch.from_numpy(first) + 1] = 1
+    had[1:][train.stream >= classes] = 0
+    had = had.cumsum(0)
+    places = train.places[parts.train]
+    left = classes - int((had[places] - had[train.begin(places)]).max())
+    if k > max(left, 1):  # the target is one that is left always
+        raise LabError(
+            f"mask_seen leaves {max(left, 1)} of the {classes} classes of {dataset.name} where a sequence has had the others, "
+            f"but P_K reaches to k = {k}: give a shorter --p-k, or do not mask."
+        )
+
+
+def check_batches(setting: Setting, dataset: Dataset, parts: Parts) -> None:
+    """Raise if a step would leave batch normalisation a single value: one image, shrunk to one pixel."""
+    shrinks = {"cnn": 15, "resnet18": 16}  # the largest images of which one pixel is left
+    smallest = len(parts.train) // math.ceil(len(parts.train) / setting.batch_size)
+    if smallest == 1 and setting.model in shrinks and max(dataset.train.shape[1:]) <= shrinks[setting.model]:
+        size = " x ".join(map(str, dataset.train.shape[1:]))
+        told = f"{len(parts.train)} training examples in batches of {setting.batch_size}"
+        raise LabError(
+            f"model {setting.model} needs two examples in each step for images of {size} pixels, but there are {told}: "
+            "--batch-size 3 is enough for two or more."
+        )
 
 
 def shuffle_of(setting: Setting) -> dict[str, Any]:
@@ -148,6 +187,28 @@ def describe(dataset: Dataset, parts: Parts, setting: Setting | None = None) -> 
         "fingerprint": dataset.fingerprint,
         **of_kind,
     }
+
+
+def windows_of(dataset: Dataset, parts: Parts, labels: Tensor, setting: Setting) -> Windows | None:
+    """For a causal model of sequences, the windows of which every place trains; None: an example is one place.
+
+    Args:
+        dataset: its data.
+        parts: the split of it.
+        labels: (N,), of all training examples.
+        setting: resolved.
+    """
+    train = dataset.train
+    if not isinstance(train, SequenceSplit) or not CAUSAL.get(setting.model, False):
+        return None
+    return Windows(train, parts.train, labels, setting.context)
+
+
+def steps_per_epoch(setting: Setting, parts: Parts, windows: Windows | None) -> int:
+    """How many batches an epoch has. Of windows, a batch has as many as hold about as many places as it has examples."""
+    if windows is None:
+        return math.ceil(len(parts.train) / setting.batch_size)
+    return math.ceil(len(windows) / max(1, round(setting.batch_size / windows.length)))
 
 
 def find_device(name: str) -> torch.device:

@@ -18,7 +18,7 @@ import tyro
 from anyk.lab.errors import LabError
 from anyk.lab.run import names, own_models
 
-Metric = Literal["top1", "top5", "top10", "mean"]
+Metric = Literal["top1", "top5", "top10", "mean", "mrr", "ndcg10"]
 Augmentation = Literal["auto", "crop", "flip", "affine"]
 
 
@@ -61,7 +61,7 @@ class Setting:
     width: int = 32
     """cnn: channels of the first convolution; the next have twice and four times as many"""
     context: int = 0
-    """sequences: how many tokens the model sees; 0: 6 (context), 32 (gru) or 50 (attention)"""
+    """sequences: how many tokens the model sees; 0: 6 (context), 50 (attention) or 32 (gru, and models of yours)"""
     embedding: int = 0
     """sequences: numbers for a token; 0: 48"""
     layers: int = 0
@@ -140,7 +140,7 @@ class Setting:
     """further k to measure, beside 1, 5, 10, 20 and those that P_K trains for"""
 
     augment: tuple[Augmentation, ...] = ("auto",)
-    """images: crop (pad and crop), flip (left-right), affine (turn, scale, shift); auto: by the data"""
+    """images: crop (pad by an eighth and crop), flip (left-right), affine (turn, scale, shift); auto: by the data"""
     mixup: float = 0.0
     """alpha of mixup's Beta distribution; 0: none"""
     label_noise: float = 0.0
@@ -201,7 +201,7 @@ class Setting:
         """
         values = {**BY_KIND[kind], "batch_size": max(1, min(BY_KIND[kind]["batch_size"], examples // 20))}
         if kind == "sequences":
-            values |= BY_MODEL.get(self.model if self.model != "auto" else values["model"], {})
+            values |= BY_MODEL.get(self.model if self.model != "auto" else values["model"], {"context": 32})
         shuffle = self.shuffle if self.shuffle != "auto" else "block" if examples * example_bytes > memory / 4 else "full"
         values["shuffle"] = shuffle
         if shuffle == "block":
@@ -213,6 +213,12 @@ class Setting:
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The same, without what an earlier version did not know and did as it is here: equal for equal runs of both."""
+        usual = Setting()
+        return {name: value for name, value in self.to_json().items() if name not in ADDED or value != getattr(usual, name)}
 
     @classmethod
     def from_json(cls: type[Self], fields: Mapping[str, Any], source: str = "the recipe") -> Self:
@@ -230,6 +236,11 @@ class Setting:
     def of_run(cls: type[Self], fields: Mapping[str, Any], source: str) -> Self:
         """The recipe as a run wrote it down, perhaps by an earlier version: what it does not say was as :data:`BEFORE`."""
         return cls.from_json({**BEFORE, **fields}, source)
+
+    def as_before(self: Self) -> Self:
+        """The same with what is left open now, and had a number before there were sequences, as :data:`BEFORE`."""
+        was = ("hidden", "dropout")
+        return self.but(**{name: BEFORE[name] for name in was if _open(name, getattr(self, name))})
 
     def but(self: Self, **changes: Any) -> Self:
         """The same with some fields changed."""
@@ -259,6 +270,9 @@ class Recipe(Setting):
 
 #: what runs did before there was a field for it, where the field's default is something else
 BEFORE = {"standardize": False, "hidden": 512, "dropout": 0.0}
+
+#: the fields that came with the sequences; with their defaults, other runs are what they were
+ADDED = frozenset(("part", "split", "mask_seen", "width", "context", "embedding", "layers", "heads", "tied"))
 
 #: what the zeros and "auto" of a setting stand for
 BY_KIND: dict[str, dict[str, Any]] = {
@@ -328,6 +342,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "part": (1e-9, 1.0),
     "hidden": (0, 1e9),
     "dropout": (0.0, 0.99),
+    "width": (1, 1e9),
     "context": (0, 1e6),
     "embedding": (0, 1e9),
     "layers": (0, 1000),

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from anyk.lab.errors import LabError
+
 #: the words for a recipe's model, and whether it is causal
 CAUSAL = {"context": False, "gru": True, "attention": True}
 #: tokens that are no classes: any other, and padding
@@ -68,6 +70,12 @@ class SequenceModel(nn.Module):
         """What the last layer sees: (rows, width)."""
         raise NotImplementedError
 
+    def head_parameters(self) -> list[nn.Parameter]:
+        """Those of the last layer, for a learning rate of its own."""
+        if isinstance(self.output, TiedLinear):
+            raise LabError("tied gives the last layer the weights of the embedding: leave out head_learning_rate.")
+        return list(self.output.parameters())
+
 
 class ContextModel(SequenceModel):
     """One hidden layer over the embeddings of the last few tokens, side by side."""
@@ -105,14 +113,14 @@ class AttentionModel(SequenceModel):
         )
         self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(embedding), enable_nested_tensor=False)
         self.heads = heads
-        self.register_buffer("later", torch.ones(length, length).triu(1).bool(), persistent=False)
-        self.register_buffer("itself", torch.eye(length).bool(), persistent=False)
-        self.later: Tensor
-        self.itself: Tensor
 
     def body(self, tokens: Tensor, where: Tensor | None) -> Tensor:
         embedded = self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim) + self.positions
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        later, itself = place > place[:, None], place == place[:, None]
         # Padding sees itself: a row without anything to attend to would be NaN.
-        hidden = (self.later | (tokens == self.padding)[:, None, :]) & ~self.itself
-        states = self.layers(self.dropout(embedded), mask=hidden.repeat_interleave(self.heads, 0))
+        hidden = (later | (tokens == self.padding)[:, None, :]) & ~itself
+        # Of no sequence at all, torch cannot tell the shape of one mask for each.
+        mask = hidden.repeat_interleave(self.heads, 0) if len(tokens) else later
+        states = self.layers(self.dropout(embedded), mask=mask)
         return states[:, -1] if where is None else states[where]

@@ -13,6 +13,8 @@ from anyk.lab.run.recipe import Recipe
 from anyk.lab.tables import Column, Measured, Table, Value, order, text, title
 
 METRICS = ("top1", "top5", "top10")
+#: shown after these
+RANKING = ("mrr", "ndcg10")
 State = Literal["finished", "failed", "unfinished"]
 
 
@@ -78,7 +80,7 @@ def table(
     Args:
         summaries: from :func:`collect`.
         fields: the recipe's fields to show; None shows those that differ. The grouping does not depend on it.
-        metrics: top1, top5, ... of the test, or validation_top1, ...; None takes those that were measured.
+        metrics: top1, top5, mrr, ndcg10, ... of the test, or validation_top1, ...; None takes those that were measured.
         sort: a field (ascending) or a metric (best first); a minus in front turns the order round.
     """
     finished = [run for run in summaries if run.state == "finished"]
@@ -86,7 +88,7 @@ def table(
     shown = _known("field", fields, ("fingerprint", *vars(Recipe()))) if fields is not None else differing
     measured = sorted({name for run in finished for name in _metrics(run)}, key=_metric_order)
     # Metrics nobody measured are an error only when there are runs that could have measured them.
-    shown_metrics = metrics_of(run.recipe for run in finished)
+    shown_metrics = [*metrics_of(run.recipe for run in finished), *RANKING]
     wanted = metrics if metrics is not None else [name for name in shown_metrics if name in measured]
     wanted = _known("metric", wanted, measured) if finished else list(wanted)
 
@@ -145,7 +147,7 @@ def _plain(value: Any) -> str:
 
 
 def metrics_of(recipes: Iterable[Recipe]) -> list[str]:
-    """The metrics to show of runs with these recipes.
+    """The top-k accuracies to show of runs with these recipes.
 
     >>> metrics_of([Recipe(), Recipe(measure=(3, 5))])
     ['top1', 'top3', 'top5', 'top10']
@@ -159,9 +161,11 @@ def _metrics(run: RunSummary) -> dict[str, float]:
     return {**run.result["test"], **validation}
 
 
-def _metric_order(name: str) -> tuple[bool, int, str]:
+def _metric_order(name: str) -> tuple[bool, bool, int, str]:
+    """Those of the test first, of these top-k, and by k."""
     digits = "".join(filter(str.isdigit, name))
-    return name.startswith("validation"), int(digits or 0), name
+    own = name.removeprefix("validation_")
+    return name != own, not own.startswith("top"), int(digits or 0), name
 
 
 def _field(run: RunSummary, name: str) -> Any:

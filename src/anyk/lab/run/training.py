@@ -25,7 +25,7 @@ from torch.nn import functional
 from anyk import _compat, info
 from anyk.lab.data import Dataset, Parts, Split
 from anyk.lab.data.streaming import block_order
-from anyk.lab.data.tokens import IGNORED, SequenceSplit, Windows
+from anyk.lab.data.tokens import IGNORED, SequenceSplit
 from anyk.lab.errors import Diverged, LabError, Stopped, explain
 from anyk.lab.run import losses, models, own_models
 from anyk.lab.run.evaluation import GUESSES, KS, Examined, examine
@@ -33,7 +33,9 @@ from anyk.lab.run.folder import Run
 from anyk.lab.run.processes import ALONE, Ranks, synchronise_batch_norm
 from anyk.lab.run.reading import (
     Reader,
+    check_batches,
     check_data,
+    check_seen,
     describe,
     divide,
     find_device,
@@ -42,9 +44,10 @@ from anyk.lab.run.reading import (
     resolved,
     shuffle_of,
     standardization,
+    steps_per_epoch,
+    windows_of,
 )
 from anyk.lab.run.recipe import Recipe
-from anyk.lab.run.sequence_models import CAUSAL
 
 #: a checkpoint is written when the last one is older than this, or than so many times what it took to write
 CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 10.0, 50
@@ -137,14 +140,12 @@ class _Training:
         self.recipe = recipe = ranks.broadcast(lambda: resolved(recipe, self.dataset))
         check_data(recipe, self.dataset)
         self.parts = divide(self.dataset, recipe)
+        check_batches(recipe, self.dataset, self.parts)
         mean, std = ranks.broadcast(lambda: standardization(self.dataset, self.parts, recipe))
         self.dataset = dataclasses.replace(self.dataset, feature_mean=mean, feature_std=std)
         self.labels = noisy_labels(self.dataset, self.parts, recipe)
-        self.windows = self._windows()
-        units, of_a_batch = len(self.parts.train), recipe.batch_size
-        if self.windows is not None:
-            units, of_a_batch = len(self.windows), max(1, round(recipe.batch_size / self.windows.length))
-        self.steps_per_epoch = math.ceil(units / of_a_batch)
+        self.windows = windows_of(self.dataset, self.parts, self.labels, recipe)
+        self.steps_per_epoch = steps_per_epoch(recipe, self.parts, self.windows)
         self.steps = recipe.epochs * self.steps_per_epoch
         self.reader = Reader(self.dataset, self.device, recipe)
 
@@ -153,7 +154,9 @@ class _Training:
         classes = len(self.dataset.classes)
         self.criterion = losses.criterion(recipe, classes).to(self.device)
         self.head = losses.head(self.criterion, self.model, recipe)
-        ks = {*KS, *recipe.measure, *recipe.want, *losses.trained_ks(self.criterion, recipe)}
+        trained_ks = losses.trained_ks(self.criterion, recipe)
+        check_seen(recipe, self.dataset, self.parts, max(trained_ks))
+        ks = {*KS, *recipe.measure, *recipe.want, *trained_ks}
         self.ks = sorted(k for k in ks if k < classes) or [1]
         self.optimizer = _optimizer(recipe, self.model)
 
@@ -167,13 +170,6 @@ class _Training:
         self.seconds_in_model = 0.0
         self.saved_at = time.monotonic()
         self.pause = CHECKPOINT_SECONDS
-
-    def _windows(self) -> Windows | None:
-        """For a causal model of sequences, the windows of which every place trains; None: an example is one place."""
-        train, recipe = self.dataset.train, self.recipe
-        if not isinstance(train, SequenceSplit) or not CAUSAL.get(recipe.model, False):
-            return None
-        return Windows(train, self.parts.train, self.labels, recipe.context)
 
     # The loop --------------------------------------------------------------------------------------------------------------
 
@@ -244,8 +240,7 @@ class _Training:
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.amp):
             scores = self.replica(inputs, **asked)
-            # A rank without examples takes part in the averaging all the same.
-            loss = self._loss(mask(scores), target) if len(target) else scores.sum()
+            loss: Any = self._loss(scores, mask, target) if len(target) else self._no_loss(scores)
         whole = len(target) if self.ranks.world_size == 1 else self._count(index)
         (loss * self.ranks.shard_weight(len(target), whole)).backward()
         if recipe.clip is not None:
@@ -258,33 +253,40 @@ class _Training:
 
     def _batch(self, part: Tensor) -> "_Batch":
         """What a step of this rank shows to the model."""
-        train, asked = self.dataset.train, {} if self.head is None else {"scored": False}
+        train = self.dataset.train
+        asked: dict[str, Any] = {} if self.head is None else {"scored": False}
         if self.windows is None:
-            labels = self.labels[part]
-            inputs = self.reader(train, part)
-            return _Batch(inputs, labels.to(self.device), asked, lambda scores: self.reader.mask(scores, train, part))
-        examples = self.windows.examples
-        tokens, labels, places = self.windows.take(part)
-        where = labels != IGNORED
-        target, places = labels[where], places[where]
+            inputs, target = self.reader(train, part), self.labels[part]
+            places = train.places[part] if isinstance(train, SequenceSplit) else part
+        else:
+            tokens, labels, places = self.windows.take(part)
+            where = labels != IGNORED
+            inputs, target, places = tokens.to(self.device), labels[where], places[where]
+            asked["where"] = where.to(self.device)
 
         def mask(scores: Tensor) -> Tensor:
-            return mask_seen(scores, examples, places, target) if self.recipe.mask_seen else scores
+            if self.recipe.mask_seen and isinstance(train, SequenceSplit):
+                return mask_seen(scores, train, places, target)
+            return scores
 
-        return _Batch(tokens.to(self.device), target.to(self.device), {**asked, "where": where.to(self.device)}, mask)
+        return _Batch(inputs, target.to(self.device), asked, mask)
 
     def _count(self, index: Tensor) -> int:
         """How many targets a batch has."""
         return len(index) if self.windows is None else int((self.windows.take(index)[1] != IGNORED).sum())
 
-    def _loss(self, scores: Tensor, target: Tensor) -> Tensor:
+    def _loss(self, scores: Tensor, mask: Callable[[Tensor], Tensor], target: Tensor) -> Tensor:
         try:
-            loss: Tensor = self.criterion(scores, target) if self.head is None else self.head(scores, target)
+            loss: Tensor = self.criterion(mask(scores), target) if self.head is None else self.head(scores, target)
         except ValueError:  # a loss may refuse what is not a number before it comes to one itself
             if bool(scores.isfinite().all()):
                 raise
             raise self._diverged("the scores are not finite") from None
         return loss
+
+    def _no_loss(self, scores: Tensor) -> Tensor:
+        """0, of all parameters: a rank without targets takes part in the averaging all the same."""
+        return scores.sum() if self.head is None else self.head.linear(scores).sum()
 
     def _diverged(self, sign: str) -> Diverged:
         advice = f"lower the learning rate ({self.recipe.learning_rate:g}) or raise the temperature."

@@ -1,0 +1,435 @@
+"""What the second study asks, written down before its runs.
+
+**Sets.** ``completion``: the next token of Python's standard library among 2000, a small context model. ``items``: the next
+film of MovieLens-1M's users among 3416. ``pixels``: CIFAR-100 at 16 px from scratch. ``embeddings``: CIFAR-100 as frozen
+features, a linear layer. These four decide. ``embeddings-mlp`` (a hidden layer of 512) and ``glyphs`` (characters in many
+fonts, from scratch) are checks. K, the list that is looked at, is 5; for items 10.
+
+**Tuning.** Every method and set by itself, with the search of `anyk compare` on the mean of top-1 and top-K on validation,
+and with the same number of points at full length: see ``budget`` of each set. Tuned are the learning rate and what each
+method has of its own (:data:`METHODS`). Points within noise of the best are tried on two further seeds, except for pixels.
+Plain softmax is no contender: its search ends when its best rate lies inside what was tried.
+
+**1. Main table.** The tuned methods on seeds that nothing was chosen by, 1 to 10 (pixels and glyphs: 1 to 5): differences to
+softmax, whose learning rate and label smoothing are tuned, and to gce, which is bounded as the error losses are but knows no
+k; two-way intervals over seeds and test examples; Holm over the methods and the two k of a set, for each of the two controls.
+
+**The rule for the default**: over the four sets, the two-way 95 % interval of the top-1 difference lies above -0.2 points on
+each, top-k (5; 10 for items) is gained on at least three with p < .01 after Holm against softmax with tuned smoothing, and
+the mean of both is not below gce's. If nothing passes, the best by the mean of both stays the default. The candidates are
+the error losses of the main table (see ``rule.py``; pixels have one of them).
+
+**2. Which k gains where** (completion, items). The tuned ``error:ksubset mix`` with other P_K and nothing else changed, each
+measured at every k: the diagonal of that table should be the best of its column.
+
+**3. Knobs, one at a time** (completion, embeddings). The tuned ``error:ksubset mix`` with one knob changed: power; guide,
+fixed and falling over the run; temperature; operators, each at the best of three temperatures on validation. m also for
+LapSum and the splitter network, from their own tuned values; the network's stops at 256.
+
+**4. Where it stops paying** (completion). softmax, gce and ``error:ksubset mix``, each with its tuned knobs and the best of
+half, once and twice its tuned rate on validation, over capacity, data, label noise and the length of the context. With less
+data the epochs grow with the root of the ratio, with more they stay.
+
+**5. One head for each k**: see ``heads.py``.
+
+**6. The paper's claims with the bounded form**, from the runs above: a distribution over k beats a single k
+({1: .5, K: .5} and 1..5 against {1} and {K}); pure top-K costs top-1; splitter networks match full sorting and beat NeuralSort
+and SoftSort; SoftSort beats NeuralSort; m between 16 and n matters little; a large m helps with many classes.
+
+Questions 2 to 4 and 6 are explored on three fresh seeds, 11 to 13: their p are for reading, and nothing is decided by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from anyk.lab.comparison import tuning
+from anyk.lab.comparison.tuning import Axis
+from anyk.lab.run.recipe import Recipe
+
+Changes = tuple[tuple[str, Any], ...]
+
+SEEDS = tuple(range(1, 11))
+FRESH = (11, 12, 13)
+#: the seed of what is chosen on validation
+CHOOSING = 0
+#: the k that contrasts are kept of
+KS = (1, 3, 5, 10, 20)
+DECIDE = ("completion", "items", "pixels", "embeddings")
+BASE = "error:ksubset mix"
+CONTROLS = ("softmax", "gce", "plain")
+
+
+# Methods -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the main table: a loss, and what is tuned of it beside the learning rate."""
+
+    name: str
+    loss: str
+    p_k: str = "mix"
+    """mix: half of it on 1 and half on K; pure: all on K"""
+    knobs: tuple[str, ...] = ()
+    spends: bool = True
+    """whether it goes on until it had as many tries as the others"""
+
+
+SMOOTHING = (0.0, 0.05, 0.1, 0.2)
+#: of the guide
+SMOOTHED = (0.0, 0.1)
+VALUES: Mapping[str, tuple[float, ...]] = {"power": (0.25, 0.5, 0.75, 1.0), "guide": (0.1, 0.2, 0.5, 0.8)}
+
+
+def _methods() -> Iterator[Method]:
+    """In the order in which they are made."""
+
+    def error(operator: str, p_k: str) -> Method:
+        return Method(f"error:{operator} {p_k}", f"error:{operator}", p_k, ("guide", "label_smoothing"))
+
+    def paper(operator: str, p_k: str) -> Method:
+        return Method(f"{operator} {p_k}", operator, p_k, ("temperature",))
+
+    yield Method("softmax", "softmax", knobs=("label_smoothing",))
+    yield Method("gce", "gce", knobs=("power", "label_smoothing"))
+    yield error("ksubset", "mix")
+    yield paper("splitter", "mix")
+    yield Method("plain", "softmax", spends=False)
+    yield error("lapsum", "mix")
+    yield error("ksubset", "pure")
+    yield error("splitter", "mix")
+    yield Method("softmax_at_k", "softmax_at_k", "pure", ("temperature",))
+    yield paper("ksubset", "mix")
+    yield paper("lapsum", "mix")
+    yield error("lapsum", "pure")
+    yield error("splitter", "pure")
+    yield Method("smooth", "smooth", "pure", ("temperature",))
+    yield paper("splitter", "pure")
+    yield paper("ksubset", "pure")
+    yield paper("lapsum", "pure")
+
+
+METHODS: Mapping[str, Method] = {method.name: method for method in _methods()}
+#: so many of them are made together, each wave on every set before the next
+WAVES = (4, 3, 4, 6)
+FIRST = tuple(METHODS)[: WAVES[0] + 1]
+MANY = tuple(METHODS)[: WAVES[0] + WAVES[1]]
+ALL = tuple(name for name in METHODS if name != "softmax_at_k")
+
+
+def weights(p_k: Mapping[int, float]) -> tuple[float, ...]:
+    """P_K as a recipe has it.
+
+    >>> weights({1: 0.5, 3: 0.5})
+    (0.5, 0.0, 0.5)
+    """
+    return tuple(p_k.get(k, 0.0) for k in range(1, max(p_k) + 1))
+
+
+def p_k(word: str, k: int) -> tuple[float, ...]:
+    return weights({1: 0.5, k: 0.5} if word == "mix" else {k: 1.0})
+
+
+# Sets ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Set:
+    """Data, and how all methods train on them.
+
+    ``fields`` are those of the shared recipe. The recipe is made when it is asked for: a field that this version of the lab
+    does not have is an error then, and of this set alone.
+    """
+
+    name: str
+    title: str
+    fields: Mapping[str, Any]
+    place: str = "{}"
+    """the word for the data, around what the command line says where it has braces"""
+    k: int = 5
+    methods: tuple[str, ...] = ALL
+    seeds: tuple[int, ...] = SEEDS
+    budget: int = 10
+    """points of the tuning at full length, for each method"""
+    tuning_seeds: int = 3
+    seconds: float = 30.0
+    """of a run, roughly; the estimate takes this until there are runs"""
+
+    @property
+    def recipe(self) -> Recipe:
+        """What all runs share. Its data are the name of the set: no path of a machine gets into a summary."""
+        shared = {"want": (1, self.k), "p_k": p_k("mix", self.k), "measure": (3,), "label_smoothing": 0.0, "guide": 0.2}
+        return Recipe.from_json({**shared, **self.fields, "data": self.name, "loss": "softmax"}, f"the set {self.name}")
+
+    def start(self, method: str) -> Recipe:
+        """Where the tuning of a method begins."""
+        found = METHODS[method]
+        return self.recipe.but(loss=found.loss, p_k=p_k(found.p_k, self.k))
+
+    def axes(self, method: str) -> list[Axis]:
+        """What is tuned of a method."""
+        start = self.start(method)
+        axes = [tuning.learning_rates(start.learning_rate)]
+        for knob in METHODS[method].knobs:
+            if knob == "temperature":
+                axes.append(tuning.geometric(knob, start.temperature, base=2, places=2, powers=8, steps=(4, 2)))
+            elif knob == "label_smoothing":
+                axes.append(tuning.listed(knob, 0.0, SMOOTHING if start.loss == "softmax" else SMOOTHED))
+            else:
+                axes.append(tuning.listed(knob, getattr(start, knob), VALUES[knob]))
+        return axes
+
+    def rehearsed(self) -> Set:
+        """A small copy, to see that all of it runs."""
+        return replace(self, fields={**self.fields, "epochs": 1}, budget=2, tuning_seeds=1, seeds=self.seeds[:3])
+
+
+_FEATURES = {"batch_size": 500, "epochs": 15, "learning_rate": 1e-3, "schedule": "cosine", "augment": ()}
+_SETS = (
+    Set(
+        "completion",
+        "code completion, 2000 tokens",
+        {
+            **{"model": "context", "context": 6, "embedding": 48, "hidden": 96, "dropout": 0.2},
+            **{"part": 0.2, "epochs": 4, "batch_size": 500, "learning_rate": 6e-3},
+        },
+        place="completion:2000",
+        budget=8,
+        seconds=20.0,
+    ),
+    Set(
+        "items",
+        "next film, 3416",
+        {
+            **{"model": "context", "context": 6, "embedding": 32, "hidden": 32, "dropout": 0.1},
+            **{"part": 0.25, "epochs": 4, "batch_size": 500, "learning_rate": 1e-2},
+        },
+        place="sequences:{}",
+        k=10,
+        methods=tuple(METHODS),
+        budget=8,
+        seconds=25.0,
+    ),
+    Set(
+        "pixels",
+        "CIFAR-100 at 16 px, from scratch",
+        {
+            **{"model": "cnn", "width": 48, "augment": ("crop", "flip"), "schedule": "onecycle"},
+            **{"epochs": 10, "part": 0.5, "batch_size": 100, "learning_rate": 4e-3},
+        },
+        methods=FIRST,
+        seeds=SEEDS[:5],
+        budget=4,
+        tuning_seeds=1,
+        seconds=200.0,
+    ),
+    Set(
+        "embeddings",
+        "CIFAR-100 embeddings, linear",
+        {**_FEATURES, "model": "linear", "hidden": 512, "dropout": 0.0},
+        seconds=10.0,
+    ),
+    Set(
+        "embeddings-mlp",
+        "CIFAR-100 embeddings, a hidden layer of 512",
+        {**_FEATURES, "model": "mlp", "hidden": 512, "dropout": 0.2},
+        methods=MANY,
+        seconds=30.0,
+    ),
+    Set(
+        "glyphs",
+        "glyphs of 200 characters, from scratch",
+        {
+            **{"model": "cnn", "m": None, "epochs": 16, "batch_size": 100, "learning_rate": 4e-3},
+            **{"schedule": "onecycle", "augment": ("affine",), "validation": 0.2, "hidden": 512, "dropout": 0.0},
+        },
+        place="glyphs:200",
+        methods=FIRST,
+        seeds=SEEDS[:5],
+        seconds=60.0,
+    ),
+)
+SETS: Mapping[str, Set] = {each.name: each for each in _SETS}
+
+
+# Questions -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row of a question: a tuned method of the main table with some fields changed, over a few seeds.
+
+    Of ``choices``, each a few more changes, the best on validation is taken.
+    """
+
+    question: str
+    set: str
+    name: str
+    method: str = BASE
+    changes: Changes = ()
+    choices: tuple[Changes, ...] = ()
+    seeds: tuple[int, ...] = FRESH
+
+    @property
+    def id(self) -> str:
+        """What its runs are for, in the summaries."""
+        return f"{self.question}: {self.name}"
+
+    def recipe(self, tuned: Recipe, choice: Changes = ()) -> Recipe:
+        """The run of a tuned recipe with the changes."""
+        return changed(tuned, (*self.changes, *choice))
+
+    def cost(self) -> float:
+        """A run's time in runs of the set, as far as the number of steps says it."""
+        shared, own = SETS[self.set].fields, dict(self.changes)
+        parts = own.get("part", shared.get("part", 1.0)) / shared.get("part", 1.0)
+        return parts * own.get("epochs", shared["epochs"]) / shared["epochs"]
+
+
+def changed(tuned: Recipe, changes: Changes) -> Recipe:
+    """The recipe with some fields changed; ``rate`` is a factor of the learning rate. Without a guide nothing is smoothed."""
+    fields = dict(changes)
+    if "rate" in fields:
+        fields["learning_rate"] = float(f"{tuned.learning_rate * fields.pop('rate'):.4g}")
+    if fields.get("guide") == 0:
+        fields["label_smoothing"] = 0.0
+    return tuned.but(**fields)
+
+
+def _fields(**changes: Any) -> Changes:
+    return tuple(changes.items())
+
+
+def _controls(question: str, each: str) -> list[Cell]:
+    return [Cell(question, each, name, name) for name in ("softmax", "gce")]
+
+
+P_KS: Mapping[str, tuple[float, ...]] = {
+    **{f"{{{k}}}": weights({k: 1.0}) for k in KS},
+    "{1: .5, 5: .5}": weights({1: 0.5, 5: 0.5}),
+    "{1: .5, 10: .5}": weights({1: 0.5, 10: 0.5}),
+    "1..5": (0.2,) * 5,
+}
+
+
+def _q2(each: str) -> list[Cell]:
+    return _controls("q2", each) + [Cell("q2", each, name, changes=_fields(p_k=p_k)) for name, p_k in P_KS.items()]
+
+
+POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+GUIDES = (0.0, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0)
+FALLING = ((1.0, 0.0), (0.5, 0.0), (1.0, 0.2))
+TEMPERATURES = (0.25, 0.5, 1.0, 2.0, 4.0)
+#: "auto" is 64 here
+SIZES = (5, 16, "auto", 256, None)
+OPERATORS = ("ksubset", "lapsum", "splitter", "bitonic", "neuralsort", "softsort", "sinkhorn")
+OPERATOR_TEMPERATURES = (1.0, 4.0, 16.0)
+
+
+def _q3(each: str) -> list[Cell]:
+    cells = [Cell("q3", each, "tuned"), *_controls("q3", each)]
+    cells += [Cell("q3", each, f"power {power:g}", changes=_fields(power=power)) for power in POWERS]
+    cells += [Cell("q3", each, f"guide {guide:g}", changes=_fields(guide=guide)) for guide in GUIDES]
+    cells += [
+        Cell("q3", each, f"guide {start:g} to {end:g}", changes=_fields(guide=start, guide_end=end)) for start, end in FALLING
+    ]
+    cells += [Cell("q3", each, f"temperature {value:g}", changes=_fields(temperature=value)) for value in TEMPERATURES]
+    for operator in ("ksubset", "lapsum", "splitter"):
+        for m in SIZES:
+            if (m == 256 and each == "embeddings") or (m is None and operator == "splitter" and each != "embeddings"):
+                continue
+            size = {"auto": "64", None: "all"}.get(m, str(m))
+            cells.append(Cell("q3", each, f"{operator}, m {size}", f"error:{operator} mix", _fields(m=m)))
+    warm = tuple(_fields(temperature=value) for value in OPERATOR_TEMPERATURES)
+    for operator in OPERATORS:
+        anchors = {"anchors": "topk"} if operator == "sinkhorn" else {}
+        changes = _fields(loss=f"error:{operator}", **anchors)
+        cells.append(Cell("q3", each, f"operator {operator}", changes=changes, choices=warm))
+    return cells
+
+
+RATES = (1.0, 0.5, 2.0)
+COMPARED = ("softmax", "gce", BASE)
+Levels = Mapping[str, Mapping[str, Changes]]
+
+
+def levels(each: str) -> Levels:
+    """What question 4 varies: by dimension, then by level."""
+    fields = SETS[each].fields
+    part, epochs = fields["part"], fields["epochs"]
+    return {
+        "capacity": {str(h): _fields(hidden=h, embedding=min(max(h // 2, 8), 128)) for h in (16, 32, 64, 128, 256, 512)},
+        "data": {
+            f"{part / 16:g}": _fields(part=part / 16, epochs=4 * epochs),
+            f"{part / 4:g}": _fields(part=part / 4, epochs=2 * epochs),
+            f"{part:g}": (),
+            "1": _fields(part=1.0),
+        },
+        "noise": {f"{noise:g}": _fields(label_noise=noise) for noise in (0.0, 0.2, 0.4)},
+        "context": {str(length): _fields(context=length) for length in (1, 2, 4, 6, 12)},
+    }
+
+
+def _q4(each: str) -> list[Cell]:
+    rates = tuple(_fields(rate=rate) for rate in RATES)
+    return [
+        Cell("q4", each, f"{dimension} {level}, {method}", method, changes, rates)
+        for dimension, found in levels(each).items()
+        for level, changes in found.items()
+        for method in COMPARED
+    ]
+
+
+QUESTIONS: Mapping[str, tuple[tuple[str, ...], Callable[[str], list[Cell]]]] = {
+    "q2": (("completion", "items"), _q2),
+    "q3": (("completion", "embeddings"), _q3),
+    "q4": (("completion",), _q4),
+}
+PARTS = ("main", *QUESTIONS)
+#: the sets of question 5
+HEADS = ("completion", "embeddings-mlp")
+
+
+def cells(question: str, each: str) -> list[Cell]:
+    """The rows of a question on a set; none where it is not asked there."""
+    sets, make = QUESTIONS[question]
+    return make(each) if each in sets else []
+
+
+def pairs(question: str, each: str) -> list[tuple[str, str]]:
+    """Which rows are compared with which, by what their runs are for."""
+    found = [cell.id for cell in cells(question, each)] if question in QUESTIONS else []
+    if question == "main":
+        names = SETS[each].methods
+        against = [(name, other) for other in CONTROLS for name in names if other in names and name != other]
+        mixed = [(f"{name} pure", f"{name} mix") for name in OPERATOR_NAMES if f"{name} pure" in names]
+        return [(f"main: {name}", f"main: {other}") for name, other in (*against, *mixed)]
+    if question == "q2":
+        against = ["q2: softmax", "q2: gce", "q2: {1}", f"q2: {{{SETS[each].k}}}"]
+        return [(name, other) for other in against for name in found if name != other and found]
+    if question == "q3":
+        usual = [(name, "q3: tuned") for name in found if ", m " not in name and name != "q3: tuned"]
+        sizes = [(name, f"{name.partition(', m ')[0]}, m 64") for name in found if ", m " in name and not name.endswith(" 64")]
+        sorts = [("splitter", "bitonic"), ("splitter", "neuralsort"), ("splitter", "softsort"), ("softsort", "neuralsort")]
+        return usual + sizes + [(f"q3: operator {one}", f"q3: operator {other}") for one, other in sorts if found]
+    return [
+        (name, f"{name.rpartition(', ')[0]}, {other}")
+        for other in COMPARED[:2]
+        for name in found
+        if not name.endswith(f", {other}") and not name.endswith(", softmax")
+    ]
+
+
+OPERATOR_NAMES = ("error:ksubset", "error:lapsum", "error:splitter", "ksubset", "lapsum", "splitter")
+
+
+def waves(methods: Sequence[str]) -> list[list[str]]:
+    """The methods of a set in the order of the waves."""
+    names, found = iter(METHODS), []
+    for size in WAVES:
+        wave = [next(names) for _ in range(size)]
+        found.append([name for name in wave if name in methods])
+    return found

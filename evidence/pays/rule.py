@@ -1,0 +1,119 @@
+"""What the runs say: differences with their tests, and the rule for the default, as it was written down before them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from anyk.lab import statistics
+from anyk.lab.statistics import Paired
+from pays.kept import Kept
+from pays.plan import DECIDE, METHODS, SETS
+
+#: the loss of top-1 that the interval must exclude, and the p that a gain of top-k must have
+MARGIN, SURE = 0.002, 0.01
+#: the sets on which top-k must be gained
+ENOUGH = 3
+CANDIDATES = tuple(name for name in METHODS if name.startswith("error:"))
+
+
+#: a page asks for the same ones many times
+two_way = functools.cache(statistics.two_way)
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A difference with its p after Holm."""
+
+    paired: Paired
+    p: float | None
+
+
+def difference(kept: Kept, one: str, other: str, metric: str) -> Paired | None:
+    """Two rows, by what their runs are for; None where there is no count."""
+    counted = kept.contrast(one, other, metric)
+    return None if counted is None else two_way(counted)
+
+
+def family(kept: Kept, pairs: Sequence[tuple[str, str]], metrics: Sequence[str]) -> dict[tuple[str, str, str], Tested]:
+    """The differences of some pairs of rows in some metrics, as one family of tests."""
+    found = {
+        (one, other, metric): paired
+        for one, other in pairs
+        for metric in metrics
+        if (paired := difference(kept, one, other, metric)) is not None
+    }
+    corrected = statistics.holm([paired.p for paired in found.values()])
+    return {name: Tested(paired, p) for (name, paired), p in zip(found.items(), corrected, strict=True)}
+
+
+def main_differences(kept: Kept, against: str) -> dict[tuple[str, int], Tested]:
+    """Every method of a set against one of them, at 1 and at K: by method and k."""
+    names, ks = [name for name in kept.set.methods if name != against], (1, kept.set.k)
+    tested = family(kept, [(f"main: {name}", f"main: {against}") for name in names], [f"top{k}" for k in ks])
+    found = {(name, k): tested.get((f"main: {name}", f"main: {against}", f"top{k}")) for name in names for k in ks}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the rule says of a candidate. ``passes`` is None while a set is not measured."""
+
+    method: str
+    passes: bool | None
+    reasons: tuple[str, ...]
+    """why it does not pass, or what is missing"""
+    gained: tuple[str, ...]
+    """the sets on which top-k is gained for sure"""
+    mean: float | None
+    """the mean of both differences to softmax, over the sets that all candidates have"""
+
+
+def judge(sets: Mapping[str, Kept], candidates: Sequence[str] = CANDIDATES) -> list[Judged]:
+    """The rule, for every candidate."""
+    softmax = {name: main_differences(sets[name], "softmax") for name in DECIDE}
+    gce = {name: main_differences(sets[name], "gce") for name in DECIDE}
+    shared = [name for name in DECIDE if all(method in SETS[name].methods for method in candidates)]
+    judged = []
+    for method in candidates:
+        failed, missing, gained, against_gce = [], [], [], []
+        for name in DECIDE:
+            k = SETS[name].k
+            top1, topk = softmax[name].get((method, 1)), softmax[name].get((method, k))
+            controls = [gce[name].get((method, each)) for each in (1, k)]
+            if method not in SETS[name].methods:
+                failed.append(f"{name}: not among its methods")
+                continue
+            if top1 is None or topk is None or None in controls:
+                missing.append(f"{name}: not measured")
+                continue
+            against_gce += [one.paired.difference for one in controls if one is not None]
+            if top1.paired.low is None or top1.paired.low <= -MARGIN:
+                failed.append(f"{name}: top-1 may lose {100 * MARGIN:g} points")
+            if topk.p is not None and topk.p < SURE and topk.paired.difference > 0:
+                gained.append(name)
+        if len(gained) + len(missing) < ENOUGH:
+            failed.append(f"the list is gained on {len(gained)} of the four sets only")
+        if not missing and statistics.mean(against_gce) < 0:
+            failed.append("the mean of both is below gce's")
+        both = [
+            found.paired.difference
+            for name in shared
+            for k in (1, SETS[name].k)
+            if (found := softmax[name].get((method, k))) is not None
+        ]
+        mean = statistics.mean(both) if len(both) == 2 * len(shared) and both else None
+        passes = False if failed else None if missing else True
+        judged.append(Judged(method, passes, (*failed, *missing), tuple(gained), mean))
+    return judged
+
+
+def default(judged: Sequence[Judged]) -> Judged | None:
+    """What the rule makes the default: what passes, the best of several by the mean of both; if nothing passes, the best of
+    all by it. None while that is open."""
+    passed = [one for one in judged if one.passes]
+    ranked = [one for one in passed or judged if one.mean is not None]
+    if any(one.passes is None for one in judged) or len(ranked) < len(passed or judged):
+        return None
+    return max(ranked, key=lambda one: one.mean if one.mean is not None else 0.0)
