@@ -629,7 +629,7 @@ def test_the_figures_in_the_guides_sentences_are_those_of_the_runs():
         f"points more top-5 (p = {f'{swap.rows[0][4].p:.3f}'.lstrip('0')})",
     ]
     assert all(row[place].p < 0.001 for row in noise.rows[1:3] for place in (2, 4))  # "each with p below .001"
-    told = figures((ROOT / "docs" / "choosing.md").read_text())
+    told = figures((ROOT / "docs" / "settings.md").read_text())
     assert [sentence for sentence in expected if f" {figures(sentence)} " not in f" {told} "] == []
 
 
