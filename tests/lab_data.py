@@ -44,18 +44,28 @@ def image_set(*, classes: int = 6, per_class: int = 12, channels: int = 1, size:
     return Dataset("made images", "images", names, splits[0], splits[1], "made", (0.5,) * channels, (0.25,) * channels)
 
 
-def sequence_set(*, classes: int = 8, sequences: int = 60, length: int = 50, noise: float = 0.1, last: bool = False) -> Dataset:
+def sequence_set(
+    *,
+    classes: int = 8,
+    others: int = 0,
+    sequences: int = 60,
+    length: int = 50,
+    noise: float = 0.1,
+    last: bool = False,
+) -> Dataset:
     """Sequences in memory: a token is the one after that before the last, in a circle; with the chance ``noise`` it is any.
 
-    No model guesses more than 1 - noise + noise / classes of them. Some are shorter than others. With ``last``, the last of each
-    is the test; otherwise one sequence in five, and one in five for validation.
-    """  # noqa: E501
+    No model guesses more than 1 - noise + noise / classes of them. Some are shorter than others. With ``last``, the last of
+    each is the test; otherwise one sequence in five, and one in five for validation. Of the kinds of token, so many ``others``
+    are no classes.
+    """
+    kinds = classes + others
     random = np.random.default_rng(0)
     made = []
     for _ in range(sequences):
-        sequence = random.integers(0, classes, 2).tolist()
+        sequence = random.integers(0, kinds, 2).tolist()
         for _ in range(int(random.integers(2, length))):
-            sequence.append((sequence[-2] + 1) % classes if random.random() >= noise else int(random.integers(0, classes)))
+            sequence.append((sequence[-2] + 1) % kinds if random.random() >= noise else int(random.integers(0, kinds)))
         made.append([f"t{token}" for token in sequence])
     names = tuple(f"t{token}" for token in range(classes))
     stream, begins = tokens.numbered(made, names)
@@ -68,9 +78,9 @@ def sequence_set(*, classes: int = 8, sequences: int = 60, length: int = 50, noi
 
 
 def read_or_make(setting: Setting) -> Dataset:
-    """The data set of a setting; "images", "tokens" and "items" (whose test is the last of each) are made."""
+    """The data set of a setting; "images", "tokens" and "items" (whose test is the last of each, some new) are made."""
     if setting.data in ("tokens", "items"):
-        return sequence_set() if setting.data == "tokens" else sequence_set(classes=60, last=True)
+        return sequence_set() if setting.data == "tokens" else sequence_set(classes=55, others=5, last=True)
     return image_set() if setting.data == "images" else read_data(setting)
 
 
