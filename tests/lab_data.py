@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -10,7 +12,9 @@ import torch
 from PIL import Image
 
 from anyk.lab.data import Dataset, Split, cifar, tokens
-from anyk.lab.run import training
+from anyk.lab.data.sets import Tokens
+from anyk.lab.run import models, training
+from anyk.lab.run.folder import Run
 from anyk.lab.run.reading import read_data
 from anyk.lab.run.recipe import Recipe, Setting
 
@@ -117,9 +121,44 @@ def write_table(file: Path, *, classes: int = 4, per_class: int = 10, width: int
     return file
 
 
+#: what :func:`trained_on_every_kind` asks for, beside the data
+OF_KIND: dict[str, dict[str, Any]] = {
+    "cifar100": {"model": "linear"},
+    "items": {"model": "attention", "context": 5, "embedding": 8, "heads": 2, "mask_seen": True},
+    "words": {"model": "gru", "context": 6, "embedding": 8, "hidden": 12, "tied": True},
+}
+
+
+def write_items(file: Path) -> Path:
+    """A sequence of items on each line, none twice."""
+    random = np.random.default_rng(0)
+    file.write_text("".join(" ".join(map(str, random.permutation(30)[: 4 + line % 9])) + "\n" for line in range(60)))
+    return file
+
+
+def write_words(file: Path) -> Path:
+    """A text of a few words."""
+    random = np.random.default_rng(0)
+    words = ["the", "cat", "sat", "on", "a", "mat", ",", "and", "he", "said", "it's", "good", "."]
+    file.write_text("".join(" ".join(words[place] for place in random.integers(0, 12, 9)) + "\n" for _ in range(50)))
+    return file
+
+
+def write_untrained(folder: Path, model: str, classes: Sequence[str], *, tokens: Tokens, context: int = 6) -> Path:
+    """The model of a run on sequences that has not learned anything."""
+    folder.mkdir()
+    size = {"hidden": 12, "dropout": 0.2, "embedding": 8, "layers": 1}
+    plan = models.Plan(model, (context,), tuple(classes), tokens=tokens, **size)
+    torch.manual_seed(0)
+    Run(folder).save_tensors("model.safetensors", plan.build().state_dict(), plan.to_json())
+    return folder
+
+
 def trained_on_every_kind(folder: Path) -> dict[str, Path]:
     """A short run on each kind of data that the lab reads, by kind: its folder. The data lie beside the runs."""
     data = {
+        "items": f"sequences:{write_items(folder / 'items.txt')}",
+        "words": f"words:{write_words(folder / 'words.txt')}",
         "embeddings": str(write_embedding_set(folder / "points", classes=6)),
         "table": str(write_table(folder / "table.csv")),
         "photos": str(write_photos(folder / "photos")),
@@ -127,6 +166,6 @@ def trained_on_every_kind(folder: Path) -> dict[str, Path]:
         "glyphs": "glyphs:8",
     }
     for kind, place in data.items():
-        recipe = Recipe(data=place, loss="softmax", epochs=1, batch_size=16, model="linear" if kind == "cifar100" else "auto")
-        training.train(recipe, folder / "runs" / kind)
+        recipe = Recipe(data=place, loss="softmax", epochs=1, batch_size=16)
+        training.train(recipe.but(**OF_KIND.get(kind, {})), folder / "runs" / kind)
     return {kind: folder / "runs" / kind for kind in data}

@@ -470,6 +470,7 @@ def test_plans_of_models_of_sequences() -> None:
         ({"layers": 1.5}, "layers should be"),
         ({"heads": None}, "heads should be"),
         ({"tied": 1}, "tied should be true or false"),
+        ({"mask_seen": None}, "mask_seen should be true or false"),
         ({"mean": [0.5]}, "mean should be 0 numbers"),
     ):
         with pytest.raises(ValueError, match=problem):
