@@ -159,6 +159,7 @@ def test_what_follows_the_end_of_python_source(anyk, tmp_path):
         "open.py": "class A:\n    def f(self):\n        return g(self.",
         "ended.py": "def f(self):\n    return 1  # one\n",
         "block.py": "def f(self):\n    ",
+        "line.py": "    return self.f",
         "text.txt": "return (1,\n  2",
     }
     for name, source in sources.items():
@@ -167,6 +168,7 @@ def test_what_follows_the_end_of_python_source(anyk, tmp_path):
         "open.py": ["<indent>", "return", "…", "(", "self", "."],
         "ended.py": [":", "<newline>", "<indent>", "return", "<number>", "<newline>"],
         "block.py": ["…", "(", "self", ")", ":", "<newline>"],
+        "line.py": ["<indent>", "return", "self", ".", "…"],
         "text.txt": ["return", "(", "<number>", "…", "<number>"],
     }
     code, out, err = anyk("predict", run, *sources, "--k", "2")
