@@ -39,7 +39,7 @@ html_copy_source = False
 html_show_copyright = False
 
 CONTENTS = {
-    "Use it": ("start", "choosing", "explore", "own-data", "lab", "tools", "imagenet", "performance", "scale"),
+    "Use it": ("start", "choosing", "settings", "explore", "own-data", "lab", "tools", "imagenet", "performance", "scale"),
     "Know it": ("pays", "results", "results-tables", "mathematics", "numerics", "extending", "migrating", "reference"),
 }
 """The pages in their order; a page that is missing here, or there, fails the build."""

@@ -81,6 +81,7 @@ def test_own_data_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
     write_photos(tmp_path / "photos")
     write_table(tmp_path / "table.csv")
+    write_baskets(tmp_path / "baskets.txt")
     page = (DOCS / "own-data.md").read_text()
     done = []
     for block, command in re.findall(r"```python\n(.*?)```|^    (anyk [^\n]*)$", page, re.DOTALL | re.MULTILINE):
@@ -103,7 +104,7 @@ def test_own_data_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     for guesses in (by_head, by_network):
         ((first, *others),) = ast.literal_eval(guesses)
         assert [len(others), type(first[0]), type(first[1])] == [2, str, float]
-    for report in ("photos-report", "pixels-report", "texts-report"):
+    for report in ("photos-report", "pixels-report", "texts-report", "baskets-report"):
         assert "<html" in (tmp_path / report / "report.html").read_text()
 
 
@@ -122,6 +123,18 @@ def write_table(file: Path) -> None:
     random = np.random.default_rng(0)
     rows = [f"{x:.3f},{y:.3f},kind {number % 8}" for number, (x, y) in enumerate(random.standard_normal((160, 2)))]
     file.write_text("\n".join(["width,height,kind", *rows]) + "\n")
+
+
+def write_baskets(file: Path) -> None:
+    """Thirty items, each mostly followed by the same few; the last of one line is in no other."""
+    random = np.random.default_rng(0)
+    lines = []
+    for _ in range(60):
+        items = [int(random.integers(30))]
+        while len(items) < 8:
+            items.append((2 * items[-1] + int(random.integers(3))) % 30)
+        lines.append(" ".join(f"item{item}" for item in items))
+    file.write_text("\n".join([*lines, "item1 item2 item3 new"]) + "\n")
 
 
 # --- reference, links and pictures ------------------------------------------------------------------------------------

@@ -167,7 +167,9 @@ class Set:
     def start(self, method: str) -> Recipe:
         """Where the tuning of a method begins."""
         found = METHODS[method]
-        return self.recipe.but(loss=found.loss, p_k=p_k(found.p_k, self.k))
+        # SL@K gives up every target where its temperature is small against the logarithm of the number of classes.
+        temperature = 16.0 if method == "softmax_at_k" else 1.0
+        return self.recipe.but(loss=found.loss, p_k=p_k(found.p_k, self.k), temperature=temperature)
 
     def axes(self, method: str) -> list[Axis]:
         """What is tuned of a method."""

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import lab_data
 from anyk.lab.comparison import results, search
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, chosen, decided, metrics
-from anyk.lab.comparison.search import _compared, _measured, _wanting, axes, compare, seconds_of, time_word
+from anyk.lab.comparison.search import _compared, _measured, _wanting, axes, compare, seconds_of, started, time_word
 from anyk.lab.comparison.tuning import COARSE_POINTS, Axis
 from anyk.lab.comparison.verdict import verdict
 from anyk.lab.errors import Diverged, LabError
@@ -250,6 +250,17 @@ def test_softmax_is_always_there_and_gce_beside_error_losses() -> None:
     assert _compared(["splitter"]) == ["softmax", "splitter"]
     assert _compared(["error:lapsum", "splitter", "error:lapsum"]) == ["softmax", "gce", "error:lapsum", "splitter"]
     assert _compared(["error", "softmax", "gce"]) == ["softmax", "error", "gce"]
+
+
+def test_sl_at_k_starts_where_it_learns(data: str, tmp_path: Path) -> None:
+    """With 12 classes at a temperature of 8, two steps from where targets are pushed away at the start."""
+    done = compare(setting(data, learning_rate=0.1), ["softmax_at_k"], tmp_path, seeds=1, budget=1, jobs=2)
+    assert {made.knob for made in done.methods[1].tries} == {8.0}
+    assert done.methods[1].runs[0].test["top5"] > 0.8
+    assert started(Recipe(loss="softmax_at_k", temperature=64.0), 2000).temperature == 64
+    assert started(Recipe(loss="softmax_at_k"), 2000).temperature == 16
+    assert started(Recipe(loss="softmax_at_k"), 2).temperature == 2
+    assert started(Recipe(loss="smooth"), 2000) == Recipe(loss="smooth")
 
 
 def test_each_loss_tunes_its_learning_rate_and_one_knob_of_its_own() -> None:

@@ -87,6 +87,7 @@ def test_whole_lines_by_share(tmp_path, shares):
     # Every item but the first of a line is a target, of the test one that was never seen as well.
     expected = [item if item in trained else "?" for row, line in enumerate(lines) if parts[row] == 2 for item in line[1:]]
     assert names(dataset, dataset.test) == expected
+    assert not any("empty" in remark for remark in dataset.remarks)  # the last line end begins no line
     assert dataset.test.groups.tolist() == [row for row, line in enumerate(lines) if parts[row] == 2 for _ in line[1:]]
 
 
@@ -453,6 +454,14 @@ def test_one_file_of_any_ending(tmp_path):
     (tmp_path / "book.rst").write_text("so it goes .\n" * 30)
     dataset = data.load(f"words:{tmp_path / 'book.rst'}")
     assert (dataset.name, dataset.classes) == ("book", (".", "goes", "it", "so"))
+
+
+def test_words_that_occur_three_times_in_the_training_part(tmp_path):
+    parts = sequences.parts_by_hash([f"book.txt:{n}" for n in range(1, 21)], (0.1, 0.2))
+    rare = {0: iter(["twice", "twice", "thrice", "thrice", "thrice"]), 1: iter([]), 2: iter(["tested"] * 4)}
+    lines = [f"so it {next(rare[part], 'goes')}" for part in parts]
+    (tmp_path / "book.txt").write_text("\n".join(lines))
+    assert data.load(f"words:{tmp_path / 'book.txt'}").classes == ("it", "so", "goes", "thrice")
 
 
 def test_at_most_so_many_words(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import shutil
 import threading
@@ -115,7 +116,7 @@ def compare(
     if setting.select == "each":
         raise LabError("select each has several models for each run, and a comparison wants one: choose another, such as mean.")
     setting = setting.but(measure=_measured(setting, losses, len(dataset.classes)))
-    recipes = [Recipe(**vars(setting), loss=loss) for loss in losses]
+    recipes = [started(Recipe(**vars(setting), loss=loss), len(dataset.classes)) for loss in losses]
     parts = divide(dataset, setting)
     for recipe in recipes:
         check_seen(recipe, dataset, parts, max(trained_ks(criterion(recipe, len(dataset.classes)), recipe)))
@@ -189,6 +190,18 @@ def together(pool: Pool, work: Callable[[Item], Result], items: Sequence[Item]) 
         except BaseException:
             pool.stop()  # or the threads would wait for the runs
             raise
+
+
+def started(recipe: Recipe, classes: int) -> Recipe:
+    """What the search of a recipe starts with: the same, but for SL@K.
+
+    Below a temperature of about log(n) / 2 that loss pushes untrained targets away, whatever the learning rate: a search that
+    starts there has nothing to climb.
+    """
+    if recipe.loss != "softmax_at_k":
+        return recipe
+    enough = 2.0 ** math.ceil(math.log2(2 * math.log(classes)))
+    return recipe.but(temperature=max(recipe.temperature, enough))
 
 
 def axes(start: Recipe) -> list[Axis]:

@@ -257,7 +257,7 @@ class Recipe(Setting):
 
     loss: str = "splitter"
     """softmax; gce; error or error:OPERATOR; an operator (splitter, bitonic, odd_even, neuralsort, softsort, sinkhorn, lapsum,
-    ksubset) for the cross-entropy with it; or smooth, hinge, truncated, for the one k = length of P_K"""
+    ksubset) for the cross-entropy with it; or smooth, hinge, truncated, softmax_at_k, for the one k = length of P_K"""
     seed: int = 0
     """initial weights, order of the examples, augmentation"""
 
