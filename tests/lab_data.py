@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -10,7 +12,9 @@ import torch
 from PIL import Image
 
 from anyk.lab.data import Dataset, Split, cifar, tokens
-from anyk.lab.run import training
+from anyk.lab.data.sets import Tokens
+from anyk.lab.run import models, training
+from anyk.lab.run.folder import Run
 from anyk.lab.run.reading import read_data
 from anyk.lab.run.recipe import Recipe, Setting
 
@@ -44,18 +48,28 @@ def image_set(*, classes: int = 6, per_class: int = 12, channels: int = 1, size:
     return Dataset("made images", "images", names, splits[0], splits[1], "made", (0.5,) * channels, (0.25,) * channels)
 
 
-def sequence_set(*, classes: int = 8, sequences: int = 60, length: int = 50, noise: float = 0.1, last: bool = False) -> Dataset:
+def sequence_set(
+    *,
+    classes: int = 8,
+    others: int = 0,
+    sequences: int = 60,
+    length: int = 50,
+    noise: float = 0.1,
+    last: bool = False,
+) -> Dataset:
     """Sequences in memory: a token is the one after that before the last, in a circle; with the chance ``noise`` it is any.
 
-    No model guesses more than 1 - noise + noise / classes of them. Some are shorter than others. With ``last``, the last of each
-    is the test; otherwise one sequence in five, and one in five for validation.
-    """  # noqa: E501
+    No model guesses more than 1 - noise + noise / classes of them. Some are shorter than others. With ``last``, the last of
+    each is the test; otherwise one sequence in five, and one in five for validation. Of the kinds of token, so many ``others``
+    are no classes.
+    """
+    kinds = classes + others
     random = np.random.default_rng(0)
     made = []
     for _ in range(sequences):
-        sequence = random.integers(0, classes, 2).tolist()
+        sequence = random.integers(0, kinds, 2).tolist()
         for _ in range(int(random.integers(2, length))):
-            sequence.append((sequence[-2] + 1) % classes if random.random() >= noise else int(random.integers(0, classes)))
+            sequence.append((sequence[-2] + 1) % kinds if random.random() >= noise else int(random.integers(0, kinds)))
         made.append([f"t{token}" for token in sequence])
     names = tuple(f"t{token}" for token in range(classes))
     stream, begins = tokens.numbered(made, names)
@@ -68,9 +82,9 @@ def sequence_set(*, classes: int = 8, sequences: int = 60, length: int = 50, noi
 
 
 def read_or_make(setting: Setting) -> Dataset:
-    """The data set of a setting; "images", "tokens" and "items" (whose test is the last of each) are made."""
+    """The data set of a setting; "images", "tokens" and "items" (whose test is the last of each, some new) are made."""
     if setting.data in ("tokens", "items"):
-        return sequence_set() if setting.data == "tokens" else sequence_set(classes=60, last=True)
+        return sequence_set() if setting.data == "tokens" else sequence_set(classes=55, others=5, last=True)
     return image_set() if setting.data == "images" else read_data(setting)
 
 
@@ -107,9 +121,44 @@ def write_table(file: Path, *, classes: int = 4, per_class: int = 10, width: int
     return file
 
 
+#: what :func:`trained_on_every_kind` asks for, beside the data
+OF_KIND: dict[str, dict[str, Any]] = {
+    "cifar100": {"model": "linear"},
+    "items": {"model": "attention", "context": 5, "embedding": 8, "heads": 2, "mask_seen": True},
+    "words": {"model": "gru", "context": 6, "embedding": 8, "hidden": 12, "tied": True},
+}
+
+
+def write_items(file: Path) -> Path:
+    """A sequence of items on each line, none twice."""
+    random = np.random.default_rng(0)
+    file.write_text("".join(" ".join(map(str, random.permutation(30)[: 4 + line % 9])) + "\n" for line in range(60)))
+    return file
+
+
+def write_words(file: Path) -> Path:
+    """A text of a few words."""
+    random = np.random.default_rng(0)
+    words = ["the", "cat", "sat", "on", "a", "mat", ",", "and", "he", "said", "it's", "good", "."]
+    file.write_text("".join(" ".join(words[place] for place in random.integers(0, 12, 9)) + "\n" for _ in range(50)))
+    return file
+
+
+def write_untrained(folder: Path, model: str, classes: Sequence[str], *, tokens: Tokens, context: int = 6) -> Path:
+    """The model of a run on sequences that has not learned anything."""
+    folder.mkdir()
+    size = {"hidden": 12, "dropout": 0.2, "embedding": 8, "layers": 1}
+    plan = models.Plan(model, (context,), tuple(classes), tokens=tokens, **size)
+    torch.manual_seed(0)
+    Run(folder).save_tensors("model.safetensors", plan.build().state_dict(), plan.to_json())
+    return folder
+
+
 def trained_on_every_kind(folder: Path) -> dict[str, Path]:
     """A short run on each kind of data that the lab reads, by kind: its folder. The data lie beside the runs."""
     data = {
+        "items": f"sequences:{write_items(folder / 'items.txt')}",
+        "words": f"words:{write_words(folder / 'words.txt')}",
         "embeddings": str(write_embedding_set(folder / "points", classes=6)),
         "table": str(write_table(folder / "table.csv")),
         "photos": str(write_photos(folder / "photos")),
@@ -117,6 +166,6 @@ def trained_on_every_kind(folder: Path) -> dict[str, Path]:
         "glyphs": "glyphs:8",
     }
     for kind, place in data.items():
-        recipe = Recipe(data=place, loss="softmax", epochs=1, batch_size=16, model="linear" if kind == "cifar100" else "auto")
-        training.train(recipe, folder / "runs" / kind)
+        recipe = Recipe(data=place, loss="softmax", epochs=1, batch_size=16)
+        training.train(recipe.but(**OF_KIND.get(kind, {})), folder / "runs" / kind)
     return {kind: folder / "runs" / kind for kind in data}

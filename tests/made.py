@@ -75,7 +75,7 @@ def comparison(*methods, classes=100, **changes):
     return Comparison(methods=methods, **{**given, **changes})
 
 
-def moves(count=2, name="splitter", image=True):
+def moves(count=2, name="splitter", image=True, context=()):
     examples = tuple(
         Example(
             f"row {number}",
@@ -85,6 +85,7 @@ def moves(count=2, name="splitter", image=True):
             tuple(map(Guess, ("otter", "seal", "beaver", "shrew", "mouse"))),
             (7, 3),
             png(number) if image else None,
+            tuple(context),
         )
         for number in range(count)
     )

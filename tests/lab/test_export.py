@@ -24,11 +24,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         recipe = Recipe(data=str(folder / "photos"), loss="softmax", model=model, epochs=1, dropout=0.5)
         training.train(recipe, folder / "runs" / model)
         runs[model] = folder / "runs" / model
+    runs["python"] = lab_data.write_untrained(folder / "python", "context", ("def", "(", ")", ":"), tokens="python")
     return runs
 
 
 @pytest.mark.parametrize(
-    "kind", ["embeddings", "table", "photos", "cifar100", "glyphs", "mlp", pytest.param("resnet18", marks=pytest.mark.full)]
+    "kind",
+    [
+        *("embeddings", "table", "photos", "cifar100", "glyphs", "mlp", "items", "words", "python"),
+        pytest.param("resnet18", marks=pytest.mark.full),
+    ],
 )
 def test_onnxruntime_gives_the_same_guesses(runs, anyk, kind, tmp_path):
     code, out, err = anyk("export", runs[kind], "-o", "model.onnx", "--k", "3")
@@ -38,8 +43,12 @@ def test_onnxruntime_gives_the_same_guesses(runs, anyk, kind, tmp_path):
     model = models.load(runs[kind])
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     (given,), (classes, probabilities) = session.get_inputs(), session.get_outputs()
-    images = len(model.plan.shape) == 3
-    assert (given.name, given.type) == (("images", "tensor(uint8)") if images else ("embeddings", "tensor(float)"))
+    images, tokens = len(model.plan.shape) == 3, bool(model.plan.tokens)
+    named = (
+        ("images", "tensor(uint8)") if images else ("tokens", "tensor(int64)") if tokens else ("embeddings", "tensor(float)")
+    )
+    assert (given.name, given.type) == named
+    assert out.startswith(f"model.onnx: {named[0]} (N, ")
     assert [(each.name, each.type) for each in (classes, probabilities)] == [
         ("classes", "tensor(int64)"),
         ("probabilities", "tensor(float)"),
@@ -50,9 +59,12 @@ def test_onnxruntime_gives_the_same_guesses(runs, anyk, kind, tmp_path):
     for count in (1, 2, 7):
         size = (count, *model.plan.shape)
         x = random.integers(0, 256, size, np.uint8) if images else 3 * random.normal(size=size).astype(np.float32)
+        x = random.integers(0, len(names) + 2, size) if tokens else x
         found, p = session.run(None, {given.name: x})
         wanted = model.guesses(torch.from_numpy(x), 3)
         assert found.shape == p.shape == (count, 3)
+        if model.plan.mask_seen:
+            assert not any(set(x[row]) & set(found[row]) for row in range(count))  # what was seen is no guess
         np.testing.assert_allclose(p, [[each for _, each in row] for row in wanted], atol=1e-5)
         assert [[names[number] for number in row] for row in found] == [[name for name, _ in row] for row in wanted]
 

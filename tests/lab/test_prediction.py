@@ -103,6 +103,113 @@ def test_images(runs, anyk, kind, tmp_path):
     assert guesses(table(anyk("predict", runs[kind], "pixels.npy", "--k", "2")[1]), 2) == expected(runs[kind], pixels, 2)
 
 
+def test_what_follows_a_sequence_of_items(runs, anyk, tmp_path):
+    """What a line has had is no guess of this model, however long it is; an unknown item is any other."""
+    lines = ["3 1 4 1 5 9 2 6", "", " 7\tnew  8 ", " ".join(map(str, range(28)))]
+    (tmp_path / "new.txt").write_text("\n".join(lines) + "\n")
+    code, out, err = anyk("predict", runs["items"], "new.txt", "--k", "4", "--batch-size", "2")
+    assert (code, err) == (0, "")
+    rows = table(out)
+    assert [(row["file"], row["row"]) for row in rows] == [("new.txt", "0"), ("new.txt", "2"), ("new.txt", "3")]
+    model = models.load(runs["items"])
+    assert len(model.classes) == 30
+    for row, line in zip(rows, (lines[0], lines[2], lines[3]), strict=True):
+        numbers = [model.classes.index(item) if item in model.classes else 30 for item in line.split()]
+        contexts = torch.tensor([[31] * 5 + numbers])[:, -5:]
+        with torch.no_grad():
+            scores = model.model(contexts)[0]
+        scores[[number for number in numbers if number < 30]] = -torch.inf
+        best = scores.softmax(0).topk(4)
+        left = min(4, 30 - len({number for number in numbers if number < 30}))
+        assert [row[f"guess_{n}"] for n in range(1, left + 1)] == [model.classes[c] for c in best.indices.tolist()[:left]]
+        shown = [float(row[f"probability_{n}"]) for n in range(1, left + 1)]
+        assert shown == pytest.approx(best.values.tolist()[:left], rel=1e-4)
+        assert {row[f"{what}_{n}"] for what in ("guess", "probability") for n in range(left + 1, 5)} <= {""}
+    assert left == 2
+    everything = [" ".join(model.classes)]
+    (tmp_path / "all.txt").write_text(everything[0])
+    assert json.loads(anyk("predict", runs["items"], "all.txt", "--json")[1]) == [{"file": "all.txt", "row": 0, "guesses": []}]
+
+
+def test_what_follows_words_and_titles(runs, anyk, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("the cat, and HE said: it's\r\n\r\na mat\n")
+    (tmp_path / "texts" / "b.md").write_text("sat.")
+    (tmp_path / "texts" / "c.csv").write_text("1,2")
+    words = [["the", "cat", ",", "and", "HE", "said", ":", "it's"], ["a", "mat"], ["sat", "."]]
+    code, out, err = anyk("predict", runs["words"], "texts", "texts/c.csv", "--k", "3")
+    assert (code, err) == (0, "")
+    model = models.load(runs["words"])
+    assert [row["row"] for row in table(out)] == ["0", "2", "0", "0"]
+    assert guesses(table(out), 3) == expected(runs["words"], model.tokens([*words, ["1", ",", "2"]]), 3)
+
+    titles = ("Emma (1996)", "Heat (1995)", "Clue (1985)")
+    run = lab_data.write_untrained(tmp_path / "movies", "attention", titles, tokens="items")
+    (tmp_path / "seen.txt").write_text("Heat (1995)\t Emma (1996)\nHeat (1995) Emma (1996)\n")
+    rows = table(anyk("predict", run, "seen.txt", "--k", "3")[1])
+    seen = models.load(run).tokens([["Heat (1995)", "Emma (1996)"], ["no such"]])
+    assert seen.tolist() == [[4, 4, 4, 4, 1, 0], [4, 4, 4, 4, 4, 3]]
+    assert guesses(rows, 3) == expected(run, seen, 3)
+
+
+def test_what_follows_the_end_of_python_source(anyk, tmp_path):
+    names = ("self", ".", "(", ")", ":", "return", "<newline>", "<indent>", "<number>", "def")
+    run = lab_data.write_untrained(tmp_path / "run", "context", names, tokens="python")
+    sources = {
+        "open.py": "class A:\n    def f(self):\n        return g(self.",
+        "ended.py": "def f(self):\n    return 1  # one\n",
+        "block.py": "def f(self):\n    ",
+        "line.py": "    return self.f",
+        "text.txt": "return (1,\n  2",
+    }
+    for name, source in sources.items():
+        (tmp_path / name).write_text(source)
+    tokens = {
+        "open.py": ["<indent>", "return", "…", "(", "self", "."],
+        "ended.py": [":", "<newline>", "<indent>", "return", "<number>", "<newline>"],
+        "block.py": ["…", "(", "self", ")", ":", "<newline>"],
+        "line.py": ["<indent>", "return", "self", ".", "…"],
+        "text.txt": ["return", "(", "<number>", "…", "<number>"],
+    }
+    code, out, err = anyk("predict", run, *sources, "--k", "2")
+    assert (code, err) == (0, "")
+    rows = table(out)
+    assert [(row["file"], row["row"]) for row in rows] == [(name, "") for name in sources]
+    assert guesses(rows, 2) == expected(run, models.load(run).tokens(list(tokens.values())), 2)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "b.py").write_text(sources["open.py"])
+    (tmp_path / "folder" / "notes.txt").touch()
+    code, out, err = anyk("predict", run, "folder", "--k", "2")
+    assert (code, err) == (0, "")
+    assert [row["file"] for row in table(out)] == ["folder/b.py"]
+
+
+def test_sequences_that_cannot_be_read(runs, anyk, tmp_path):
+    (tmp_path / "good.txt").write_text("1 2 3")
+    (tmp_path / "empty.txt").write_text(" \n\n")
+    (tmp_path / "latin.txt").write_bytes("1 2\nMünchen".encode("latin-1"))
+    (tmp_path / "nothing").mkdir()
+    code, out, err = anyk("predict", runs["items"], "empty.txt", "latin.txt", "gone.txt", "nothing", "good.txt")
+    assert (code, [row["file"] for row in table(out)]) == (1, ["good.txt"])
+    assert err.splitlines() == [
+        "empty.txt is empty: it should have one sequence on each line.",
+        "latin.txt is not in UTF-8 (the byte 0xFC in line 2): save it as UTF-8.",
+        "gone.txt does not exist.",
+        "nothing has no files that end in .txt or .md in it.",
+    ]
+    run = lab_data.write_untrained(tmp_path / "run", "gru", ("a", "b"), tokens="python")
+    code, _, err = anyk("predict", run, "empty.txt", "nothing")
+    assert (code, err.splitlines()[0]) == (1, "empty.txt has no tokens of Python in it.")
+    for option in ("--backbone", "--label-column"):
+        code, _, err = anyk("predict", runs["items"], "good.txt", option, "x")
+        name = option[2:].replace("-", "_")
+        assert (code, err) == (2, f"anyk: {name} is for other data, but this model takes sequences of tokens: leave it out.\n")
+    with pytest.raises(TypeError, match="sequences: expected lists of tokens, got the text '1 2 3'"):
+        models.load(runs["items"]).tokens(["1 2 3"])
+    with pytest.raises(ValueError, match="tokens: expected a model of sequences, got linear"):
+        models.load(runs["embeddings"]).tokens([["1"]])
+
+
 def test_images_for_a_model_of_embeddings_need_the_backbone(runs, anyk, tmp_path, monkeypatch):
     lab_data.write_photos(tmp_path / "new", classes=1, per_class=3)
     code, out, err = anyk("predict", runs["embeddings"], "new/kind 0/0.png")

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 import anyk
 from anyk.lab import files
 from anyk.lab.errors import LabError
-from anyk.lab.run.models import Classifier
+from anyk.lab.run.models import Classifier, Plan
+from anyk.lab.run.sequence_models import OTHERS
 
 _TOLERANCE = 1e-3  # of probabilities: what another order of additions comes to, and no wrong operator does
 
@@ -27,16 +28,21 @@ class _FirstGuesses(nn.Module):
         self.model, self.k = model, k
 
     def forward(self, examples: Tensor) -> tuple[Tensor, Tensor]:
-        best = self.model(examples).float().softmax(1).topk(self.k)
+        probabilities = self.model(examples).float().softmax(1)
+        if self.model.plan.mask_seen:  # perhaps all, which leaves no probability
+            probabilities = probabilities.nan_to_num(0.0)
+        best = probabilities.topk(self.k)
         return best.indices, best.values
 
 
 def export(model: Classifier, path: Path, k: int = 5) -> None:
     """Write a model as ONNX, and compare what onnxruntime makes of the file with the model itself.
 
-    The input, ``embeddings`` (N, d) in float32 or ``images`` (N, channels, height, width) in uint8, is as the model's data set
-    had it; N may be any number. The outputs are ``classes`` (N, k) in int64 and ``probabilities`` (N, k) in float32, best
-    first. The metadata of the file hold the class names under ``classes``, as a JSON list.
+    The input, ``embeddings`` (N, d) in float32, ``images`` (N, channels, height, width) in uint8 or ``tokens`` (N, length) in
+    int64, is as the model's data set had it; N may be any number. Tokens are numbers of classes, n for any other and n + 1 for
+    padding on the left. The outputs are ``classes`` (N, k) in int64 and ``probabilities`` (N, k) in float32, best first; 0 for
+    what is no guess because the tokens have it. The metadata of the file hold the class names under ``classes``, as a JSON
+    list.
 
     Args:
         model: from :func:`anyk.lab.run.models.load`.
@@ -46,31 +52,44 @@ def export(model: Classifier, path: Path, k: int = 5) -> None:
     check_packages()
     if k < 1:
         raise LabError(f"k should be at least 1, but is {k}.")
-    shape, is_image = model.plan.shape, len(model.plan.shape) == 3
-    # Two examples: torch.export takes a batch of one for a constant.
-    generator = torch.Generator().manual_seed(0)
-    examples = (
-        torch.randint(256, (2, *shape), generator=generator, dtype=torch.uint8)
-        if is_image
-        else torch.randn(2, *shape, generator=generator)
-    )
+    name, examples = _examples(model)
     module = _FirstGuesses(model.eval(), min(k, len(model.classes))).eval()
     try:
         with warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")  # of the exporter, about itself
             batch = torch.export.Dim("batch")
             program = torch.export.export(module, (examples,), dynamic_shapes=({0: batch},), strict=False)
-            names = {"input_names": ["images" if is_image else "embeddings"], "output_names": ["classes", "probabilities"]}
+            names = {"input_names": [name], "output_names": ["classes", "probabilities"]}
             exported: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)  # type: ignore[arg-type]
     except Exception as error:  # a network of one's own may hold anything
         raise LabError(f"the model cannot be exported: {_first_line(error)}") from None
-    about = {"classes": list(model.classes), "shape": list(shape), "anyk": anyk.__version__}
+    about = {"classes": list(model.classes), "shape": list(model.plan.shape), "anyk": anyk.__version__}
     exported.model.metadata_props.update(
         {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in about.items()}
     )
     with files.replacing(path) as temporary:
         exported.save(temporary)
         _compare(temporary, module, torch.cat([examples, examples.flip(0)[:1]]))
+
+
+def input_of(plan: Plan) -> tuple[str, str]:
+    """What a model's inputs are called, and their dtype."""
+    if plan.tokens:
+        return "tokens", "int64"
+    return ("images", "uint8") if len(plan.shape) == 3 else ("embeddings", "float32")
+
+
+def _examples(model: Classifier) -> tuple[str, Tensor]:
+    """The name of the inputs, and two of them: torch.export takes a batch of one for a constant."""
+    name, _ = input_of(model.plan)
+    size, generator = (2, *model.plan.shape), torch.Generator().manual_seed(0)
+    if name == "embeddings":
+        return name, torch.randn(*size, generator=generator)
+    if name == "images":
+        return name, torch.randint(256, size, generator=generator, dtype=torch.uint8)
+    classes = len(model.classes)
+    # Of classes that are no guess where they were seen, half: something should be left.
+    return name, torch.randint(max(classes // 2, 1) if model.plan.mask_seen else classes + OTHERS, size, generator=generator)
 
 
 def check_packages() -> None:

@@ -1,9 +1,10 @@
-"""What a trained model says of new examples: images, or files of embeddings, tables and pixels, with labels or without."""
+"""What a trained model says of new examples: images, files of embeddings, tables and pixels, with labels or without, or
+sequences of tokens."""
 
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,15 @@ import safetensors
 import torch
 from torch import Tensor
 
-from anyk.lab.data import arrays, folders, unlabelled
+from anyk.lab.data import arrays, completion, folders, sequences, unlabelled
 from anyk.lab.embedding import Encoder, load_backbone, read_image
 from anyk.lab.errors import LabError
-from anyk.lab.run.models import Classifier
+from anyk.lab.run.models import Classifier, Plan
 from anyk.lab.run.reading import find_device
 
 _GRAY = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue, as Pillow has it
 _ARRAYS = frozenset((*arrays.SUFFIXES, ".safetensors"))
+_SOURCES = (".py", ".pyi")
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Prediction:
 
     file: Path
     row: int | None
-    """in the file, from 0; None: the file is one example"""
+    """in the file, from 0, of a text its line; None: the file is one example"""
     guesses: list[tuple[str, float]]
 
 
@@ -47,7 +49,8 @@ def predict(
 
     Args:
         model: from :func:`anyk.lab.run.models.load`.
-        files: images, files of arrays, or folders of such.
+        files: images, files of arrays, or folders of such. For a model of sequences, texts, one sequence a line; if its tokens
+            are those of Python, source files, of which the end is to be continued.
         k: guesses for each.
         batch_size: examples at once.
         backbone: for images, where the model takes embeddings of them: the backbone that made those it was trained on.
@@ -61,9 +64,16 @@ def predict(
     if not files:
         raise LabError("give the files to predict: images, files of arrays, or folders of such.")
     shape = model.plan.shape
+    if model.plan.tokens:
+        for name, value in (("backbone", backbone), ("label_column", label_column)):
+            if value is not None:
+                raise LabError(f"{name} is for other data, but this model takes sequences of tokens: leave it out.")
+        return _continued(model.to(find_device(device)), [Path(file) for file in files], k, batch_size, device, unreadable)
     read = _image_reader(shape, backbone, device)
     model = model.to(find_device(device))
-    found = list(_expanded([Path(file) for file in files], read is not None, unreadable))
+    kinds = "images" if read is not None else f"files of arrays ({', '.join(sorted(_ARRAYS))})"
+    suffixes = folders.SUFFIXES if read is not None else _ARRAYS
+    found = list(_expanded([Path(file) for file in files], suffixes, kinds, unreadable))
     if read is None and (image := next((path for path in found if _is_image(path)), None)) is not None:
         raise LabError(
             f"{image} is an image, but the model takes embeddings of {shape[0]} numbers: "
@@ -94,24 +104,70 @@ def predict(
     return predictions()
 
 
+def _continued(
+    model: Classifier, paths: Sequence[Path], k: int, batch_size: int, device: str, unreadable: Callable[[str], None]
+) -> Iterator[Prediction]:
+    """What follows each sequence of some files."""
+    suffixes = _SOURCES if model.plan.tokens == "python" else sequences.TEXTS
+    kinds = f"files that end in {' or '.join(suffixes)}"
+    for path in _expanded(paths, suffixes, kinds, unreadable, texts=True):
+        try:
+            found = iter(_sequences(path, model.plan))
+            while batch := list(itertools.islice(found, batch_size)):
+                given = [tokens for _, tokens in batch]
+                guessed = model.guesses(model.tokens(given).to(find_device(device)), k, seen=given)
+                for (row, _), guesses in zip(batch, guessed, strict=True):
+                    yield Prediction(path, row, guesses)
+        except LabError as error:
+            unreadable(str(error))
+
+
+def _sequences(path: Path, plan: Plan) -> list[tuple[int | None, list[str]]]:
+    """The sequences of a file with the numbers of their lines; of Python source one, without."""
+    if plan.tokens == "python":
+        try:
+            tokens = list(completion.python_tokens(path.read_bytes(), unfinished=True))
+        except OSError as error:
+            raise LabError(f"{path} cannot be read: {error.strerror}.") from None
+        if not tokens:
+            raise LabError(f"{path} has no tokens of Python in it.")
+        return [(None, tokens)]
+    cut: Callable[[str], list[str]] = str.split
+    if plan.tokens == "words":
+        cut = sequences.words_of
+    elif any(" " in name for name in plan.classes):  # as titles have them
+        cut = _between_tabs
+    lines = sequences.read_text(path).split("\n")
+    found: list[tuple[int | None, list[str]]] = [(row, tokens) for row, line in enumerate(lines) if (tokens := cut(line))]
+    if not found:
+        raise LabError(f"{path} is empty: it should have one sequence on each line.")
+    return found
+
+
+def _between_tabs(line: str) -> list[str]:
+    return [item for part in line.split("\t") if (item := part.strip())]
+
+
 def _is_image(path: Path) -> bool:
     return path.suffix.lower() in folders.SUFFIXES
 
 
-def _expanded(paths: Sequence[Path], images: bool, unreadable: Callable[[str], None]) -> Iterator[Path]:
-    """The files, and in the place of a folder those in it that such a model takes."""
-    suffixes = folders.SUFFIXES if images else _ARRAYS
+def _expanded(
+    paths: Sequence[Path], suffixes: Collection[str], kinds: str, unreadable: Callable[[str], None], *, texts: bool = False
+) -> Iterator[Path]:
+    """The files, and in the place of a folder those in it that such a model takes, by how their names end.
+
+    A file that is named is a text where the model takes ``texts``, however its name ends."""
     for path in paths:
         if path.is_dir():
             inside = sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
             inside = [each for each in inside if each.suffix.lower() in suffixes and not _is_labels(each)]
             if not inside:
-                kinds = "images" if images else f"files of arrays ({', '.join(sorted(suffixes))})"
                 unreadable(f"{path} has no {kinds} in it.")
             yield from inside
         elif not path.exists():
             unreadable(f"{path} does not exist.")
-        elif not _is_image(path) and path.suffix.lower() not in _ARRAYS:
+        elif not texts and not _is_image(path) and path.suffix.lower() not in _ARRAYS:
             unreadable(f"{path} is of no known kind: give images or files that end in {', '.join(sorted(_ARRAYS))}.")
         else:
             yield path

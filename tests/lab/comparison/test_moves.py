@@ -10,7 +10,8 @@ import lab_data
 import made
 from anyk.lab.comparison import moves
 from anyk.lab.comparison.moves import SHOWN_EXAMPLES, THUMBNAIL, find_moves
-from anyk.lab.data import Dataset, Split, folders, split
+from anyk.lab.data import Dataset, Split, folders, split, tokens
+from anyk.lab.run.recipe import Recipe
 
 CLASSES = tuple("abcdefgh")
 
@@ -21,12 +22,13 @@ def dataset(labels, **changes):
     return Dataset("made", "embeddings", CLASSES, train, changes.pop("test", test), "", **changes)
 
 
-def moved(out, data, before, after, **changes):
+def moved(out, data, before, after, recipe=None, **changes):
     """The moves between two methods of one seed, of which the guesses are given."""
     parts = split(data, 0.25, 0.25, 0)
     labels = parts.test.labels[parts.test_index].tolist()
+    accuracies = [{"top1": 0.5, "top2": 0.5, "top5": 0.5}]
     compared = [
-        made.with_guesses(out, made.method(name, [{"top1": 0.5, "top2": 0.5, "top5": 0.5}]), labels, [guesses])
+        made.with_guesses(out, made.method(name, accuracies, recipe=recipe), labels, [guesses])
         for name, guesses in (("softmax", before), ("splitter", after))
     ]
     return find_moves(made.comparison(*compared, **{"want": (1, 2), **changes}), out, data, parts)
@@ -131,6 +133,26 @@ def test_examples_of_a_folder_of_images_are_files(tmp_path):
     # A file that has gone would put the others in the wrong places.
     (tmp_path / "images" / "test" / "a" / "test.png").unlink()
     assert [one.source for one in moved(tmp_path, data, wrong, after).examples] == [f"row {row}" for row in range(8)]
+
+
+@pytest.mark.parametrize(("kind", "most"), [("python", 32), ("items", 8)])
+def test_of_sequences_the_tokens_before_are_shown(tmp_path, kind, most):
+    sequences = [["a", "b", "a", "b"], ["b", "z", "a", "b", "a"], ["a", "b"] * 40, ["b", "a"]]
+    stream, begins = tokens.numbered(sequences, CLASSES)
+    data = tokens.last_of_each("made", CLASSES, stream, begins, tokens=kind)
+    right, wrong = [[1, 2, 0], [0, 2, 1], [1, 2, 0]], [[3, 2, 1], [3, 2, 0], [3, 2, 1]]
+    found = moved(tmp_path, data, wrong, right, Recipe(context=3))
+    assert [one.source for one in found.examples] == ["sequence 1, token 4", "sequence 2, token 5", "sequence 3, token 80"]
+    assert [one.context for one in found.examples] == [("a", "b", "a"), ("…", "a", "b"), ("a", "b", "a")]
+    assert [one.target for one in found.examples] == ["b", "a", "b"]
+    found = moved(tmp_path, data, wrong, right, Recipe(context=50))
+    assert [len(one.context) for one in found.examples] == [3, 4, most]
+    assert found.examples[1].context == ("b", "…", "a", "b")
+    # A target that is no class is in nobody's list, so it does not move.
+    stream[-1 - len(sequences[3])] = 8
+    unseen = tokens.last_of_each("made", CLASSES, stream, begins, tokens=kind)
+    assert unseen.test.labels.tolist() == [1, 0, tokens.UNSEEN]
+    assert moved(tmp_path, unseen, wrong, right, Recipe(context=3)).into == 2
 
 
 def test_nothing_to_compare_with(tmp_path):

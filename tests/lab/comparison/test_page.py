@@ -192,15 +192,41 @@ def test_the_same_outcome_is_the_same_page(tmp_path):
     assert len(page.render(full())) < 100_000
 
 
+def of_sequences(kind, context):
+    data = {**made.comparison().data, "kind": "sequences", "context": 6, "tokens": kind}
+    return made.measured(*methods(), data=data, moves=made.moves(4, image=False, context=context))
+
+
+@pytest.mark.parametrize(
+    ("kind", "context", "shown"),
+    [
+        ("python", ("def", "f", "(", "self", ")", ":", "<newline>", "<indent>", "…", "."), "def f(self): ⏎ ⇥ …. ?"),
+        ("words", ("Stop", ",", "he", "…", "<indent>"), "Stop, he … <indent> ?"),
+        ("items", ("Emma (1996)", "…", "Heat (1995)"), "Emma (1996) … Heat (1995)"),
+    ],
+)
+def test_of_sequences_the_context_stands_where_images_do(kind, context, shown):
+    reader, words = read(of_sequences(kind, context))
+    examples = words[words.index("What moved") :]
+    assert examples.count(f"{shown} beaver row") == 4
+    assert "Sequences and tokens count from 1; … is a token that is no class." in examples
+    contexts = [tag for tag, given in reader.tags if given.get("class", "").startswith("context")]
+    assert contexts == ["ul" if kind == "items" else "p"] * 4
+    assert not any(tag == "img" for tag, _ in reader.tags)
+    _, without = read(of_sequences(kind, ()))
+    assert shown not in without
+
+
 def test_names_are_escaped():
     evil = '<script>alert("1")</script>'
     tests = made.accuracies(0.6, 0.8, 0.9)
-    moves = Moves(evil, 5, 0, 1, 0, (Example(evil, evil, "in", (Guess(evil, 0.5),), (Guess(evil),), (6, 1), made.png()),))
+    guesses = ((Guess(evil, 0.5),), (Guess(evil),), (6, 1))
+    moves = Moves(evil, 5, 0, 1, 0, (Example(evil, evil, "in", *guesses, made.png(), (evil,)),))
     hits = {"top1": (3,), "top5": (4,)}, {"top1": (4,), "top5": (3,)}
     compared = made.comparison(
         made.method("softmax", tests, epochs=3),
         made.method(evil, tests, epochs=3),
-        data={"name": evil, "classes": 3},
+        data={"name": evil, "classes": 3, "tokens": "words"},
         command=evil,
         settings={evil: evil, "metric": "mean"},
         environment={evil: {evil: evil}},
@@ -327,9 +353,8 @@ def long_names():
     """A comparison whose names are longer than a phone is wide."""
     name = "a class of a name without any end " + "x" * 60
     guesses = (Guess(name, 0.5), Guess("short", 0.25))
-    moves = Moves(
-        "splitter", 5, 0, 1, 0, (Example(f"{name}/{'y' * 80}.jpg", name, "in", guesses, guesses, (6, 1), made.png()),)
-    )
+    example = Example(f"{name}/{'y' * 80}.jpg", name, "in", guesses, guesses, (6, 1), made.png(), (name, "w" * 90))
+    moves = Moves("splitter", 5, 0, 1, 0, (example,))
     hits = {"top1": (3,), "top5": (400_000,)}, {"top1": (4,), "top5": (300_000,)}
     counted = ByClass("error:lapsum", (0, 1), (name,), (1_000_000,), *hits, (Confusion(name, name, 200_000, 100_000),))
     control = made.method(LEARNING_RATE_OF + "error:lapsum", made.accuracies(0.602, 0.802, 0.9), tries=())

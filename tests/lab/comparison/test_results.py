@@ -35,7 +35,7 @@ def test_the_file_reads_back(tmp_path):
         controls=(control,),
         contrasts=tuple(counted("splitter", metric) for metric in ("top1", "top5", "top10")),
         want=(5, 1),
-        moves=made.moves(),
+        moves=made.moves(context=("def", "…", "<newline>")),
         by_class=made.by_class([3, 4], [5, 2], confusions=[Confusion("a", "b", 2, 1)]),
         unreadable=("broken.jpg",),
         failures=(Failure("a", "lost."),),
@@ -61,6 +61,15 @@ def test_what_is_not_tested_is_written_too(tmp_path):
     row = json.loads((tmp_path / "results.json").read_text())["derived"]["table"][1]
     assert row["test"]["ndcg10"]["mean"] == pytest.approx(row["test"]["top1"]["mean"] + 0.1)
     assert row["difference"]["mrr"]["p"] is row["difference"]["mrr"]["p_holm"] is None
+
+
+def test_a_file_from_before_there_were_sequences_reads_back(tmp_path):
+    compared = made.comparison(made.SOFTMAX, moves=made.moves())
+    results.write(compared, tmp_path / "results.json")
+    content = json.loads((tmp_path / "results.json").read_text())
+    for example in content["moves"]["examples"]:
+        assert example.pop("context") == []
+    assert results.from_json(content) == compared
 
 
 def test_numbers_that_json_does_not_have(tmp_path):

@@ -75,7 +75,7 @@ def test_runs_of_an_earlier_version_are_read_as_they_were(points: str, tmp_path:
     run = tmp_path / "run"
     training.train(recipe(points, standardize=False), run)
     weights, described = read_tensors(run / "model.safetensors")
-    later = {"width": 32, "tokens": "", "embedding": 0, "layers": 0, "heads": 1, "tied": False}
+    later = {"width": 32, "tokens": "", "embedding": 0, "layers": 0, "heads": 1, "tied": False, "mask_seen": False}
     for name, value in {"feature_mean": [], "feature_std": [], **later}.items():
         assert described.pop(name) == value
     Run(run).save_tensors("model.safetensors", weights, {**described, "format": 1})

@@ -13,7 +13,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import lab_data
-from anyk.lab.data.tokens import IGNORED, SequenceSplit
+from anyk.lab.data.tokens import IGNORED, UNSEEN, SequenceSplit
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, losses, models, reading, training
 from anyk.lab.run.folder import Run
@@ -310,10 +310,12 @@ def test_what_was_seen_is_no_guess(model: str, tmp_path: Path) -> None:
     with torch.no_grad():
         scores = slow_mask(predictor.model(predictor.reader(test, index)), test, index, test.labels[index])
     assert int(scores.isinf().sum()) > len(index)
+    labels = test.labels[index].tolist()
     ranks = [
-        1 + sum(bool(row[c] >= row[t]) for c in range(60) if c != t)
-        for row, t in zip(scores, test.labels[index].tolist(), strict=True)
+        1 + (sum(bool(row[c] >= row[t]) for c in range(55) if c != t) if t >= 0 else 55)
+        for row, t in zip(scores, labels, strict=True)
     ]
+    assert labels.count(UNSEEN) == 2  # which no guess hits
     kept = load_file(tmp_path / "run" / "test.safetensors")
     assert kept["ranks"].tolist() == ranks
     assert result["test"]["top1"] == sum(rank == 1 for rank in ranks) / len(ranks)
@@ -361,7 +363,7 @@ def test_the_target_is_never_masked_in_training(loss: str, model: str, tmp_path:
 
 def test_too_little_is_left_to_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the rows themselves: the most that a sequence has had before a training place."""
-    few = lab_data.sequence_set(classes=30, length=12, last=True)
+    few = lab_data.sequence_set(classes=30, others=30, length=12, last=True)
     monkeypatch.setattr(training, "read_data", lambda _: few)
     train, recipe = few.train, quick(mask_seen=True, loss="error")
     assert isinstance(train, SequenceSplit)
@@ -468,6 +470,7 @@ def test_plans_of_models_of_sequences() -> None:
         ({"layers": 1.5}, "layers should be"),
         ({"heads": None}, "heads should be"),
         ({"tied": 1}, "tied should be true or false"),
+        ({"mask_seen": None}, "mask_seen should be true or false"),
         ({"mean": [0.5]}, "mean should be 0 numbers"),
     ):
         with pytest.raises(ValueError, match=problem):

@@ -33,6 +33,6 @@ def command(
     classifier = models.load(run, model=model)
     export.export(classifier, out, k)
     shape = ", ".join(map(str, classifier.plan.shape))
-    kind = "images (N, {}) in uint8" if len(classifier.plan.shape) == 3 else "embeddings (N, {}) in float32"
-    say(f"{out}: {kind.format(shape)} to classes and probabilities (N, {min(k, len(classifier.classes))})")
+    name, dtype = export.input_of(classifier.plan)
+    say(f"{out}: {name} (N, {shape}) in {dtype} to classes and probabilities (N, {min(k, len(classifier.classes))})")
     return 0

@@ -36,7 +36,9 @@ def command(
 
     Args:
         run: a run's or a comparison's folder, or a model.safetensors.
-        files: images, files of arrays or tables (.npz, .npy, .csv, .pt, .safetensors), with labels or without; or folders.
+        files: images, files of arrays or tables (.npz, .npy, .csv, .pt, .safetensors), with labels or without; or folders. For
+            a model of sequences, texts, one sequence a line: words, or items between blanks (between tabs, if their names have
+            blanks). For code completion, Python source: what follows its end is guessed.
         k: guesses for each example.
         model: for a model of your own, the function that made it: module:function. A file alone imports no code.
         json: JSON instead of CSV.
@@ -94,7 +96,8 @@ def _write_csv(found: "Iterator[Prediction]", k: int, file: TextIO) -> None:
     heads = [f"{what}_{place}" for place in range(1, k + 1) for what in ("guess", "probability")]
     writer.writerow(["file", "row", *heads])
     for each in found:
-        writer.writerow([each.file, each.row, *(cell for name, p in each.guesses for cell in (name, f"{p:.6g}"))])
+        cells = [cell for name, p in each.guesses for cell in (name, f"{p:.6g}")]
+        writer.writerow([each.file, each.row, *cells, *[""] * (2 * k - len(cells))])
 
 
 def _write_json(found: "Iterator[Prediction]", file: TextIO) -> None:

@@ -10,7 +10,8 @@ from PIL import Image
 
 from anyk.lab.comparison.classes import tested
 from anyk.lab.comparison.outcome import Comparison, Example, Guess, Moves, rival, shared, wanted
-from anyk.lab.data import Dataset, Parts, folders
+from anyk.lab.data import Dataset, Parts, Split, folders
+from anyk.lab.data.tokens import OTHER, SequenceSplit
 from anyk.lab.run import own_models
 from anyk.lab.run.evaluation import Predictor
 
@@ -18,6 +19,8 @@ from anyk.lab.run.evaluation import Predictor
 SHOWN_EXAMPLES = 8
 #: guesses that are shown of an example, where k is larger
 SHOWN_GUESSES = 10
+#: tokens before the target that are shown of an example, and items, whose names are longer
+SHOWN_TOKENS, SHOWN_ITEMS = 32, 8
 #: the longer side of an image that is shown, at most
 THUMBNAIL = 96
 
@@ -61,7 +64,7 @@ def find_moves(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts
         for run, one in zip(runs, (before, after), strict=True)
     ]
     images = parts.test.take(index) if dataset.kind == "images" else None
-    sources = _sources(dataset, index)
+    sources, contexts = _sources(dataset, parts.test, index), _contexts(dataset, parts.test, index, method.recipe.context)
     examples = tuple(
         Example(
             source=sources[row],
@@ -71,6 +74,7 @@ def find_moves(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts
             after=guesses[1][row],
             ranks=(int(before["ranks"][place]), int(after["ranks"][place])),
             image=None if images is None else _png(images[row]),
+            context=contexts[row],
         )
         for row, (place, way) in enumerate(moved)
     )
@@ -97,14 +101,28 @@ def _guesses(
     return [tuple(Guess(dataset.classes[c], p) for c, p in zip(*row, strict=True)) for row in rows]
 
 
-def _sources(dataset: Dataset, index: torch.Tensor) -> list[str]:
-    """Where test examples are to be found: their files, or their rows."""
+def _sources(dataset: Dataset, examples: Split, index: torch.Tensor) -> list[str]:
+    """Where test examples are to be found: their files, their places in sequences, or their rows."""
+    if isinstance(examples, SequenceSplit):
+        places = examples.places[index]
+        sequences = torch.searchsorted(examples.begins, places, right=True)
+        tokens = places - examples.begin(places) + 1
+        return [f"sequence {each:,}, token {token:,}" for each, token in zip(sequences.tolist(), tokens.tolist(), strict=True)]
     if dataset.folder:
         train, test = folders.files(dataset)
         files = train if dataset.test is None else test
         if files is not None and len(files) == len(dataset.test or dataset.train):  # no file has come or gone meanwhile
             return [files[place] for place in index.tolist()]
     return [f"row {place}" for place in index.tolist()]
+
+
+def _contexts(dataset: Dataset, examples: Split, index: torch.Tensor, length: int) -> list[tuple[str, ...]]:
+    """The last of so many tokens before each example by name; of what is no sequence, none."""
+    if not isinstance(examples, SequenceSplit):
+        return [()] * len(index)
+    names = (*dataset.classes, OTHER)
+    rows = examples.contexts(index, min(length, SHOWN_ITEMS if dataset.tokens == "items" else SHOWN_TOKENS)).tolist()
+    return [tuple(names[token] for token in row if token < examples.padding) for row in rows]
 
 
 def _png(image: torch.Tensor) -> bytes:

@@ -89,7 +89,8 @@ class Example:
     """A test example whose target moved into, or out of, the first k guesses. The guesses are best first."""
 
     source: str
-    """where to find it: the file of an image folder, relative to it; otherwise "row 12", counted from 0"""
+    """where to find it: the file of an image folder, relative to it; of sequences, "sequence 3, token 14", counted from 1;
+    otherwise "row 12", counted from 0"""
     target: str
     moved: Literal["in", "out"]
     before: tuple[Guess, ...]
@@ -100,6 +101,9 @@ class Example:
     """of the target, 1 for the best: for the baseline, and for the method"""
     image: bytes | None = None
     """a PNG file"""
+    context: tuple[str, ...] = ()
+    """of sequences, the last tokens before the target that the models saw; :data:`anyk.lab.data.tokens.OTHER` for any that is
+    no class"""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ so that they take their colours from the page, light or dark, and their text sta
 
 import base64
 import html
+import keyword
 import math
 import re
 import struct
@@ -37,6 +38,7 @@ from anyk.lab.comparison.outcome import (
 )
 from anyk.lab.comparison.snippet import code
 from anyk.lab.comparison.verdict import notes, verdict
+from anyk.lab.data.tokens import OTHER
 from anyk.lab.statistics import CONFIDENCE, SIGNIFICANT, mean
 from anyk.lab.tables import Difference, Measured, duration, hits, interval, p_text, percent, points, text, title
 
@@ -65,6 +67,7 @@ def render(comparison: Comparison) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"title": title, "data_uri": _data_uri, "is_small": _is_small, "words": _words, "whole": _whole}
+    environment.filters["joined"] = joined
     headline, *sentences = verdict(comparison)
     return environment.get_template("report.html").render(
         comparison=comparison,
@@ -87,6 +90,7 @@ def render(comparison: Comparison) -> str:
         codes=[(method.name, code(method.recipe, comparison.data.get("classes"))) for method in comparison.methods],
         shown_classes=SHOWN_CLASSES,
         shown_files=SHOWN_FILES,
+        other=OTHER,
         intervals=any(one.paired.low is not None for one in differences(comparison).values()),
         confidence=f"{100 * CONFIDENCE:.0f} %",
     )
@@ -122,6 +126,33 @@ def _words(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_words(item)}" for name, item in value.items())
     return ", ".join(map(_words, value)) or "–" if isinstance(value, (list, tuple)) else text(value, "field")
+
+
+#: the ends of lines and blocks of Python source, in a line
+_MARKS = {"<newline>": "⏎", "<indent>": "⇥", "<dedent>": "⇤"}
+_AFTER_NO_SPACE = frozenset("([{.")
+_BEFORE_NO_SPACE = frozenset((*".,:;)]}", "!", "?"))
+
+
+def joined(tokens: Sequence[str], kind: str) -> str:
+    """The tokens of a text, or of Python source, as people write them.
+
+    >>> joined(["<newline>", "<indent>", "return", "self", ".", "f", "(", "x", ")", "[", "<number>", ":", "]"], "python")
+    '⏎ ⇥ return self.f(x)[<number>:]'
+    >>> joined(["if", "(", "…", "=", "-", "x", ")", ":"], "python")
+    'if (… = - x):'
+    >>> joined(["Stop", ",", "he", "said", "(", "twice", ")", "."], "words")
+    'Stop, he said (twice).'
+    """
+    text, before = "", ""
+    for token in tokens:
+        # What is called or looked into stands close to its bracket, in Python.
+        follows = (before.isidentifier() and not keyword.iskeyword(before)) or before in (")", "]", OTHER)
+        called = kind == "python" and token in ("(", "[") and follows
+        close = token in _BEFORE_NO_SPACE or before in _AFTER_NO_SPACE or called
+        text += ("" if close or not text else " ") + (_MARKS.get(token, token) if kind == "python" else token)
+        before = token
+    return text
 
 
 _NUMBER = r"[+−]?\d[\d,.]*"

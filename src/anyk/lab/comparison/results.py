@@ -132,7 +132,8 @@ def _moves(fields: Mapping[str, Any]) -> Moves:
     for example in fields["examples"]:
         guesses = {side: tuple(Guess(**guess) for guess in example[side]) for side in ("before", "after")}
         image = base64.b64decode(example["image"]) if example["image"] is not None else None
-        examples.append(Example(**{**example, **guesses, "ranks": tuple(example["ranks"]), "image": image}))
+        lists = {"ranks": tuple(example["ranks"]), "context": tuple(example.get("context", ()))}
+        examples.append(Example(**{**example, **guesses, **lists, "image": image}))
     return Moves(**{**fields, "examples": tuple(examples)})
 
 

@@ -36,6 +36,8 @@ _MARKS = {
     kinds.DEDENT: "<dedent>",
 }
 _TAKEN = frozenset((kinds.NAME, kinds.OP))
+#: what the tokenizer adds where a file ends, beside an empty end of the line
+_AT_THE_END = frozenset((kinds.ENDMARKER, kinds.DEDENT, kinds.NL, kinds.COMMENT))
 # From Python 3.12 an f-string is several tokens; it is one here, as it was before.
 _F_STRING_START = getattr(kinds, "FSTRING_START", -1), getattr(kinds, "TSTRING_START", -1)
 _F_STRING_END = getattr(kinds, "FSTRING_END", -1), getattr(kinds, "TSTRING_END", -1)
@@ -76,16 +78,27 @@ def load(classes: int = DEFAULT_CLASSES, *, cache: Path | None = None, library: 
     return caches.remember(folder / f"completion-v{_VERSION}-{classes}-{version}-{key}.safetensors", build)
 
 
-def python_tokens(source: bytes) -> Iterator[str]:
+def python_tokens(source: bytes, *, unfinished: bool = False) -> Iterator[str]:
     """The tokens of a file of Python source; nothing of a file that is not Python.
+
+    Args:
+        source: as it is in the file.
+        unfinished: the source may end anywhere, and its end is none of a line or a block.
 
     >>> list(python_tokens(b"def f(x):\\n    return x + 1  # more\\n"))
     ['def', 'f', '(', 'x', ')', ':', '<newline>', '<indent>', 'return', 'x', '+', '<number>', '<newline>', '<dedent>']
+    >>> list(python_tokens(b"def f(x):\\n    return g(x", unfinished=True))[-4:]
+    ['return', 'g', '(', 'x']
     """
+    found = []
     try:
-        found = list(tokenize.tokenize(io.BytesIO(source).readline))
+        for each in tokenize.tokenize(io.BytesIO(source).readline):
+            found.append(each)
     except (tokenize.TokenError, SyntaxError):  # some files are there to be wrong
-        return
+        if not unfinished:
+            return
+    while unfinished and found and (found[-1].type in _AT_THE_END or not found[-1].string):
+        found.pop()
     inside = 0  # of f-strings, which may stand in one another
     for each in found:
         if each.type in _F_STRING_START:

@@ -18,7 +18,7 @@ _VERSION = 1  # of the cut: a change of anything below that changes the examples
 _SALT = "anyk"
 #: of a text, the words to guess: those that occur so often in the training part, and of these so many
 LEAST_OCCURRENCES, MOST_WORDS = 3, 50_000
-_TEXTS = (".txt", ".md")
+TEXTS = (".txt", ".md")
 _MARKS = (
     (codecs.BOM_UTF32_LE, "UTF-32"),  # before UTF-16, whose mark it begins with
     (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -217,11 +217,11 @@ def _text_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise LabError(f"{path} does not exist: words:PATH wants a text file, or a folder of {' and '.join(_TEXTS)} files.")
-    found = (file.relative_to(path) for file in path.rglob("*") if file.suffix.lower() in _TEXTS and file.is_file())
+        raise LabError(f"{path} does not exist: words:PATH wants a text file, or a folder of {' and '.join(TEXTS)} files.")
+    found = (file.relative_to(path) for file in path.rglob("*") if file.suffix.lower() in TEXTS and file.is_file())
     kept = [file for file in found if not any(part.startswith(".") for part in file.parts)]
     if not kept:
-        raise LabError(f"{path} has no {' or '.join(_TEXTS)} files.")
+        raise LabError(f"{path} has no {' or '.join(TEXTS)} files.")
     return [path / file for file in sorted(kept, key=lambda file: file.as_posix())]
 
 

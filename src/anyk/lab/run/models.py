@@ -5,6 +5,7 @@ import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from anyk.lab.run.recipe import Setting
 
 FORMAT = 3
 #: what a file of a former format does not have
-_SINCE_3 = {"width", "tokens", "embedding", "layers", "heads", "tied"}
+_SINCE_3 = {"width", "tokens", "embedding", "layers", "heads", "tied", "mask_seen"}
 _LATER = {"1": {"feature_mean", "feature_std", *_SINCE_3}, "2": _SINCE_3, "3": set[str]()}
 
 
@@ -53,6 +54,8 @@ class Plan:
     layers: int = 0
     heads: int = 1
     tied: bool = False
+    mask_seen: bool = False
+    """whether what a sequence has had before is no guess"""
 
     @classmethod
     def of(cls, recipe: Setting, dataset: Dataset) -> "Plan":
@@ -86,6 +89,7 @@ class Plan:
             layers=recipe.layers if tokens else 0,
             heads=recipe.heads if tokens else 1,
             tied=recipe.tied and tokens,
+            mask_seen=recipe.mask_seen and tokens,
         )
 
     @property
@@ -120,7 +124,8 @@ class Plan:
         if model in SEQUENCE_MODELS or values.get("tokens"):
             dimensions = (1,)
             refuse_unless(values["tokens"] in ("items", "words", "python"), "tokens", "items, words or python")
-            refuse_unless(type(values["tied"]) is bool, "tied", "true or false")
+            for name in ("tied", "mask_seen"):
+                refuse_unless(type(values[name]) is bool, name, "true or false")
             for name in ("embedding", "layers", "heads") if model in SEQUENCE_MODELS else ():
                 refuse_unless(whole(values[name]), name, "a positive number")
         fine = type(shape) is tuple and len(shape) in dimensions and all(map(whole, shape))
@@ -240,7 +245,7 @@ class Classifier(nn.Module):
 
     def forward(self, examples: Tensor) -> Tensor:
         """Scores (N, classes) of (N, d) embeddings, of (N, channels, height, width) images in uint8, or of (N, length) tokens,
-        padded on the left."""
+        padded on the left, as :meth:`tokens` gives them; minus infinity for what is no guess, because it was seen."""
         if not isinstance(examples, Tensor):
             raise TypeError(f"examples: expected a tensor, got {type(examples).__name__}")
         if examples.shape[1:] != self.plan.shape:
@@ -248,13 +253,39 @@ class Classifier(nn.Module):
                 f"examples: expected shape (N, {', '.join(map(str, self.plan.shape))}), got {tuple(examples.shape)}"
             )
         if self.plan.tokens:
-            return self.model(self._checked(examples))
+            tokens = self._checked(examples)
+            scores: Tensor = self.model(tokens)
+            if not self.plan.mask_seen:
+                return scores
+            # shape[0], not len(), which an export would take for a constant.
+            seen = scores.new_zeros(scores.shape[0], len(self.classes) + sequence_models.OTHERS).scatter(1, tokens, 1.0)
+            return scores.masked_fill(seen[:, : len(self.classes)] > 0, -torch.inf)
         inputs = examples.to(next(self.model.parameters()).dtype)
         if self.mean is not None and self.std is not None:
             if self.plan.mean and examples.dtype != torch.uint8:  # pixels between 0 and 1 would all be black
                 raise TypeError(f"examples: expected uint8, pixels from 0 to 255, got {examples.dtype}")
             inputs = (inputs - self.mean) / self.std
         return self.model(inputs)
+
+    def tokens(self, sequences: Sequence[Sequence[str]]) -> Tensor:
+        """Sequences of tokens as the model takes them: (N, length), int64.
+
+        The last tokens of each, with padding before them where there are too few. What is no class is one token, any other.
+        """
+        if not self.plan.tokens:
+            raise ValueError(f"tokens: expected a model of sequences, got {self.plan.model}, which takes other examples")
+        [length], other = self.plan.shape, len(self.classes)
+        rows = torch.full((len(sequences), length), other + sequence_models.OTHERS - 1)
+        for row, sequence in zip(rows, sequences, strict=True):
+            if isinstance(sequence, str):
+                raise TypeError(f"sequences: expected lists of tokens, got the text {sequence[:40]!r}")
+            last = [self._numbers.get(token, other) for token in sequence[-length:]]
+            row[length - len(last) :] = torch.tensor(last, dtype=torch.int64)
+        return rows
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.classes)}
 
     def _checked(self, tokens: Tensor) -> Tensor:
         if tokens.dtype.is_floating_point:
@@ -267,16 +298,29 @@ class Classifier(nn.Module):
         return tokens.long()
 
     @torch.no_grad()
-    def guesses(self, examples: Tensor, count: int) -> list[list[tuple[str, float]]]:
-        """For each example the first ``count`` classes by name, with their softmax probabilities."""
+    def guesses(self, examples: Tensor, count: int, *, seen: Sequence[Sequence[str]] = ()) -> list[list[tuple[str, float]]]:
+        """For each example the first ``count`` classes by name, with their softmax probabilities; fewer, where fewer may be
+        guessed.
+
+        Args:
+            examples: as for the scores.
+            count: guesses for each.
+            seen: for a model of sequences that does not guess what it has seen: the whole sequences, where they are longer than
+                what it takes.
+        """
         count = min(checks.at_least_one("count", count), len(self.classes))
         training = self.training
         try:
-            best = self.eval()(examples).float().softmax(1).topk(count)
+            scores = self.eval()(examples).float()
         finally:
             self.train(training)
-        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [[(self.classes[number], p) for number, p in zip(*row, strict=True)] for row in rows]
+        if self.plan.mask_seen and seen:
+            for row, sequence in zip(scores, seen, strict=True):
+                row[[self._numbers[token] for token in set(sequence) if token in self._numbers]] = -torch.inf
+        best = scores.topk(count)
+        probabilities = (best.values - scores.logsumexp(1, keepdim=True)).exp()
+        rows = zip(best.indices.tolist(), probabilities.tolist(), best.values.tolist(), strict=True)
+        return [[(self.classes[number], p) for number, p, score in zip(*row, strict=True) if score > -math.inf] for row in rows]
 
 
 def load(path: str | Path, *, model: str | Maker | None = None, trust: bool = False) -> Classifier:

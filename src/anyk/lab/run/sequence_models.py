@@ -120,7 +120,7 @@ class AttentionModel(SequenceModel):
         later, itself = place > place[:, None], place == place[:, None]
         # Padding sees itself: a row without anything to attend to would be NaN.
         hidden = (later | (tokens == self.padding)[:, None, :]) & ~itself
-        # Of no sequence at all, torch cannot tell the shape of one mask for each.
-        mask = hidden.repeat_interleave(self.heads, 0) if len(tokens) else later
+        # Of no sequence at all, torch cannot tell the shape of one mask for each. Not len(), a constant to an export.
+        mask = hidden[:, None].expand(-1, self.heads, -1, -1).flatten(0, 1) if tokens.shape[0] else later
         states = self.layers(self.dropout(embedded), mask=mask)
         return states[:, -1] if where is None else states[where]
