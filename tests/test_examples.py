@@ -17,6 +17,7 @@ EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 WARNINGS = ("-W", "error", "-W", "ignore:`isinstance(treespec, LeafSpec)` is deprecated:FutureWarning")
 # Which packages an example asks for, in the order in which it does.
 NEEDS = {
+    "complete_code": ("tyro",),
     "export_onnx": ("onnx", "onnxruntime", "onnxscript"),
     "hf_trainer": ("accelerate", "transformers"),
     "lightning_module": ("pytorch_lightning",),
@@ -73,6 +74,16 @@ def test_quickstart(tmp_path):
     assert softmax > 20
     assert topk > 20  # chance is 2.5
     assert "difference, same seeds, top-5: " in text
+
+
+def test_completion_of_a_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
+    place = tmp_path / "empty"
+    place.mkdir()
+    text = run("complete_code", "--part", "0.02", "for i in", cwd=place)
+    (top1,) = numbers(text, r"trained: top-1 ([\d.]+) %")
+    assert top1 > 20  # the most frequent token has 13 %
+    assert len(re.findall(r"^    \S+ +\d+\.\d %$", text, re.MULTILINE)) == 5
 
 
 def test_next_item(tmp_path):
