@@ -21,12 +21,11 @@ from anyk.lab.data.sets import Dataset
 from anyk.lab.errors import LabError
 
 DEFAULT_CLASSES, MOST_CLASSES = 2000, 20_000
-_VERSION = 2  # of the cut: a change of anything below that changes the examples needs another number
+_VERSION = 3  # of the cut: a change of anything below that changes the examples needs another number
 #: folders whose files are no code that people write: test data, tables, an application
 _LEFT_OUT = frozenset(("test", "tests", "idle_test", "encodings", "idlelib", "pydoc_data", "site-packages", "dist-packages"))
 #: of a hundred modules, by the hash of their names: so many for the test, and so many for validation
 _TEST, _VALIDATION = 14, 10
-_SALT = "113"  # one with which the large modules fall so that the parts have about these shares of the tokens
 
 _MARKS = {
     kinds.NUMBER: "<number>",
@@ -120,5 +119,5 @@ def _files(library: Path) -> list[Path]:
 
 
 def _part(module: str) -> int:
-    place = tokens.number(("completion", _SALT, module))
+    place = tokens.number([module])
     return 2 if place < _TEST else 1 if place < _TEST + _VALIDATION else 0
