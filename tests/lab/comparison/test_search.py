@@ -300,7 +300,10 @@ def test_each_loss_tunes_its_learning_rate_and_one_knob_of_its_own() -> None:
     assert {name for name, knob in found.items() if knob == "label_smoothing"} == {"softmax", "hinge", "truncated"}
     assert {name for name, knob in found.items() if knob == "guide"} == {"error", "error:lapsum"}
     assert {name for name, knob in found.items() if knob == "power"} == {"gce"}
-    for rate, knob in knobs.values():
+    smoothed = {name: third.values for name, (_, _, *more) in knobs.items() for third in more}
+    assert smoothed == dict.fromkeys(("gce", "error", "error:lapsum"), (0.0, 0.1))  # as softmax may be, so may a guide
+    assert len(axes(Recipe(loss="error", learning_rate=1e-3, guide=0.0))) == 2  # nothing to smooth
+    for rate, knob, *_ in knobs.values():
         assert isinstance(rate, Axis)
         assert (rate.name, rate.values[rate.start]) == ("learning_rate", 1e-3)
         assert knob.values[knob.start] == getattr(Recipe(), knob.name)

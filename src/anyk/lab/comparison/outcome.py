@@ -42,6 +42,8 @@ class Try:
     """shorter than the recipe's own in the first, cheap stage"""
     scores: tuple[float | None, ...]
     """the validation metric tuned for, of each tuning seed; None where training diverged"""
+    label_smoothing: float | None = None
+    """of a loss with a guide, that of the guide"""
 
 
 @dataclass(frozen=True)

@@ -322,7 +322,11 @@ class _Grid:
 def _tuning(method: Method) -> _Grid:
     recipe, knob = method.recipe, method.knob or ""
     full = [point for point in method.tries if point.epochs >= recipe.epochs]
-    scores = {(point.learning_rate, point.knob): _mean_score(point) for point in full}
+    scores: dict[tuple[float, float | None], float | None] = {}
+    for point in full:  # of two that differ in the smoothing of the guide, the better one
+        place, score = (point.learning_rate, point.knob), _mean_score(point)
+        known = scores.get(place)
+        scores[place] = known if score is None or (known is not None and known >= score) else score
     high = max((score for score in scores.values() if score is not None), default=0.0)
     rates = sorted({point.learning_rate for point in full})
     values = sorted({point.knob for point in full}, key=lambda value: -math.inf if value is None else value)
@@ -336,12 +340,14 @@ def _tuning(method: Method) -> _Grid:
         return {"text": "diverged" if score is None else percent(score), "share": share, "chosen": place == taken}
 
     words = knob.replace("_", " ")
+    tuned = any(point.label_smoothing is not None for point in full)
+    smoothed = f", label smoothing of the guide {recipe.label_smoothing:g}" if tuned else ""
     return _Grid(
         method.name,
         words,
         [text(value, "field") for value in values],
         [(f"{rate:g}", [cell((rate, value)) for value in values]) for rate in rates],
-        f"learning rate {taken[0]:g}" + (f", {words} {taken[1]:g}" if taken[1] is not None else ""),
+        f"learning rate {taken[0]:g}" + (f", {words} {taken[1]:g}" if taken[1] is not None else "") + smoothed,
     )
 
 

@@ -207,11 +207,14 @@ def started(recipe: Recipe, classes: int) -> Recipe:
 
 
 def axes(start: Recipe) -> list[Axis]:
-    """What is tuned of a recipe: its learning rate, and the knob that its loss has of its own."""
-    knob = names.find(start.loss).knob
-    value = getattr(start, knob)
+    """What is tuned of a recipe: its learning rate, and the knob that its loss has of its own; of a loss with a guide, also
+    whether that is smoothed, as softmax may be."""
+    loss = names.find(start.loss)
+    value = getattr(start, knob := loss.knob)
     if names.KNOBS[knob]:
-        return [tuning.learning_rates(start.learning_rate), tuning.listed(knob, value, names.KNOBS[knob])]
+        own = [tuning.learning_rates(start.learning_rate), tuning.listed(knob, value, names.KNOBS[knob])]
+        guided = loss.family in ("error", "gce") and start.guide > 0
+        return own + ([tuning.listed("label_smoothing", start.label_smoothing, names.SMOOTHED)] if guided else [])
     # Factors of 4, then 2, and the root of 2 for extra tries; from 1/256 to 256 times the start.
     return [
         tuning.learning_rates(start.learning_rate),
@@ -325,7 +328,9 @@ class _Study(Runs):
         found = Method(
             name=search.start.loss,
             recipe=search.start if best is None else search.at(best),
-            tries=tuple(Try(rate, knob, epochs, scores) for (rate, knob), epochs, scores in search.record()),
+            tries=tuple(
+                Try(rate, knob, epochs, scores, *smoothing) for (rate, knob, *smoothing), epochs, scores in search.record()
+            ),
             runs=(),
             knob=search.axes[1].name,
             capped=self.limit.words if search.capped == tuning.TIME else search.capped,

@@ -151,7 +151,8 @@ class Tuner:
         """Where the best point lies at the end of an axis, in words."""
         best, words = self.best, []
         for axis, place in zip(self.axes, best, strict=True) if best is not None else ():
-            if len(axis.values) > 1 and place in (0, len(axis.values) - 1):
+            # Of two values one is always at an end.
+            if len(axis.values) > 2 and place in (0, len(axis.values) - 1):
                 end = "smallest" if place == 0 else "largest"
                 words.append(f"{axis.name.replace('_', ' ')} {axis.values[place]:g}, the {end} that is tried")
         return tuple(words)

@@ -26,6 +26,8 @@ KNOBS: dict[str, tuple[float, ...]] = {
     "guide": (0.1, 0.2, 0.5, 0.8),
     "temperature": (),
 }
+#: the label smoothing of a guide that is tried
+SMOOTHED = (0.0, 0.1)
 Family = Literal["softmax", "cross_entropy", "error", "gce", "one k"]
 
 
