@@ -25,7 +25,7 @@ def main() -> None:
         from anyk.lab.run.recipe import Recipe
         from anyk.lab.run.training import train
     except ImportError as error:
-        raise SystemExit(f'{error}: pip install "anyk[lab]"') from None
+        raise SystemExit(f'{error.name} is missing: pip install "anyk[lab]"') from None
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.run

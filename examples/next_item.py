@@ -3,7 +3,7 @@
 Reads MovieLens' ratings.dat, u.data or ratings.csv; without a file it makes users who go round through 200 items.
 
     pip install anyk
-    python examples/next_item.py [ratings.dat] [--epochs N] [--loss error|softmax]
+    python examples/next_item.py [ratings.dat] [--epochs N] [--softmax]
 """
 
 import argparse

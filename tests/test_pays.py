@@ -291,6 +291,15 @@ def test_top_1_must_not_lose_on_any_set(tmp_path):
     assert base.reasons == ("pixels: top-1 may lose 0.2 points",)
 
 
+def test_nothing_passes_before_all_methods_of_a_set_are_there(tmp_path):
+    sets = made(tmp_path, GAINS, gce=5)
+    late = ("main: lapsum pure", "main: softmax", "top1")
+    assert late in sets["completion"].contrasts
+    del sets["completion"].contrasts[late]
+    base = next(one for one in rule.judge(sets) if one.method == BASE)
+    assert (base.passes, base.reasons) == (None, ("completion: not measured",))
+
+
 def test_gce_must_not_be_better(tmp_path):
     base, _ = judged(tmp_path, GAINS, gce=-60)
     assert base.passes is False

@@ -517,3 +517,16 @@ def test_no_p_k_at_all():
     assert topk_cross_entropy(SCORES, TARGET, None, example_p_k=example).isfinite()
     with pytest.raises(ValueError, match="p_k: expected probabilities that sum to 1"):
         loss(p_k=[3.0], example_p_k=example)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("n", [20, 300])
+def test_a_p_k_for_each_example_replaces_that_of_generalised_cross_entropy(n, backend):
+    """Nothing is sorted for k = 1 alone; the examples may ask for more."""
+    generator = torch.Generator().manual_seed(0)
+    scores, target = torch.randn(6, n, generator=generator), torch.randint(n, (6,), generator=generator)
+    p_k = torch.tensor([[0.2, 0.0, 0.0, 0.0, 0.8]]).repeat(6, 1)
+    with anyk.backend(backend):
+        expected = anyk.topk_error(scores, target, None, m=None, example_p_k=p_k)
+        found = anyk.topk_error(scores, target, [1.0], m=None, example_p_k=p_k)
+    torch.testing.assert_close(found, expected)

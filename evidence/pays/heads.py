@@ -186,18 +186,21 @@ def study(body: Body, folder: Path, seeds: Sequence[int] = SEEDS) -> dict[str, A
                 part: [body.accuracies(found[f"{part}{name}"]) for found in ranks[row]] for part in ("validation", "test")
             }
         rows[row]["rate"] = factor
-    contrasts = {part: _contrasts(ranks, part, body.set.k) for part in ("validation", "test")}
+    parts, groups = body.parts, dict[str, Any]()
+    for part, examples, index in (("validation", body.dataset.train, parts.validation), ("test", parts.test, parts.test_index)):
+        groups[part] = None if examples.groups is None else examples.groups[index].numpy()
+    contrasts = {part: _contrasts(ranks, part, body.set.k, groups[part]) for part in groups}
     return {"seeds": list(seeds), "rows": rows, "contrasts": contrasts}
 
 
-def _contrasts(ranks: Mapping[str, Sequence[Mapping[str, Tensor]]], part: str, k: int) -> list[dict[str, Any]]:
+def _contrasts(ranks: Mapping[str, Sequence[Mapping[str, Tensor]]], part: str, k: int, groups: Any) -> list[dict[str, Any]]:
     found = []
     for row in ROWS:
         if row != MIXTURE:
             pairs = [(own[part].numpy(), base[part].numpy()) for own, base in zip(ranks[row], ranks[MIXTURE], strict=True)]
             for each in (1, k):
                 hits = np.stack([(own <= each).astype("int8") - (base <= each) for own, base in pairs])
-                found.append(dataclasses.asdict(statistics.contrast(row, MIXTURE, f"top{each}", hits)))
+                found.append(dataclasses.asdict(statistics.contrast(row, MIXTURE, f"top{each}", hits, groups)))
     return found
 
 

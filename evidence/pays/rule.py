@@ -70,6 +70,12 @@ class Judged:
     """the mean of both differences to softmax, over the sets that all candidates have"""
 
 
+def complete(kept: Kept) -> bool:
+    """Whether all methods of a set were measured on all seeds: Holm's correction is over all of them."""
+    counted = [kept.contrast(f"main: {name}", "main: softmax", "top1") for name in kept.set.methods if name != "softmax"]
+    return all(each is not None and len(each.by_seed) >= len(kept.set.seeds) for each in counted)
+
+
 def judge(sets: Mapping[str, Kept], candidates: Sequence[str] = CANDIDATES) -> list[Judged]:
     """The rule, for every candidate."""
     softmax = {name: main_differences(sets[name], "softmax") for name in DECIDE}
@@ -85,7 +91,7 @@ def judge(sets: Mapping[str, Kept], candidates: Sequence[str] = CANDIDATES) -> l
             if method not in SETS[name].methods:
                 failed.append(f"{name}: not among its methods")
                 continue
-            if top1 is None or topk is None or None in controls:
+            if top1 is None or topk is None or None in controls or not complete(sets[name]):
                 missing.append(f"{name}: not measured")
                 continue
             against_gce += [one.paired.difference for one in controls if one is not None]

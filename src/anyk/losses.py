@@ -6,6 +6,7 @@ share with ``torch.nn.CrossEntropyLoss`` is in :mod:`anyk.conventions`.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ def topk_loss(
     spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, example_p_k: Tensor | None = None
 ) -> Tensor:
     """The data path of both families: by a kernel, or by the plain code, which is the definition."""
+    if example_p_k is not None:
+        spec = spec.for_examples()
     loss = kernels.loss(spec, scores, target, conventions, example_p_k)
     return plain_loss(spec, scores, target, conventions, example_p_k) if loss is None else loss
 
@@ -79,6 +82,10 @@ class Spec(ABC):
         if p_k.of == "class" and len(p_k.values) != n:
             raise ValueError(f"p_k: expected shape (k,) or (n, k) with n = {n} classes, got {tuple(p_k.values.shape)}")
         return PK(p_k.values.to(device=like.device, dtype=checks.working_dtype(like)), p_k.of), k, m
+
+    def for_examples(self) -> Self:
+        """The same where every example brings its own P_K: nothing may follow from the one that was given."""
+        return self if self.ranks else dataclasses.replace(self, p_k=None)
 
     @property
     def sorts(self) -> bool:

@@ -217,6 +217,7 @@ def _sharded_loss(
     """As :func:`anyk.losses.topk_loss`, with candidates that come from all processes."""
     shard = _Shard.of(local_scores, target, group)
     example_p_k = None if example_p_k is None else shard.local("example_p_k", example_p_k)
+    spec = spec if example_p_k is None else spec.for_examples()
     if conventions.label_smoothing == 1 and not spec.smoothing:
         raise ValueError("label_smoothing: expected a number below 1, got 1")
     slices = _Slices.asked(shard, _settings(spec, conventions, example_p_k)) if sizes is None else _Slices.told(shard, sizes)

@@ -133,6 +133,18 @@ def check_reading(lists, begins, read, labels, places):
                 assert tokens_read[: column + 1] == ([PADDING] * (column + 1) + before)[-(column + 1) :]
 
 
+def test_every_place_of_a_window_is_trained_where_sequences_are_short():
+    """A model is asked at the last place. It must have learned there, though validation and test keep the last two tokens."""
+    _, stream, begins = made(3, shortest=4, longest=9)
+    dataset = tokens.last_of_each("made", CLASSES, stream, begins, tokens="items")
+    index = torch.arange(len(dataset.train))
+    index = index[~torch.isin(index, dataset.validation)]
+    windows = Windows(dataset.train, index, dataset.train.labels, 12)
+    generator = torch.Generator().manual_seed(0)
+    trained = sum((windows.take(windows.shifted(generator))[1] != IGNORED).sum(0) for _ in range(60))
+    assert bool((trained > 0).all()), trained
+
+
 def test_windows_of_sequences_without_a_target_are_left_out():
     _, stream, begins = made(1, shortest=6)
     split = examples_from_second(stream, begins)

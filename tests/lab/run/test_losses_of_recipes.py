@@ -89,3 +89,10 @@ def test_settings_of_a_loss_are_those_that_change_it(loss, tmp_path):
     # A loss for one k sees no more of P_K than its length, which is the same here.
     length_alone = {"p_k"} if names.find(loss).family == "one k" else set()
     assert changing == settings_of(loss) - length_alone
+
+
+def test_softmax_stays_softmax_where_a_guide_moves_and_what_was_seen_is_masked():
+    recipe = Recipe(loss="softmax", mask_seen=True, guide=0.5, guide_end=0.1)
+    made = criterion(recipe, 10)
+    reschedule(made, recipe, 0.5)
+    assert made.guide == 1.0

@@ -101,7 +101,10 @@ class Windows:
         counted = torch.zeros(len(examples.stream) + 1, dtype=torch.int64)
         counted[1:] = (self.labels != IGNORED).cumsum(0)
         trained = counted[ends] > counted[begins]
-        begins, ends = begins[trained], ends[trained]
+        # To the last place that is trained: what validation and test keep behind it would else take the places of a window
+        # that a model is asked at.
+        last = torch.where(self.labels != IGNORED, torch.arange(len(self.labels)), -1).cummax(0).values
+        begins, ends = begins[trained], last[ends[trained] - 1] + 1
         self.numbers = (ends - begins - 1) // length + 1  # of a sequence
         self.slack = self.numbers * length - (ends - begins - 1)
         self.begins, self.ends = begins, ends

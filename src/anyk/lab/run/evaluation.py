@@ -51,7 +51,7 @@ class Examined:
         gains = 1 / (1 + ranks).log2()
         return {
             **accuracies,
-            "mrr": float((1 / ranks).mean()),
+            "mrr": float((1 / ranks).where(self.labels >= 0, 0).mean()),
             **{f"ndcg{k}": float(gains[self.ranks <= k].sum()) / len(ranks) for k in ks if k > 1},
             **{f"macro_top{k}": self._macro(self.ranks <= k) for k in ks if k in MACRO_KS},
             "mean": sum(counted) / len(counted),
@@ -154,7 +154,8 @@ def unfinished(result: Mapping[str, Any]) -> str:
     recipe, epochs, chance = result["recipe"], result["epochs"], 1 / result["data"]["classes"]
     if epochs < recipe["epochs"]:
         return ""
-    if result["validation"]["top1"] - chance < 0.1 * (1 - chance):
+    # Of thousands of items, a tenth is more than anyone guesses right; ten times chance is no chance.
+    if result["validation"]["top1"] - chance < min(0.1 * (1 - chance), 9 * chance):
         return "near chance"
     if recipe["select"] != "last" and max(result["selected"].values()) > 0.9 * epochs:
         return "improving"

@@ -110,7 +110,8 @@ def reschedule(loss: nn.Module, recipe: Recipe, progress: float) -> None:
         loss.operator.temperature = start * (recipe.temperature_end / start) ** progress
     if recipe.p_k_end is not None and moves:
         loss.p_k = torch.lerp(torch.tensor(recipe.p_k), torch.tensor(recipe.p_k_end), progress)
-    if recipe.guide_end is not None and isinstance(loss, anyk.TopKErrorLoss):
+    # Softmax may be this class too, with a guide of 1, where some classes are no guess.
+    if recipe.guide_end is not None and isinstance(loss, anyk.TopKErrorLoss) and recipe.loss != "softmax":
         loss.guide = recipe.guide + (recipe.guide_end - recipe.guide) * progress
 
 

@@ -112,7 +112,7 @@ class Plan:
         model, shape, classes = values["model"], values["shape"], values["classes"]
 
         def whole(number: object) -> bool:
-            return type(number) is int and number > 0
+            return type(number) is int and 0 < number < 2**62
 
         def refuse_unless(fine: bool, name: str, expected: str) -> None:
             if not fine:
@@ -123,11 +123,13 @@ class Plan:
         dimensions: tuple[int, ...] = (3,) if model in ("cnn", "resnet18") or own_models.is_timm(model) else (1, 3)
         if model in SEQUENCE_MODELS or values.get("tokens"):
             dimensions = (1,)
-            refuse_unless(values["tokens"] in ("items", "words", "python"), "tokens", "items, words or python")
+            own = model in SEQUENCE_MODELS or own_models.is_function(model)
+            refuse_unless(own and values["tokens"] in ("items", "words", "python"), "tokens", "items, words or python")
             for name in ("tied", "mask_seen"):
                 refuse_unless(type(values[name]) is bool, name, "true or false")
             for name in ("embedding", "layers", "heads") if model in SEQUENCE_MODELS else ():
                 refuse_unless(whole(values[name]), name, "a positive number")
+            refuse_unless(values["layers"] <= 1000, "layers", "at most 1000")
         fine = type(shape) is tuple and len(shape) in dimensions and all(map(whole, shape))
         of = {(1,): "the length of a sequence", (3,): "that of an image", (1, 3): "that of an embedding or an image"}
         refuse_unless(fine, "shape", of[dimensions])
@@ -338,7 +340,7 @@ def load(path: str | Path, *, model: str | Maker | None = None, trust: bool = Fa
     function = own_models.maker(plan.model, str(path), model, trust)
     try:
         return Classifier(plan, weights, function)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # torch has no tensors of the sizes that a file may claim
         raise _unusable(_file(path), error) from None
 
 
@@ -358,7 +360,7 @@ def _file(path: str | Path) -> Path:
     return Path(path) / "model.safetensors" if Path(path).is_dir() else Path(path)
 
 
-def _unusable(file: Path, error: ValueError) -> LabError:
+def _unusable(file: Path, error: Exception) -> LabError:
     return LabError(f"{file} cannot be used ({error}): train again in another folder.")
 
 

@@ -5,6 +5,7 @@ scores what follows the last of them: (B, n). A causal one can score what follow
 """
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ class TiedLinear(nn.Module):
         return functional.linear(rows, self.weight, self.bias)
 
 
-class SequenceModel(nn.Module):
+class SequenceModel(nn.Module, ABC):
     """What the models of sequences have in common.
 
     Args:
@@ -66,9 +67,9 @@ class SequenceModel(nn.Module):
         rows = self.project(self.dropout(self.body(tokens, where)))
         return self.output(rows) if scored else rows
 
+    @abstractmethod
     def body(self, tokens: Tensor, where: Tensor | None) -> Tensor:
         """What the last layer sees: (rows, width)."""
-        raise NotImplementedError
 
     def head_parameters(self) -> list[nn.Parameter]:
         """Those of the last layer, for a learning rate of its own."""
