@@ -109,6 +109,36 @@ def test_the_same_again_makes_no_run_and_other_numbers_of_seeds_and_jobs_go_on(
     assert {sum(made.epochs == 4 for made in method.tries) for method in capped.methods} == {4}
 
 
+def test_a_comparison_on_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan, its estimate and its report."""
+    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
+    place, plan = lab_data.write_items(tmp_path / "items.txt"), list[str]()
+    given = Setting(
+        data=f"sequences:{place}", model="gru", context=4, hidden=8, embedding=8, epochs=2, batch_size=16, mask_seen=True,
+        want=(1, 3), m=8, learning_rate=0.05,
+    )  # fmt: skip
+    out = tmp_path / "out"
+    done = compare(given, ["splitter"], out, seeds=2, budget=1, jobs=1, on_plan=plan.append)
+    assert plan[0].endswith("60 for validation, 60 for the test; 30 classes; each from up to 4 tokens before it.")
+    told = "Model gru, 2 epochs, batches of 4 windows of 4 tokens, of which each place trains, on cpu, 1 run at a time."
+    assert told in plan
+    assert results.read(out / "results.json") == done
+    assert done.moves is not None
+    assert {len(example.context) for example in done.moves.examples} <= {2, 3, 4}
+    lines = [line.split() for line in place.read_text().splitlines()]
+    for example in done.moves.examples:
+        line, token = (int(number) for number in re.findall(r"\d+", example.source))
+        assert token == len(lines[line - 1])
+        assert example.target == lines[line - 1][-1]
+        assert example.context == tuple(lines[line - 1][:-1][-4:])
+        seen = set(lines[line - 1][:-1])
+        assert not seen & {guess.name for guess in (*example.before, *example.after)}
+    page = (out / "report.html").read_text()
+    assert page.count('<ul class="context">') == len(done.moves.examples) > 0
+    with pytest.raises(LabError, match=r"mask_seen leaves \d+ of the 30 classes of items .* P_K reaches to k = 25"):
+        compare(given.but(want=(1, 25), m="auto"), ["error"], tmp_path / "other", jobs=1)
+
+
 def test_the_plan_is_said_before_the_first_run(finished: tuple[Comparison, Path, list[str]]) -> None:
     _, _, plan = finished
     assert plan[0] == (

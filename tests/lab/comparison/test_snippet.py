@@ -7,6 +7,7 @@ import torch
 
 import made
 from anyk.lab.comparison.snippet import code
+from anyk.lab.run import losses
 from anyk.lab.run.recipe import Recipe
 
 RECIPES = [Recipe(loss=loss) for loss in made.LOSSES]
@@ -44,6 +45,32 @@ def test_the_code_has_the_recipe_in_it():
     )
     assert code(Recipe(loss="gce", power=0.4)).splitlines()[-1] == "criterion = anyk.TopKErrorLoss({1: 1.0}, m=None, power=0.4)"
     assert "k=3, temperature=0.5" in code(Recipe(loss="smooth", p_k=(0.5, 0.0, 0.5, 0.0), temperature=0.5))
+
+
+@pytest.mark.parametrize("loss", ["softmax", "gce", "error", "splitter"])
+def test_the_code_of_a_comparison_on_sequences(loss):
+    """The same loss as the lab's, of what it was given."""
+    recipe = Recipe(loss=loss, model="gru", mask_seen=True, label_smoothing=0.1, learning_rate=0.004, m=8)
+    lines = code(recipe, classes=20)
+    assert "# scores (places, n) and target (places,): every place of a sequence that has a target" in lines
+    assert "# scores: -inf for what the sequence has had before, but never for the target" in lines
+    names = {}
+    exec(lines, names)
+    scores, target = torch.randn(4, 20, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 19])
+    scores[:, 5:9] = -torch.inf
+    found = names["criterion"](scores, target)
+    assert found.isfinite()
+    torch.testing.assert_close(found, losses.criterion(recipe, 20)(scores, target))
+
+    plain = code(recipe.but(mask_seen=False, model="context"), classes=20)
+    assert "places" not in plain
+    assert "-inf" not in plain
+    assert ("torch.nn.CrossEntropyLoss" in plain) == (loss == "softmax")
+    assert "LinearHead" not in plain
+    many = code(recipe.but(mask_seen=False, model="context"), classes=30_000)
+    assert "# 30,000 classes: anyk.LinearHead(d, 30000, criterion) takes the place of the last layer" in many
+    assert "LinearHead" not in code(recipe.but(mask_seen=False, model="mlp"), classes=30_000)
+    assert "LinearHead" not in code(recipe.but(mask_seen=False, model="gru", loss="hinge"), classes=30_000)
 
 
 @pytest.mark.parametrize("suffix", ["json", "csv"])

@@ -32,6 +32,7 @@ from anyk.lab.comparison.outcome import (
 )
 from anyk.lab.comparison.tuning import TUNING_SEEDS, Axis, Point, Trial, Tuner
 from anyk.lab.data import Dataset, Parts
+from anyk.lab.data.tokens import Windows
 from anyk.lab.engines.attempt import Outcome
 from anyk.lab.engines.local import Pool, wait_in_turns
 from anyk.lab.errors import Failure, LabError, Stopped
@@ -47,6 +48,7 @@ from anyk.lab.run.reading import (
     resolved,
     shuffle_of,
     steps_per_epoch,
+    windows_in_batch,
     windows_of,
 )
 from anyk.lab.run.recipe import Recipe, Setting
@@ -129,7 +131,7 @@ def compare(
         on_progress(folder, progress)
 
     with Run(out).locked(), Pool(jobs, watch) as pool, _Limit(time, clock, pool) as limit:
-        for sentence in _plan(setting, dataset, parts, losses, expected_runs(len(losses), seeds), jobs):
+        for sentence in _plan(setting, dataset, parts, windows, losses, expected_runs(len(losses), seeds), jobs):
             on_plan(sentence)
         study = _Study(pool, out, dataset.fingerprint, seeds, limit)
         searches = [
@@ -489,14 +491,22 @@ def _metric(setting: Setting) -> str:
     return setting.select if setting.select != "last" else "mean"
 
 
-def _plan(setting: Setting, dataset: Dataset, parts: Parts, losses: Sequence[str], runs: int, jobs: int) -> Iterator[str]:
+def _plan(
+    setting: Setting,
+    dataset: Dataset,
+    parts: Parts,
+    windows: Windows | None,
+    losses: Sequence[str],
+    runs: int,
+    jobs: int,
+) -> Iterator[str]:
     """What will be done, in sentences."""
     shape = tuple(dataset.train.shape)
     kind = f"images of {' x '.join(map(str, shape))}"
     if dataset.kind == "embeddings":
         kind = f"{shape[0]} features, {'standardised' if setting.standardize else 'as they are'}"
     elif dataset.kind == "sequences":
-        kind = f"each from {setting.context} {'token' if setting.context == 1 else 'tokens'} before it"
+        kind = f"each from up to {setting.context} {'token' if setting.context == 1 else 'tokens'} before it"
     numbers = (len(parts.train), len(parts.validation), len(parts.test_index), len(dataset.classes))
     yield "{}: {:,} examples to train with, {:,} for validation, {:,} for the test; {:,} classes; {}.".format(
         dataset.name, *numbers, kind
@@ -504,7 +514,12 @@ def _plan(setting: Setting, dataset: Dataset, parts: Parts, losses: Sequence[str
     yield from dataset.remarks
     epochs = f"{setting.epochs} {'epoch' if setting.epochs == 1 else 'epochs'}"
     at_once = f"{jobs} {'run' if jobs == 1 else 'runs'} at a time"
-    yield f"Model {setting.model}, {epochs}, batches of {setting.batch_size}, on {setting.device}, {at_once}."
+    batches = f"batches of {setting.batch_size}"
+    if windows is not None:
+        count = windows_in_batch(setting, windows)
+        tokens = f"{windows.length} {'token' if windows.length == 1 else 'tokens'}"
+        batches = f"batches of {count} {'window' if count == 1 else 'windows'} of {tokens}, of which each place trains"
+    yield f"Model {setting.model}, {epochs}, {batches}, on {setting.device}, {at_once}."
     metric = _metric(setting)
     wanted = " and ".join(title(f"top{k}") for k in setting.want)
     meaning = title(metric) if metric != "mean" else wanted if len(setting.want) == 1 else f"the mean of {wanted}"

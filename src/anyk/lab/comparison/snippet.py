@@ -7,7 +7,9 @@ from typing import Any
 
 import anyk
 from anyk.lab.run import names
+from anyk.lab.run.losses import MOST_SCORES
 from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.sequence_models import CAUSAL
 
 
 def code(recipe: Recipe, classes: int | None = None) -> str:
@@ -24,7 +26,9 @@ def code(recipe: Recipe, classes: int | None = None) -> str:
     loss = names.find(recipe.loss)
     settings = _arguments(loss.make, loss.settings(recipe))
     made = [loss.make]
-    if loss.family == "softmax":
+    if loss.family == "softmax" and recipe.mask_seen:  # torch's own would smooth towards minus infinity
+        call = f"anyk.TopKErrorLoss({', '.join(['{1: 1.0}', 'guide=1.0', *settings])})"
+    elif loss.family == "softmax":
         imports, call = ["import torch"], f"torch.nn.{loss.make.__name__}({', '.join(settings)})"
     elif loss.family == "gce":
         call = f"anyk.TopKErrorLoss({', '.join(['{1: 1.0}', 'm=None', *settings])})"
@@ -50,8 +54,21 @@ def code(recipe: Recipe, classes: int | None = None) -> str:
         call = f"{_qualified(loss.make)}({', '.join([weights, operator, *limit, *settings])})"
     if recipe.guide_end is not None and loss.family in ("error", "gce"):
         comments.append(f"# the guide moved to {recipe.guide_end!r}, linearly over the run")
+    comments += _of_sequences(recipe, classes, of_head=loss.family in ("softmax", "gce") or loss.operator is not None)
     imports += [f"import {kind.__module__}" for kind in made if not _qualified(kind).startswith(("anyk.", "torch."))]
     return "\n".join([*imports, "", *comments, f"criterion = {call}", ""])
+
+
+def _of_sequences(recipe: Recipe, classes: int | None, of_head: bool) -> list[str]:
+    """What the loss was given, where that is not one row of scores for each example of a batch."""
+    comments = []
+    if CAUSAL.get(recipe.model, False):
+        comments.append("# scores (places, n) and target (places,): every place of a sequence that has a target, of the batch")
+    if recipe.mask_seen:
+        comments.append("# scores: -inf for what the sequence has had before, but never for the target")
+    elif of_head and recipe.model in CAUSAL and (classes or 0) > MOST_SCORES:
+        comments.append(f"# {classes:,} classes: anyk.LinearHead(d, {classes}, criterion) takes the place of the last layer")
+    return comments
 
 
 def _arguments(make: type, values: Mapping[str, Any]) -> list[str]:

@@ -208,7 +208,12 @@ def steps_per_epoch(setting: Setting, parts: Parts, windows: Windows | None) -> 
     """How many batches an epoch has. Of windows, a batch has as many as hold about as many places as it has examples."""
     if windows is None:
         return math.ceil(len(parts.train) / setting.batch_size)
-    return math.ceil(len(windows) / max(1, round(setting.batch_size / windows.length)))
+    return math.ceil(len(windows) / windows_in_batch(setting, windows))
+
+
+def windows_in_batch(setting: Setting, windows: Windows) -> int:
+    """How many windows a batch has at most."""
+    return max(1, round(setting.batch_size / windows.length))
 
 
 def find_device(name: str) -> torch.device:
