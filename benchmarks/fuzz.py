@@ -919,7 +919,7 @@ def attempt(reader: Reader, files: Files, folder: Path, shown: bool = False) -> 
     Path("/proc/self/clear_refs").write_text("5")  # the highest use from here on
     before, began = status("VmRSS"), time.process_time()
     resource.setrlimit(resource.RLIMIT_DATA, (status("VmData") + allowed + SPARE, resource.RLIM_INFINITY))
-    for call in reader.read(place):
+    for count, call in enumerate(reader.read(place)):
         error: BaseException | None = None
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -927,7 +927,8 @@ def attempt(reader: Reader, files: Files, folder: Path, shown: bool = False) -> 
                 call()
             except LabError as refused:
                 error = refused
-                case.outcome = "refused" if case.outcome == "read" else case.outcome
+                if not count:  # the others read it as something else, which it may not be
+                    case.outcome = "refused"
                 if "\n" in str(refused) or len(str(refused)) > 2000:
                     case.outcome, case.told = "message", f"{len(str(refused))} characters: {str(refused)[:80]!r}"
             except Exception as failure:

@@ -67,8 +67,5 @@ def gamma(alpha: float, count: int, generator: torch.Generator) -> list[float]:
     return torch._standard_gamma(torch.full((count,), alpha, dtype=torch.float64), generator=generator).tolist()
 
 
-rebuild_tensor = torch._utils._rebuild_tensor_v2
-"""What a pickle of a tensor names; the lab reads such files without unpickling them."""
-
 SLOW_TO_IMPORT = "torch._dynamo"
 """What optimizers import when they are made: a second in each process that did not inherit it."""

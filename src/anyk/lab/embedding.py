@@ -23,7 +23,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from anyk.lab import files
-from anyk.lab.data import embeddings, folders
+from anyk.lab.data import embeddings, folders, pickles
 from anyk.lab.data.sets import Dataset, Split
 from anyk.lab.errors import LabError
 from anyk.lab.run import own_models
@@ -237,7 +237,8 @@ def _digest_names(folder: Path, images: dict[str, list[_Image]]) -> str:
 
 def read_image(path: Path) -> Image.Image:
     """An image file as RGB, upright."""
-    with Image.open(path) as file:
+    with folders.opened_image(path) as file:
+        folders.refuse_bomb(file, path)
         image = ImageOps.exif_transpose(file)
         if image.mode.startswith("I"):
             # Pillow would cut 16-bit grey values off at 255.
@@ -268,8 +269,8 @@ def _enter(work: Path, plan: dict[str, Any]) -> None:
     path = work / "plan.json"
     if path.exists() and any(work.glob("*.shard")):
         try:
-            begun = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+            begun = files.read_object(path, "remove it")
+        except LabError:
             begun = {}
         changed = next((key for key in plan if begun.get(key) != plan[key]), None)
         if changed is not None:
@@ -370,7 +371,7 @@ def _save_whole(shard: dict[str, Any], path: Path) -> None:
 
 def _load_shard(path: Path) -> dict[str, Any]:
     try:
-        return torch.load(path, mmap=True, weights_only=True)
+        return pickles.read(path)
     except Exception as error:  # a damaged file can fail in any way
         raise LabError(f"{path} is damaged ({' '.join(str(error).split())[:100]}): remove it and call again.") from None
 

@@ -4,11 +4,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 
+_LONGEST = 1500
+
+
 class LabError(Exception):
     """One sentence that names the file or the argument and says what to do.
 
-    The command line prints it without a traceback and ends with exit code 2.
+    The command line prints it without a traceback and ends with exit code 2. What it quotes of a file may be of any length and
+    hold any character; the sentence is one line all the same.
     """
+
+    def __init__(self, sentence: str = "") -> None:
+        super().__init__(_one_line(sentence))
 
 
 class Diverged(LabError):
@@ -17,6 +24,19 @@ class Diverged(LabError):
 
 class Stopped(Exception):
     """A run was asked to stop; its checkpoint is written."""
+
+
+def _one_line(text: str) -> str:
+    """A text without line ends and other characters that are not printed, and without the middle of a very long one.
+
+    >>> _one_line("a" * 700 + "\\n" + "b" * 4000)[695:708]
+    'aaaaa\\\\nbbbbbb'
+    """
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - 300]} … {text[-300:]}"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def explain(error: Exception) -> str:

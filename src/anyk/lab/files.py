@@ -18,12 +18,23 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def read_object(path: Path, remedy: str) -> dict[str, Any]:
     """The JSON object in a file; where there is none, the error ends with the remedy."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LabError(f"{path} cannot be read as JSON ({error}): {remedy}.") from None
     if not isinstance(content, dict):
         raise LabError(f"{path} should hold a JSON object: {remedy}.")
     return content
+
+
+def parsed(text: str) -> Any:
+    """The value of a JSON text; a ValueError for all that is wrong with it, and for texts that no file could hold."""
+    try:
+        value = json.loads(text)
+        if "\\u" in text:  # half of a character can be written so
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return value
 
 
 def write_object(path: Path, content: Mapping[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
 Rows of numbers are features. Arrays of uint8 with three or four dimensions are images, as MedMNIST has them.
 
-No code from a file is ever run. torch reads its own format with ``weights_only``; plain pickles go through an unpickler
-that knows containers, numpy arrays and torch tensors, and nothing else.
+No code from a file is ever run: what pickle and torch wrote goes through an unpickler that knows containers, numpy arrays and
+torch tensors, and nothing else. No size that a file claims is believed before it is held against the file.
 """
 
 import array
@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyk.lab.data import embeddings, pickles
+from anyk.lab import files
+from anyk.lab.data import embeddings, limits, pickles
 from anyk.lab.data.sets import Dataset, Split, check_classes, class_names, with_statistics
 from anyk.lab.errors import LabError
 
@@ -229,9 +229,18 @@ def _listed_names(values: Any, source: Path) -> list[str]:
     names = _to_numpy(values, source)
     if names.ndim != 1:
         raise LabError(f"class names in {source} should be a list, but have the shape {names.shape}.")
-    if names.dtype.kind == "S":
-        names = np.char.decode(names, "utf-8", "replace")
-    return [str(name) for name in names.tolist()]
+    return [_text(name) for name in names.tolist()]
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _objects(values: Sequence[Any]) -> "np.ndarray[Any, Any]":
+    """A list as an array of what is in it. In an array of texts, each would take the room of the longest."""
+    made = np.empty(len(values), dtype=object)
+    made[:] = values
+    return made
 
 
 def _name_places(items: list[Any] | tuple[Any, ...]) -> Any:
@@ -256,7 +265,7 @@ def _pair(examples: Any, labels: Any, source: Path, for_split: str = "") -> _Pai
         examples = torch.stack(tuple(examples)) if examples[0].dim() == 1 else torch.cat(tuple(examples))
     if not isinstance(examples, Tensor):
         numbers = _to_numpy(examples, source)
-        if numbers.dtype.kind not in "fiub":
+        if numbers.dtype.kind not in "fiub" or numbers.dtype.itemsize > 8:
             raise LabError(f"embeddings in {source} should be numbers, but are {numbers.dtype}.")
         if numbers.dtype.kind == "u" and numbers.dtype.itemsize > 1 and numbers.ndim < 3:
             numbers = numbers.astype(np.float32)
@@ -275,7 +284,7 @@ def _groups(values: Any, count: int, source: Path) -> Tensor | None:
     given = _to_numpy(values, source)
     if given.shape != (count,):
         raise LabError(f"groups in {source} should have the shape ({count},), as the labels do, but have {given.shape}.")
-    if given.dtype.kind not in "iubUS":
+    if given.dtype.kind not in "iubUS" and not (given.dtype.kind == "O" and {type(value) for value in given} == {str}):
         raise LabError(f"groups in {source} should be integers or texts, but are {given.dtype}.")
     return torch.from_numpy(np.unique(given, return_inverse=True)[1].reshape(-1).astype(np.int64))
 
@@ -284,11 +293,21 @@ def _to_numpy(values: Any, source: Path) -> "np.ndarray[Any, Any]":
     if isinstance(values, Tensor):
         return values.detach().numpy()
     try:
-        if isinstance(values, (list, tuple)) and values and isinstance(values[0], Tensor):
-            return np.asarray([value.tolist() for value in values])
+        if isinstance(values, (list, tuple)):
+            if values and isinstance(values[0], Tensor):
+                return np.asarray([value.tolist() for value in values])
+            if any(isinstance(value, (str, bytes)) for value in values):
+                return _objects([_text(value) for value in values])
+            if _has_texts(values):
+                raise ValueError("texts in lists")
         return np.asarray(values)
-    except (ValueError, TypeError) as error:
-        raise LabError(f"{source} holds a list that is no array ({error}).") from None
+    except (ValueError, TypeError, OverflowError, RuntimeError, AttributeError) as error:
+        raise LabError(f"{source} holds a list that is no array ({' '.join(str(error).split())[:150]}).") from None
+
+
+def _has_texts(values: Sequence[Any]) -> bool:
+    nested = (value for value in values if isinstance(value, (list, tuple)))
+    return any(isinstance(value, (str, bytes)) for value in values) or any(map(_has_texts, nested))
 
 
 def _shown(text: str) -> str:
@@ -381,20 +400,20 @@ def number_classes(
         if names is not None or (train.min() == 0 and train.max() < len(train) and np.bincount(train).all()):
             classes = class_names(names, int(train.max()) + 1)
             return classes, {split: torch.from_numpy(values) for split, values in plain.items()}
-    values = np.unique(plain["train"]) if names is None else np.asarray(names)
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
+    values = np.unique(plain["train"]).tolist() if "i" in kinds else names if names is not None else sorted(set(plain["train"]))
+    places: dict[Any, int] = {}
+    for place, value in enumerate(values):
+        places.setdefault(value, place)
     numbers = {}
     for split, given in plain.items():
-        place = np.searchsorted(ordered, given).clip(max=len(ordered) - 1)
-        unknown = ordered[place] != given
-        if unknown.any():
+        unknown = next((value for value in given.tolist() if value not in places), None)
+        if unknown is not None:
             where = "no class name" if names is not None else "no training example"
-            raise LabError(f"{source} has the label {str(given[unknown][0])!r} in {split}, which {where} has.")
-        numbers[split] = torch.from_numpy(order[place].astype(np.int64))
-    if names is None and "i" in kinds:
+            raise LabError(f"{source} has the label {str(unknown)!r} in {split}, which {where} has.")
+        numbers[split] = torch.from_numpy(np.fromiter((places[value] for value in given.tolist()), np.int64, len(given)))
+    if "i" in kinds:
         note(f"the labels are not 0 to n-1: the {len(values)} values from {values[0]} to {values[-1]} became class names")
-    return tuple(str(value) for value in values.tolist()), numbers
+    return tuple(str(value) for value in values), numbers
 
 
 def _integers_or_texts(values: "np.ndarray[Any, Any]", source: str | Path) -> "np.ndarray[Any, Any]":
@@ -402,21 +421,26 @@ def _integers_or_texts(values: "np.ndarray[Any, Any]", source: str | Path) -> "n
         values = values[:, 0]
     if values.ndim != 1:
         raise LabError(f"labels in {source} should have the shape (examples,), but have {values.shape}.")
+    if values.dtype.kind in "US":
+        distinct, places = np.unique(values, return_inverse=True)
+        values = _objects([_text(value) for value in distinct.tolist()])[places.reshape(-1)]
     if values.dtype.kind == "O":
         kinds = {type(value) for value in values.tolist()}
-        if not kinds <= {str} and not kinds <= {int, bool}:
+        if kinds <= {int, bool}:
+            values = np.asarray(values.tolist())
+        elif kinds != {str}:
             raise LabError(f"labels in {source} should be integers or texts, but hold {sorted(k.__name__ for k in kinds)[0]}.")
-        values = np.asarray(values.tolist())
-    if values.dtype.kind == "S":
-        values = np.char.decode(values, "utf-8", "replace")
-    if values.dtype.kind == "U":
-        _refuse_unlabeled(np.char.strip(values) == "", "an empty label", source)
-        try:
-            # "10" comes after "9" where all texts are integers.
-            numbers = values.astype(np.int64)
-        except (ValueError, OverflowError):
-            return values
-        return numbers if (numbers.astype(values.dtype) == values).all() else values
+    if values.dtype.kind == "O":
+        if not {str} >= {type(value) for value in values.tolist()}:
+            raise LabError(f"labels in {source} should be integers or texts, but are too large for 64 bits.")
+        known = dict.fromkeys(values.tolist())
+        empty = {text for text in known if not text.strip()}
+        if empty:
+            _refuse_unlabeled(np.fromiter((text in empty for text in values.tolist()), bool, len(values)), "an empty label", source)
+        # "10" comes after "9" where all texts are integers.
+        if all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", text) for text in known):
+            return np.fromiter(map(int, values.tolist()), np.int64, len(values))
+        return values
     if values.dtype.kind == "f" and not (np.isfinite(values).all() and (values == np.floor(values)).all()):
         raise LabError(f"labels in {source} should be integers or texts, but there are numbers with a fraction or NaN.")
     if values.dtype.kind not in "iubf":
@@ -443,7 +467,7 @@ def _unlabeled(count: int, what: str, source: str, first: str) -> LabError:
 def _read_class_names(path: Path) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
-        names = json.loads(text) if text.lstrip().startswith("[") else text.splitlines()
+        names = files.parsed(text) if text.lstrip().startswith("[") else text.splitlines()
     except (OSError, ValueError) as error:
         raise LabError(f"{path} cannot be read as a list of class names ({error}).") from None
     names = [str(name).strip() for name in names]
@@ -459,14 +483,27 @@ def _read_class_names(path: Path) -> list[str]:
 
 def _read_numpy(path: Path) -> Any:
     try:
-        if path.suffix == ".npy":
+        if path.suffix.lower() == ".npy":
+            with open(path, "rb") as file:
+                limits.check_array(file, path.stat().st_size)
             # Copy on write: nothing is read before it is needed, and torch wants memory that could be written to.
             return np.load(path, mmap_mode="c", allow_pickle=False)
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
+        found = {}
+        with limits.opened_zip(path) as archive:
+            for member in archive.infolist():
+                if member.filename.endswith(".npy"):
+                    with archive.open(member) as part:
+                        limits.check_array(part, member.file_size)
+                    with archive.open(member) as part:
+                        key = member.filename.removesuffix(".npy")
+                        found[key] = np.lib.format.read_array(part, allow_pickle=False)
+        return found
+    except LabError:
+        raise
+    except Exception as error:  # damaged files make zip, zlib and numpy raise a dozen kinds
         hint = "save text as numpy strings, not objects" if "allow_pickle" in str(error) else "copy it or make it again"
-        raise LabError(f"{path} cannot be read by numpy ({' '.join(str(error).split())[:150]}): {hint}.") from None
+        reason = " ".join(str(error).split())[:150] or type(error).__name__
+        raise LabError(f"{path} cannot be read by numpy ({reason}): {hint}.") from None
 
 
 def _read_csv(path: Path, label_column: str | None, is_test: bool) -> _Pair:
@@ -523,7 +560,7 @@ def _read_csv(path: Path, label_column: str | None, is_test: bool) -> _Pair:
         raise _unlabeled(int(counts[negative].sum()), _NEGATIVE, f"{path}", f"line {lines[negative[0]]}")
     table = torch.from_numpy(np.frombuffer(values, dtype=np.float32)).view(len(codes), -1)
     groups = _groups(together, len(codes), path) if group >= 0 else None
-    return _Pair(table, np.asarray(list(names))[np.frombuffer(codes, dtype=np.int64)], groups)
+    return _Pair(table, _objects(list(names))[np.frombuffer(codes, dtype=np.int64)], groups)
 
 
 def _refuse_wrong_column(
@@ -577,33 +614,17 @@ def _is_header(first: list[str], column: int) -> bool:
 
 # --- pickles ----------------------------------------------------------------------------------------------------------
 
-_TORCH_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""How files of torch.save began before they were zip files."""
-
 
 def _read_pickle(path: Path) -> Any:
     """What torch.save or pickle.dump wrote, if it is data and nothing else."""
-    with open(path, "rb") as file:
-        start = file.read(len(_TORCH_MAGIC))
-        try:
-            if start.startswith(b"PK"):
-                # Memory-mapped: the official embeddings have 11 to 50 gigabytes.
-                return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-            if start == _TORCH_MAGIC:
-                return torch.load(path, map_location="cpu", weights_only=True)
-            file.seek(0)
-            return pickles.load(file)
-        except pickles.NotDataError as error:
-            raise LabError(
-                f"{path} holds {_shown(str(error))}, which is not data: nothing was run; save plain arrays or tensors."
-            ) from None
-        except Exception as error:  # a damaged pickle can fail in any way
-            message = " ".join(str(error).split())
-            refused = re.search(r"GLOBAL (\S+)", message)
-            if refused:
-                raise LabError(
-                    f"{path} holds {refused[1]}, which is not data: nothing was run; save plain arrays or tensors."
-                ) from None
-            raise LabError(
-                f"{path} is damaged or not a file of torch or pickle ({message[:150]}): copy it or make it again."
-            ) from None
+    try:
+        return pickles.read(path)
+    except LabError:
+        raise
+    except pickles.NotDataError as error:
+        raise LabError(
+            f"{path} holds {_shown(str(error))}, which is not data: nothing was run; save plain arrays or tensors."
+        ) from None
+    except Exception as error:  # a damaged pickle can fail in any way
+        reason = f"{' '.join(str(error).split())[:150] or type(error).__name__}"
+        raise LabError(f"{path} is damaged or not a file of torch or pickle ({reason}): copy it or make it again.") from None

@@ -354,7 +354,7 @@ def _inspected(path: Path, part: MappedRows, labels: Tensor, groups: Tensor | No
     }
     remembered = cache_folder() / "inspected" / (hashlib.sha256(str(stamp["path"]).encode()).hexdigest()[:32] + ".json")
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        known = json.loads(remembered.read_text(encoding="utf-8"))
+        known = files.parsed(remembered.read_text(encoding="utf-8"))
         if {key: known[key] for key in stamp} == stamp:
             return str(known["digest"])
     found = digest(part, str(path)) + digest(labels, str(path))

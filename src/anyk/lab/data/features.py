@@ -40,7 +40,7 @@ def statistics(examples: Split, index: Tensor, key: object) -> Statistics:
     text = json.dumps([_VERSION, key])
     remembered = cache_folder() / "features" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, LabError):
-        known = json.loads(remembered.read_text(encoding="utf-8"))
+        known = files.parsed(remembered.read_text(encoding="utf-8"))
         if known["key"] == text and len(known["mean"]) == len(known["std"]) == examples.shape[0]:
             return tuple(map(float, known["mean"])), tuple(map(float, known["std"]))
     mean, std = _one_pass(examples, index)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anyk.lab import notes
 from anyk.lab.data import cache as caches
+from anyk.lab.data import limits
 from anyk.lab.data.sets import Dataset, Split, with_statistics
 from anyk.lab.errors import LabError
 
@@ -21,6 +22,7 @@ SIZE = 32
 
 _VERSION = 2  # of the pixels and what is kept with them: a change of `read_pixels` needs another number
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
+_PROGRAMS = ("EPS",)  # is a program itself, which Ghostscript would run
 _TEST_NAMES = ("test", "val", "valid", "validation")  # the first that is there is the test set
 
 
@@ -150,6 +152,17 @@ def _decode_all(files: dict[str, list[Path]], classes: tuple[str, ...], size: in
     return Split((images[good],), labels[good])
 
 
+def opened_image(path: str | Path) -> Image.Image:
+    """An image file, of no kind that Pillow would start another program for."""
+    Image.init()
+    return Image.open(path, formats=[kind for kind in Image.ID if kind not in _PROGRAMS])
+
+
+def refuse_bomb(image: Image.Image, path: str | Path) -> None:
+    """Raise where the pixels of an image take much more memory than images of such files do."""
+    limits.refuse_bomb(path, Path(path).stat().st_size, 4 * image.width * image.height)
+
+
 def read_pixels(path: str | Path, size: int | tuple[int, int] = SIZE) -> Tensor:
     """An image file as (3, height, width) uint8: upright, transparent parts white, resized to fit, the middle taken.
 
@@ -160,8 +173,9 @@ def read_pixels(path: str | Path, size: int | tuple[int, int] = SIZE) -> Tensor:
     height, width = (size, size) if isinstance(size, int) else size
     if min(height, width) < 1:
         raise ValueError(f"size: expected at least 1, got {size}")
-    with Image.open(path) as file:
+    with opened_image(path) as file:
         file.draft("RGB", (2 * width, 2 * height))  # a JPEG can be decoded at a fraction of its size
+        refuse_bomb(file, path)
         image: Image.Image = ImageOps.exif_transpose(file)
         if image.mode.startswith("I"):  # 16 bits of gray, which Pillow would clip
             image = image.point(lambda value: value * (1 / 256)).convert("L")

@@ -1,38 +1,163 @@
 """Pickles that people exchange, read as data: no name in them is imported and no code of theirs is run.
 
-The unpickler knows containers, numpy arrays and torch tensors, and builds them with functions of its own.
+The unpickler knows containers, numpy arrays and torch tensors. What it gets from Python's machine are notes of what is to be
+made; it is made at the end, when it is known that all of it together is not much more than the file.
 """
 
 import io
+import math
+import mmap
 import pickle
+import pickletools
 import re
+import struct
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from anyk import _compat
+from anyk.lab.data import limits
 
+_TORCH_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""How files of torch.save began before they were zip files."""
 
-def load(file: BinaryIO) -> Any:
-    """The containers, arrays and tensors in a pickle; bytes of Python 2 become text. Raises NotDataError for anything else."""
-    return _unwrap(_DataUnpickler(file, encoding="latin1").load())
+Buffer = bytes | mmap.mmap
+PersistentLoad = Callable[[Any], Any]
 
 
 class NotDataError(pickle.UnpicklingError):
     """A pickle asks for a name that is not on the list."""
 
 
+def read(path: Path) -> Any:
+    """What pickle.dump or torch.save wrote to a file, in dicts and lists; of a zip file, the tensors are memory-mapped.
+
+    Raises NotDataError for what is not data, and whatever a damaged file makes the parsers raise.
+    """
+    with open(path, "rb") as file:
+        start = file.read(len(_TORCH_MAGIC))
+        if start.startswith(b"PK"):
+            return _of_zip(path)
+        # Mapped: of long contents, the check of the lengths reads nothing.
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if start == _TORCH_MAGIC:
+                return _Making(len(content)).made(_of_old_torch(bytes(content)))
+            _end_of_pickle(content, 0)
+        file.seek(0)
+        return _Making(path.stat().st_size).made(_DataUnpickler(file).load())
+
+
+def load(content: bytes) -> Any:
+    """The same of the bytes of a plain pickle."""
+    _end_of_pickle(content, 0)
+    return _Making(len(content)).made(_DataUnpickler(io.BytesIO(content)).load())
+
+
+# --- lengths ----------------------------------------------------------------------------------------------------------
+
+_ARGUMENTS = {op.code.encode("latin1")[0]: op.arg for op in pickletools.opcodes}
+_FRAME, _STOP = ord("\x95"), ord(".")
+_PUT, _LONG_PUT = ord("p"), ord("r")
+_WIDTHS = {
+    pickletools.TAKEN_FROM_ARGUMENT1: (1, False),
+    pickletools.TAKEN_FROM_ARGUMENT4: (4, True),
+    pickletools.TAKEN_FROM_ARGUMENT4U: (4, False),
+    pickletools.TAKEN_FROM_ARGUMENT8U: (8, False),
+}
+"""of the lengths in front of texts and bytes: bytes, and whether there is a sign"""
+
+
+def _plain_instructions() -> re.Pattern[bytes]:
+    """Instructions of a fixed length that make nothing large, many at a time: lists of numbers are little else."""
+    by_length: dict[int, list[int]] = {}
+    for code, argument in _ARGUMENTS.items():
+        if code not in (_FRAME, _STOP, _LONG_PUT) and (argument is None or argument.n >= 0):
+            by_length.setdefault(0 if argument is None else argument.n, []).append(code)
+    classes = (b"[%b].{%d}" % (b"".join(b"\\x%02x" % code for code in codes), n) for n, codes in by_length.items())
+    return re.compile(b"(?:%b){1,4096}" % b"|".join(classes), re.DOTALL)
+
+
+_PLAIN = _plain_instructions()
+
+
+def _end_of_pickle(content: Buffer, place: int) -> int:
+    """The place behind the pickle that begins here; raises where a length or a number in it is more than there can be.
+
+    Python's machine believes them: it takes gigabytes for a file of a few bytes that claims to hold so much.
+    """
+    end = len(content)
+    while place < end:
+        match = _PLAIN.match(content, place)
+        if match:
+            place = match.end()
+            continue
+        code, begin = content[place], place + 1
+        if code == _STOP:
+            return begin
+        if code not in _ARGUMENTS:
+            break
+        argument = _ARGUMENTS[code]
+        length = 0 if argument is None else argument.n
+        if code in (_FRAME, _LONG_PUT) and begin + length <= end:
+            number = int.from_bytes(content[begin : begin + length], "little")
+            if code == _FRAME and begin + length + number > end:
+                break
+            if code == _LONG_PUT:
+                _check_number(number, place)
+            place = begin + length
+        elif length == pickletools.UP_TO_NEWLINE:
+            first = place = begin
+            for _ in range(2 if "pair" in argument.name else 1):  # type: ignore[union-attr]
+                place = content.find(b"\n", place) + 1
+                if not place:
+                    raise EOFError("Ran out of input")
+            if code == _PUT:
+                text = bytes(content[first : place - 1])
+                _check_number(int(text) if len(text) < 20 else 1 << 64, first)
+        elif length < 0:
+            width, signed = _WIDTHS[length]
+            stated = int.from_bytes(content[begin : begin + width], "little", signed=signed)
+            place = begin + width + stated
+            if stated < 0 or place > end:
+                break
+        else:
+            break
+    if place >= end:
+        raise EOFError("Ran out of input")
+    raise pickle.UnpicklingError("invalid load key or length")
+
+
+def _check_number(number: int, place: int) -> None:
+    """A number under which something is remembered: what was remembered before took at least six bytes each, or three."""
+    if number > 256 + place // 5:
+        raise pickle.UnpicklingError(f"it remembers {number} things before there are so many")
+
+
+# --- what is to be made -----------------------------------------------------------------------------------------------
+
+
 class _DataUnpickler(pickle.Unpickler):
-    """Builds containers, numpy arrays and torch tensors. Every other name is refused before it is imported."""
+    """Notes down containers, numpy arrays and torch tensors. Every other name is refused before it is imported."""
+
+    def __init__(self, file: BinaryIO, storage: PersistentLoad | None = None) -> None:
+        super().__init__(file, encoding="latin1")  # bytes of Python 2 become text
+        self._storage = storage
 
     def find_class(self, module: str, name: str) -> Any:
         make = _MAKERS.get(f"{module.replace('numpy.core', 'numpy._core')}.{name}")
         if make is None:
             raise NotDataError(f"{module}.{name}")
         return make
+
+    def persistent_load(self, pid: Any) -> Any:
+        if self._storage is None:
+            raise NotDataError("a storage")
+        return self._storage(pid)
 
 
 class _Maker:
@@ -50,7 +175,14 @@ class _Maker:
         raise NotDataError("a change of the reader")
 
 
-class _Dtype:
+class _Note:
+    """Something that is to be made. A pickle may not change it, unless its kind is written in two steps."""
+
+    def __setstate__(self, state: Any) -> None:
+        raise NotDataError("a change of the reader")
+
+
+class _Dtype(_Note):
     """A numpy dtype of plain numbers or text. numpy's own would take flags and sizes from the pickle unchecked."""
 
     def __init__(self, code: str, *_: Any):
@@ -62,48 +194,87 @@ class _Dtype:
         self.order = state[1] if state[1] in ("<", ">") else "="
 
     def numpy(self) -> "np.dtype[Any]":
-        return np.dtype(self.order + self.code.removesuffix("8") if self.code == "O8" else self.order + self.code)
+        """The dtype, of anything but objects."""
+        if not re.fullmatch(r"[fiu][1248]|b1|[US]\d{1,6}", self.code) or self.order not in ("<", ">", "="):
+            raise NotDataError("an array of objects")
+        return np.dtype(self.order + self.code)
 
 
-class _Array:
+class _Array(_Note):
     """An array whose content follows in the pickle."""
 
-    value: "np.ndarray[Any, Any] | None" = None
-
     def __init__(self, *_: Any):
-        pass
+        self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
-        _, shape, dtype, by_columns, content = state
-        if isinstance(content, list):
-            self.value = np.empty(len(content), dtype=object)
-            self.value[:] = content
-            self.value = self.value.reshape(shape)
-        else:
-            self.value = _array_of_bytes(content, dtype, shape, "F" if by_columns else "C")
+        self.state = state
 
 
-def _array_of_bytes(content: Any, dtype: _Dtype, shape: Any, order: str, axes: Any = None) -> "np.ndarray[Any, Any]":
-    if dtype.code.startswith("O") or axes is not None:
+def _of_buffer(content: Any, dtype: Any, shape: Any, order: str, axes: Any = None) -> _Array:
+    if axes is not None:
         raise NotDataError("an array of objects")
-    # Files of Python 2 have text where bytes are meant.
-    buffer = content.encode("latin1") if isinstance(content, str) else content
-    values = np.frombuffer(buffer, dtype=dtype.numpy()).reshape(shape, order="F" if order == "F" else "C")
-    # torch wants memory that could be written to.
-    return values if values.flags.writeable else values.copy(order="K")
+    array = _Array()
+    array.state = (None, shape, dtype, order == "F", content)
+    return array
+
+
+class _Bytes(_Note):
+    """Bytes that are written as text, or as another object around them."""
+
+    def __init__(self, content: Any = b"", encoding: str = "latin1"):
+        if not isinstance(content, (bytes, bytearray, str, _Bytes)):
+            raise NotDataError("bytes of a given length")
+        self.content = content
+
+
+def _plain_bytes(content: Any) -> bytes | bytearray:
+    while isinstance(content, _Bytes):
+        content = content.content
+    if isinstance(content, str):
+        return content.encode("latin1")
+    if not isinstance(content, (bytes, bytearray)):
+        raise NotDataError(f"a {type(content).__name__} as bytes")
+    return content
+
+
+class _Pairs(_Note):
+    """The items of a dict in a list, as Python 2 wrote ordered ones."""
+
+    def __init__(self, items: Any):
+        self.items = items
+
+
+class _StorageKind:
+    __slots__ = ("dtype",)
+
+    def __init__(self, dtype: torch.dtype):
+        object.__setattr__(self, "dtype", dtype)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise NotDataError("a change of the reader")
+
+
+class _Storage(_Note):
+    """The memory of tensors: bytes, of which some may be a whole file of torch, or a part of a mapped file."""
+
+    def __init__(self, content: Any, dtype: torch.dtype | None = None):
+        self.content, self.dtype = content, dtype
+
+
+class _Tensor(_Note):
+    """A tensor in a storage."""
+
+    def __init__(self, storage: Any, offset: Any, size: Any, stride: Any, *rest: Any):
+        self.storage, self.offset, self.size, self.stride = storage, offset, size, stride
+        self.dtype = next((value for value in rest if isinstance(value, torch.dtype)), None)
 
 
 def _scalar(dtype: _Dtype, content: Any = None) -> Any:
-    return content if dtype.code.startswith("O") else _array_of_bytes(content, dtype, (), "C").item()
-
-
-def _encode(text: str, encoding: str = "latin1") -> bytes:
-    return text.encode("latin1")
-
-
-def _storage(content: bytes) -> Any:
-    """torch's own function for this reads the bytes as an unrestricted pickle."""
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    if dtype.code.startswith("O"):
+        return content
+    if len(value := _plain_bytes(content)) > 4096:
+        raise NotDataError("a long text as one value")
+    return np.frombuffer(value, dtype=dtype.numpy()).reshape(()).item()
 
 
 def _not_called(*_: Any) -> Any:
@@ -111,26 +282,212 @@ def _not_called(*_: Any) -> Any:
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "collections.OrderedDict": OrderedDict,
-    "_codecs.encode": _encode,
-    "builtins.bytearray": bytearray,
+    "collections.OrderedDict": lambda *items: _Pairs(*items) if items else OrderedDict(),
+    "_codecs.encode": _Bytes,
+    "builtins.bytearray": _Bytes,
+    "__builtin__.bytearray": _Bytes,
     "numpy.dtype": _Dtype,
     "numpy.ndarray": _not_called,  # only named, as the kind of array to make
     "numpy._core.multiarray._reconstruct": _Array,
     "numpy._core.multiarray.scalar": _scalar,
-    "numpy._core.numeric._frombuffer": _array_of_bytes,
-    "torch._utils._rebuild_tensor_v2": _compat.rebuild_tensor,
-    "torch.storage._load_from_bytes": _storage,
+    "numpy._core.numeric._frombuffer": _of_buffer,
+    "torch._utils._rebuild_tensor_v2": _Tensor,
+    "torch._utils._rebuild_tensor_v3": _Tensor,
+    "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
+    "torch.storage._load_from_bytes": lambda content: _Storage(content),
+    "torch.Size": lambda size=(): size,
 }
-_MAKERS = {name: _Maker(make) for name, make in _FUNCTIONS.items()}
+_KINDS = {
+    **{"Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16},
+    **{"Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8},
+    **{"Bool": torch.bool, "Untyped": torch.uint8},
+}
+_MAKERS: dict[str, Any] = {
+    **{name: _Maker(make) for name, make in _FUNCTIONS.items()},
+    **{f"torch.{name}Storage": _StorageKind(dtype) for name, dtype in _KINDS.items()},
+    "torch.storage.UntypedStorage": _StorageKind(torch.uint8),
+    **{f"torch.{name}": getattr(torch, name) for name in ("uint16", "uint32", "uint64")},
+}
 
 
-def _unwrap(tree: Any) -> Any:
-    """The same containers with the finished arrays in them."""
-    if isinstance(tree, _Array):
-        return _unwrap(tree.value.tolist()) if tree.value is not None and tree.value.dtype == object else tree.value
-    if isinstance(tree, Mapping):
-        return {key: _unwrap(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [_unwrap(value) for value in tree]
+# --- files of torch ---------------------------------------------------------------------------------------------------
+
+
+def _of_zip(path: Path) -> Any:
+    with limits.opened_zip(path) as archive:
+        members = {member.filename: member for member in archive.infolist()}
+        tree = [name for name in members if name == "data.pkl" or name.endswith("/data.pkl")]
+        if len(tree) != 1:
+            raise ValueError("it should have one data.pkl, as torch.save writes it")
+        prefix = tree[0].removesuffix("data.pkl")
+        if (order := members.get(f"{prefix}byteorder")) and archive.read(order).decode() != sys.byteorder:
+            raise ValueError("it has the byte order of another machine")
+        instructions = archive.read(tree[0])
+    size = path.stat().st_size
+    mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    storages: dict[str, Tensor] = {}
+
+    def storage(pid: Any) -> _Storage:
+        _, kind, key, _, count = pid
+        if key not in storages:
+            member = members[f"{prefix}data/{key}"]
+            # Its own header has other lengths than the directory.
+            header = bytes(mapped[member.header_offset : member.header_offset + 30].tolist())
+            name, extra = struct.unpack("<HH", header[26:30])
+            begin = member.header_offset + 30 + name + extra
+            if member.compress_type or begin + member.file_size > size:
+                raise ValueError(f"{member.filename!r} in it is packed, or cut short")
+            storages[key] = mapped[begin : begin + member.file_size]
+        if count * kind.dtype.itemsize > len(storages[key]):
+            raise ValueError(f"it claims {count} numbers for the storage {key!r}, which has {len(storages[key])} bytes")
+        return _Storage(storages[key], kind.dtype)
+
+    _end_of_pickle(instructions, 0)
+    return _Making(size).made(_DataUnpickler(io.BytesIO(instructions), storage).load())
+
+
+def _of_old_torch(content: bytes) -> Any:
+    """A file of torch.save before it wrote zip files: pickles one behind the other, then the storages."""
+    ends = [0]
+    for _ in range(5):  # magic, version, machine, the tree, the keys of its storages
+        ends.append(_end_of_pickle(content, ends[-1]))
+    storages: dict[Any, _Storage] = {}
+
+    def storage(pid: Any) -> _Storage:
+        _, kind, key, _, _, view = pid
+        if view is not None:
+            raise NotDataError("a view of a storage")
+        return storages.setdefault(key, _Storage(None, kind.dtype))
+
+    tree = _DataUnpickler(io.BytesIO(content[ends[3] : ends[4]]), storage).load()
+    keys = _DataUnpickler(io.BytesIO(content[ends[4] : ends[5]])).load()
+    place, whole = ends[5], memoryview(content)
+    for key in keys:
+        (count,) = struct.unpack("<q", whole[place : place + 8])
+        place += 8
+        dtype = storages[key].dtype
+        end = place + count * (1 if dtype is None else dtype.itemsize)
+        if not place <= end <= len(content):
+            raise ValueError(f"it claims {count} numbers for the storage {key!r}, which are not there")
+        storages[key].content, place = whole[place:end], end
     return tree
+
+
+# --- making -----------------------------------------------------------------------------------------------------------
+
+
+class _Making:
+    """Makes what was noted, each thing once; raises where it would come to much more than the file.
+
+    A thing counts as often as it is named, for lists are laid out to arrays: ten lists of the same ten lists, and so on, are a
+    small file and fill every memory.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._most = self._left = 3 * size + (1 << 20)
+        self._known: dict[int, tuple[Any, int]] = {}
+
+    def made(self, tree: Any) -> Any:
+        """The containers, arrays and tensors."""
+        return self._make(tree)[0]
+
+    def _take(self, count: int) -> None:
+        """Count bytes that are made anew."""
+        self._left -= count
+        if self._left < 0:
+            raise ValueError(f"it unfolds to more than {self._most} bytes, three times its size")
+
+    def _make(self, value: Any) -> tuple[Any, int]:
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value, 1
+        known = self._known.get(id(value))
+        if known is None:
+            self._known[id(value)] = (None, -1)
+            known = self._known[id(value)] = self._new(value)
+            if known[1] > self._most:
+                raise ValueError(f"it unfolds to more than {self._most} bytes, three times its size")
+        elif known[1] < 0:
+            raise ValueError("it holds itself")
+        return known
+
+    def _new(self, value: Any) -> tuple[Any, int]:
+        if isinstance(value, dict):
+            return self._dict(list(dict.items(value)))  # not the method, which a pickle can give another name to
+        if isinstance(value, _Pairs):
+            return self._dict([(key, item) for key, item in value.items])
+        if isinstance(value, (list, tuple)):
+            items = [self._make(item) for item in value]
+            return [item for item, _ in items], 1 + sum(size for _, size in items)
+        if isinstance(value, (bytes, bytearray, _Bytes)):
+            plain = _plain_bytes(value)
+            self._take(len(plain))
+            return plain, 1 + len(plain)
+        if isinstance(value, _Array):
+            return self._array(value)
+        if isinstance(value, _Tensor):
+            tensor = self._tensor(value)
+            return tensor, 1 + tensor.nbytes
+        if isinstance(value, _Storage):
+            whole, _ = self._bytes_of(value)
+            return whole, 1 + len(whole)
+        if isinstance(value, (complex, set, frozenset)):
+            return value, 1
+        raise NotDataError(f"a {type(value).__name__.strip('_').lower()}")
+
+    def _dict(self, items: Sequence[tuple[Any, Any]]) -> tuple[dict[Any, Any], int]:
+        made, total = {}, 1
+        for key, item in items:
+            if isinstance(key, (bytes, _Bytes)):
+                key = _plain_bytes(key)
+            if not isinstance(key, (str, bytes, int, float)) or (isinstance(key, int) and abs(key) > 1 << 64):
+                raise NotDataError(f"a {type(key).__name__} as a key")
+            made[key], size = self._make(item)
+            total += size + len(key) if isinstance(key, (str, bytes)) else size + 1
+        return made, total
+
+    def _array(self, value: _Array) -> tuple[Any, int]:
+        _, shape, dtype, by_columns, content = value.state
+        if isinstance(content, list):
+            items, size = self._make(content)
+            objects = np.empty(len(items), dtype=object)
+            objects[:] = items
+            return objects.reshape(shape).tolist(), size
+        if not isinstance(dtype, _Dtype):
+            raise NotDataError("an array of something else")
+        buffer = _plain_bytes(content)
+        self._take(len(buffer))
+        array = np.frombuffer(buffer, dtype=dtype.numpy()).reshape(shape, order="F" if by_columns else "C")
+        # torch wants memory that could be written to.
+        return array if array.flags.writeable else array.copy(order="K"), 1 + array.nbytes
+
+    def _bytes_of(self, storage: Any) -> tuple[Tensor, torch.dtype]:
+        """The memory of a storage, and what it holds; made once for all its tensors."""
+        if not isinstance(storage, _Storage):
+            raise NotDataError(f"a {type(storage).__name__} as a storage")
+        if storage.dtype is None:  # of one tensor, a file of torch in the pickle
+            inner = _of_old_torch(bytes(_plain_bytes(storage.content)))
+            if not isinstance(inner, _Storage) or inner.dtype is None:
+                raise NotDataError("something else than a storage")
+            storage.content, storage.dtype = inner.content, inner.dtype
+        if not isinstance(storage.content, Tensor):
+            self._take(len(storage.content))
+            # frombuffer takes no empty buffer
+            held = torch.frombuffer(bytearray(storage.content), dtype=torch.uint8) if len(storage.content) else torch.empty(0)
+            storage.content = held.to(torch.uint8)
+        return storage.content, storage.dtype
+
+    def _tensor(self, value: _Tensor) -> Tensor:
+        content, dtype = self._bytes_of(value.storage)
+        dtype = value.dtype or dtype
+        offset, size, stride = value.offset, tuple(value.size), tuple(value.stride)
+        whole = [offset, *size, *stride]
+        if not all(type(number) is int and 0 <= number < 1 << 62 for number in whole) or len(size) != len(stride):
+            raise ValueError(f"it has a tensor of the shape {size}")
+        count = len(content) // dtype.itemsize
+        last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        if math.prod(size) > count or (math.prod(size) and last >= count):
+            raise ValueError(f"it has a tensor of the shape {size}, but {count} numbers for it (expanded ones: save a copy)")
+        if not math.prod(size):
+            return torch.empty(size, dtype=dtype)
+        numbers = content[: count * dtype.itemsize].view(dtype)
+        return numbers.as_strided(size, stride, numbers.storage_offset() + offset)

@@ -18,6 +18,9 @@ Kind = Literal["embeddings", "images", "sequences"]
 Tokens = Literal["", "items", "words", "python"]
 
 
+_STATISTICS_BYTES = 1 << 26  # of images whose statistics are taken at once
+
+
 @dataclass(frozen=True)
 class Split:
     """Examples and their classes.
@@ -201,10 +204,12 @@ def with_statistics(dataset: Dataset) -> Dataset:
     channels, height, width = images.shape
     sums = torch.zeros(channels, dtype=torch.float64)
     squares = torch.zeros(channels, dtype=torch.float64)
-    for positions in torch.split(index, 4096):
-        pixels = images.take(positions).double() / 255
+    # Large images a few at a time: a pixel takes nine bytes here. Small ones as many as ever, or the last digit would change.
+    at_once = max(1, min(4096, _STATISTICS_BYTES // max(1, images.example_bytes)))
+    for positions in torch.split(index, at_once):
+        pixels = images.take(positions).double().div_(255)
         sums += pixels.sum((0, 2, 3))
-        squares += pixels.square().sum((0, 2, 3))
+        squares += pixels.square_().sum((0, 2, 3))
     count = len(index) * height * width
     mean = sums / count
     std = (squares / count - mean.square()).clamp(min=1e-12).sqrt()

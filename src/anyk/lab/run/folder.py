@@ -154,9 +154,12 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """The evaluations so far; a line that a crash left half-written is left out."""
         path = self.folder / "metrics.jsonl"
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
         try:
-            return [json.loads(line) for line in lines]
+            lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+            found = [files.parsed(line) for line in lines]
+            if not all(isinstance(line, dict) for line in found):
+                raise ValueError
+            return found
         except ValueError:
             raise LabError(f"{path} is damaged: delete {self.folder} and run again.") from None
 
@@ -205,12 +208,12 @@ def read_tensors(path: Path, only: Collection[str] | None = None) -> tuple[dict[
     """What :meth:`Run.save_tensors` wrote, or those of it that are named; a ValueError says what is wrong with the file."""
     try:
         with safetensors.safe_open(path, "pt") as file:
-            state = json.loads((file.metadata() or {}).get("state", "null"))
+            state = files.parsed((file.metadata() or {}).get("state", "null"))
             # clone: a later save replaces the file that would otherwise stay mapped
             wanted = [key for key in file.keys() if only is None or key in only]  # noqa: SIM118
             tensors = {key: file.get_tensor(key).clone() for key in wanted}
-    except (safetensors.SafetensorError, OSError, RecursionError) as error:
-        raise ValueError(str(error)) from None
+    except Exception as error:  # of a damaged file, or of a kind of number that torch does not have
+        raise ValueError(str(error) or type(error).__name__) from None
     if not isinstance(state, dict):
         raise ValueError("it has no description beside its tensors")
     return tensors, state

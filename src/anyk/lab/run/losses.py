@@ -1,7 +1,6 @@
 """From a recipe's words to a loss of the core."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import nn
 
 import anyk
 from anyk import p_k as p_ks
+from anyk.lab import files
 from anyk.lab.errors import LabError
 from anyk.lab.run import names
 from anyk.lab.run.recipe import Recipe
@@ -121,7 +121,7 @@ def read_p_k(path: Path, classes: int) -> torch.Tensor:
         raise LabError(f"p_k_file {path} does not exist.")
     try:
         text = path.read_text()
-        rows = json.loads(text) if path.suffix == ".json" else [row for row in csv.reader(text.splitlines()) if row]
+        rows = files.parsed(text) if path.suffix == ".json" else [row for row in csv.reader(text.splitlines()) if row]
         p_k = torch.tensor([[float(p) for p in row] for row in rows])
     except (OSError, ValueError, TypeError) as error:
         raise LabError(f"p_k_file {path} should hold one row of weights for each class, all of one length: {error}.") from None

@@ -165,7 +165,7 @@ class Setting:
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name, None)
             if isinstance(value, (int, float)) and not low <= value <= high:
-                raise LabError(f"{name} should be between {low:g} and {high:g}, but is {value:g}.")
+                raise LabError(f"{name} should be between {low:g} and {high:g}, but is {_shown(value)}.")
         for name in ("p_k", "p_k_end"):
             weights = getattr(self, name)
             if weights is not None and (not weights or min(weights) < 0 or abs(sum(weights) - 1) > 1e-4):
@@ -390,10 +390,18 @@ def _accept(value: Any, kind: Any) -> tuple[bool, Any]:
         )
         accepted = all(fits for fits, _ in items)
         return accepted, tuple(item for _, item in items) if accepted else value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return True, float(value)
+    if kind is float and type(value) is int:
+        try:
+            return True, float(value)
+        except OverflowError:
+            return False, value
     # A NaN is of the type float and passes every comparison the wrong way round.
     return type(value) is kind and value == value, value
+
+
+def _shown(number: float) -> str:
+    """A number for a message; an integer may have thousands of digits."""
+    return f"{number:g}" if abs(number) < 1e300 else f"{number}"
 
 
 def _describe(kind: Any) -> str:

@@ -1,0 +1,102 @@
+"""What a file may ask for: sizes that it claims are held against its own before any memory is taken for them."""
+
+import io
+import math
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from anyk.lab.errors import LabError
+
+FREE = 64 << 20
+"""bytes that any packed file may unpack to"""
+MOST = 100
+"""times its size that a larger one may: pictures and features come to less, and what is made to fill the memory to a thousand"""
+_PIECE = 1 << 20
+
+
+def refuse_bomb(path: str | Path, packed: int, unpacked: int) -> None:
+    """Raise where a packed file would unpack to much more than such files hold.
+
+    Args:
+        path: the file.
+        packed: its size.
+        unpacked: what it says or shows that it unpacks to.
+    """
+    if unpacked > max(FREE, MOST * packed):
+        raise LabError(
+            f"{path} would unpack to {unpacked / 1e6:,.0f} MB, {unpacked / max(packed, 1):,.0f} times its size, of which at most "
+            f"{MOST} are taken: if you trust it, save it unpacked."
+        )
+
+
+@contextmanager
+def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """A zip file of which every member can be read, and all together into memory."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        refuse_bomb(path, path.stat().st_size, sum(member.file_size for member in members))
+        for member in members:
+            if member.flag_bits & 1:
+                raise ValueError(f"{member.filename!r} in it is encrypted")
+            # Others ask for memory of their own, and neither numpy nor torch writes them.
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"{member.filename!r} in it is packed in an uncommon way")
+        yield archive
+
+
+def check_array(file: Any, size: int) -> None:
+    """Read the header of a .npy file; a ValueError, where the file is too short for the array, or holds objects.
+
+    Args:
+        file: at its beginning.
+        size: of the file.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"it is of version {version}")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it holds objects, which would need allow_pickle")
+    left = size - file.tell()
+    if not dtype.itemsize or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > left:
+        raise ValueError(f"it claims to be {shape} of {dtype}, but has {max(left, 0)} bytes")
+
+
+class Bounded:
+    """A file that unpacks while it is read, and not to much more than such files do.
+
+    Args:
+        file: what gives the unpacked bytes, and can go back.
+        path: the packed file.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path, self._packed = file, path, path.stat().st_size
+
+    def read(self, count: int = -1) -> bytes:
+        """So many bytes, or all that are left. No memory is taken for more than there are."""
+        out = io.BytesIO()
+        while count:
+            piece = self._file.read(_PIECE if count < 0 else min(count, _PIECE))
+            if not piece:
+                break
+            refuse_bomb(self._path, self._packed, self._file.tell())
+            out.write(piece)
+            count -= len(piece) if count > 0 else 0
+        return out.getvalue()
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        """Go to a place, which is to unpack all before it."""
+        if whence == 0:
+            refuse_bomb(self._path, self._packed, place)
+        return self._file.seek(place, whence)
+
+    def tell(self) -> int:
+        """Where it stands."""
+        return self._file.tell()
