@@ -137,8 +137,8 @@ def _sequences(path: Path, plan: Plan) -> list[tuple[int | None, list[str]]]:
         cut = sequences.words_of
     elif any(" " in name for name in plan.classes):  # as titles have them
         cut = _between_tabs
-    lines = sequences.read_text(path).split("\n")
-    found: list[tuple[int | None, list[str]]] = [(row, tokens) for row, line in enumerate(lines) if (tokens := cut(line))]
+    lines = enumerate(sequences.read_lines(path))
+    found: list[tuple[int | None, list[str]]] = [(row, tokens) for row, line in lines if (tokens := cut(line))]
     if not found:
         raise LabError(f"{path} is empty: it should have one sequence on each line.")
     return found

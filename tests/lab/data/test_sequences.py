@@ -128,8 +128,8 @@ def test_a_prepared_file_is_used_until_it_or_the_setting_changes(tmp_path, monke
     file = tmp_path / "a.txt"
     file.write_text("a b a b\n" * 12)
     read = []
-    reader = sequences.read_text
-    monkeypatch.setattr(sequences, "read_text", lambda path: read.append(path) or reader(path))
+    reader = sequences.read_lines
+    monkeypatch.setattr(sequences, "read_lines", lambda path: read.append(path) or reader(path))
 
     def load(**how):
         data.load(f"sequences:{file}", **how)
@@ -475,8 +475,8 @@ def test_at_most_so_many_words(tmp_path, monkeypatch):
 def test_a_prepared_text_is_used_until_a_file_changes(tmp_path, monkeypatch):
     folder = write_texts(tmp_path / "texts", 20)
     read = []
-    reader = sequences.read_text
-    monkeypatch.setattr(sequences, "read_text", lambda path: read.append(path) or reader(path))
+    reader = sequences.read_lines
+    monkeypatch.setattr(sequences, "read_lines", lambda path: read.append(path) or reader(path))
     fingerprints = [data.load(f"words:{folder}").fingerprint for _ in range(2)]
     assert (len(read), len(set(fingerprints))) == (20, 1)
     (folder / "7.txt").write_text("the cat sat on the mat. " * 9)

@@ -272,6 +272,8 @@ def _pair(examples: Any, labels: Any, source: Path, for_split: str = "") -> _Pai
         # torch has no other byte order than the machine's.
         examples = torch.from_numpy(numbers if numbers.dtype.isnative else numbers.astype(numbers.dtype.newbyteorder("=")))
     labels = _to_numpy(labels, source)
+    if not labels.ndim:
+        raise LabError(f"labels in {source} should have the shape (examples,), but have ().")
     if not examples.numel() or not labels.size:
         raise LabError(f"{source} has no examples{for_split}: copy it or make it again.")
     return _Pair(examples.detach(), labels)
@@ -436,7 +438,9 @@ def _integers_or_texts(values: "np.ndarray[Any, Any]", source: str | Path) -> "n
         known = dict.fromkeys(values.tolist())
         empty = {text for text in known if not text.strip()}
         if empty:
-            _refuse_unlabeled(np.fromiter((text in empty for text in values.tolist()), bool, len(values)), "an empty label", source)
+            _refuse_unlabeled(
+                np.fromiter((text in empty for text in values.tolist()), bool, len(values)), "an empty label", source
+            )
         # "10" comes after "9" where all texts are integers.
         if all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", text) for text in known):
             return np.fromiter(map(int, values.tolist()), np.int64, len(values))

@@ -93,7 +93,7 @@ def python_tokens(source: bytes, *, unfinished: bool = False) -> Iterator[str]:
     try:
         for each in tokenize.tokenize(io.BytesIO(source).readline):
             found.append(each)
-    except (tokenize.TokenError, SyntaxError):  # some files are there to be wrong
+    except Exception:  # some files are there to be wrong, and name encodings that decode to anything, or nothing
         if not unfinished:
             return
     while unfinished and found and (found[-1].type in _AT_THE_END or not found[-1].string):

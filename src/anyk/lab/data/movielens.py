@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.lab.data import sequences
+from anyk.lab.data import sequences, tokens
 from anyk.lab.data.sets import Dataset
 from anyk.lab.errors import LabError
 
@@ -60,11 +60,12 @@ def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.
         users, movies = users[order], movies[order]
         known = {movie: title for file in titles for movie, title in _read_titles(file, form)}
         names = _unique(np.unique(movies).tolist(), known)
-        rated = [names[movie] for movie in movies.tolist()]
         begins = [0, *(np.flatnonzero(np.diff(users)) + 1).tolist()]
-        each = [rated[begin:end] for begin, end in zip(begins, [*begins[1:], len(rated)], strict=True)]
+        each = tokens.Spelled()
+        for begin, end in zip(begins, [*begins[1:], len(movies)], strict=True):
+            each.add(names[movie] for movie in movies[begin:end].tolist())
         name = ratings.absolute().parent.name or ratings.stem
-        return sequences.of_items(name, each, [str(user) for user in users[begins].tolist()], split, shares)
+        return sequences.of_items(name, each, lambda: list(map(str, users[begins].tolist())), split, shares)
 
     settings = (_VERSION, split, *([shares] if split == "lines" else []))
     return sequences.remembered("movielens", [ratings, *titles], build, cache, *settings)

@@ -1,13 +1,16 @@
 """Text files as sequences: the items on each line (`sequences:FILE`), or the words of a text (`words:FILE_OR_FOLDER`)."""
 
+import array
 import codecs
 import functools
-import itertools
+import io
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+
+import torch
 
 from anyk.lab.data import cache as caches
 from anyk.lab.data import tokens
@@ -44,15 +47,19 @@ def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.
         check_shares(shares)
 
     def build() -> Dataset:
-        lines = read_text(path).removesuffix("\n").split("\n")
-        sequences = [items for line in lines if (items := line.split())]
-        if not sequences:
+        sequences, empty = tokens.Spelled(), 0
+        for line in read_lines(path):
+            items = line.split()
+            if items:
+                sequences.add(items)
+            else:
+                empty += 1
+        if not len(sequences):
             raise LabError(f"{path} is empty: it should have one sequence on each line.")
-        kinds = set().union(*sequences)
-        if len(kinds) == 1:
-            raise LabError(f"{path} has one kind of item only, {shortened(kinds.pop())!r}: there is nothing to guess.")
-        empty = tokens.counted(len(lines) - len(sequences), "line is", "lines are", "empty and left out.")
-        return of_items(path.stem, sequences, list(map(str, range(len(sequences)))), split, shares, empty)
+        if len(sequences.kinds) == 1:
+            raise LabError(f"{path} has one kind of item only, {shortened(*sequences.kinds)!r}: there is nothing to guess.")
+        remarks = tokens.counted(empty, "line is", "lines are", "empty and left out.")
+        return of_items(path.stem, sequences, lambda: list(map(str, range(len(sequences)))), split, shares, remarks)
 
     return remembered("sequences", [path], build, cache, split, *([shares] if split == "lines" else []))
 
@@ -77,33 +84,37 @@ def load_words(
     root = path if path.is_dir() else path.parent
 
     def build() -> Dataset:
-        texts = {file.relative_to(root).as_posix(): read_text(file) for file in files}
-        shared: dict[str, str] = {}  # one object for all that are equal: a token costs a pointer
-        by_line = {
-            name: [[shared.setdefault(word, word) for word in words_of(line)] for line in text.split("\n")]
-            for name, text in texts.items()
-        }
-        by_line = {name: lines for name, lines in by_line.items() if any(lines)}
-        if not by_line:
+        lines, names, numbers = tokens.Spelled(), list[str](), array.array("q")  # those that have words, with their places
+        for file in files:
+            name = file.relative_to(root).as_posix()
+            for number, line in enumerate(read_lines(file), 1):
+                words = words_of(line)
+                if words:
+                    lines.add(words)
+                    names.append(name)
+                    numbers.append(number)
+        if not names:
             raise LabError(f"{path} has no words: it should be plain text.")
-        remarks = tokens.counted(len(files) - len(by_line), "file without words is", "files without words are", "left out.")
-        if split == "auto" and round(min(shares) * len(by_line)) >= 1:
-            keys, sequences = list(by_line), [list(itertools.chain(*lines)) for lines in by_line.values()]
+        with_words = list(dict.fromkeys(names))
+        remarks = tokens.counted(len(files) - len(with_words), "file without words is", "files without words are", "left out.")
+        begins = lines.begins
+        if split == "auto" and round(min(shares) * len(with_words)) >= 1:
+            keys = with_words
+            first = torch.tensor([not place or names[place - 1] != name for place, name in enumerate(names)])
+            begins = torch.cat((begins[:-1][first], begins[-1:]))
         else:
-            lines = {f"{name}:{n}": line for name, lines in by_line.items() for n, line in enumerate(lines, 1) if line}
-            keys, sequences = list(lines), list(lines.values())
+            keys = [f"{name}:{number}" for name, number in zip(names, numbers, strict=True)]
             if split == "auto":
-                count = "There is one file" if len(by_line) == 1 else f"{len(by_line)} files are too few to be divided"
+                count = "There is one file" if len(with_words) == 1 else f"{len(with_words)} files are too few to be divided"
                 remarks.append(f"{count}: whole lines are for training, validation or the test.")
         parts = parts_by_hash(keys, shares)
-        trained = (sequence for sequence, part in zip(sequences, parts, strict=True) if part == 0)
-        classes = tokens.vocabulary(itertools.chain.from_iterable(trained), MOST_WORDS, LEAST_OCCURRENCES)
+        trained = torch.tensor([part == 0 for part in parts]).repeat_interleave(begins.diff())
+        classes, stream = lines.numbered(trained, MOST_WORDS, LEAST_OCCURRENCES)
         if len(classes) < 2:
             count = "one word that occurs" if classes else "no word that occurs"
             raise LabError(
                 f"{path} has {count} {LEAST_OCCURRENCES} times in its training part, but two are needed: give more text."
             )
-        stream, begins = tokens.numbered(sequences, classes)
         name = path.absolute().name if path.is_dir() else path.stem
         return tokens.divided(name, classes, stream, begins, parts, remarks=remarks, tokens="words")
 
@@ -112,8 +123,8 @@ def load_words(
 
 def of_items(
     name: str,
-    sequences: Sequence[Sequence[str]],
-    keys: Sequence[str],
+    sequences: tokens.Spelled,
+    keys: Callable[[], Sequence[str]],
     split: str,
     shares: tuple[float, float],
     remarks: Iterable[str] = (),
@@ -128,13 +139,15 @@ def of_items(
         shares: of the sequences, for validation and the test.
         remarks: what is to be said of the set already.
     """
+    begins = sequences.begins
     if split == "lines":
-        parts = parts_by_hash(keys, shares)
-        trained = [sequence for sequence, part in zip(sequences, parts, strict=True) if part == 0]
+        parts = parts_by_hash(keys(), shares)
+        trained = torch.tensor([part == 0 for part in parts]).repeat_interleave(begins.diff())
     else:
-        trained = [sequence[:-2] if len(sequence) >= 3 else sequence for sequence in sequences]
-    classes = tokens.vocabulary(itertools.chain.from_iterable(trained))
-    stream, begins = tokens.numbered(sequences, classes)
+        trained = torch.ones(int(begins[-1]), dtype=torch.bool)
+        ends = begins[1:][begins.diff() >= 3]
+        trained[ends - 1] = trained[ends - 2] = False
+    classes, stream = sequences.numbered(trained)
     if split == "lines":
         return tokens.divided(name, classes, stream, begins, parts, unseen=True, remarks=remarks, tokens="items")
     return tokens.last_of_each(name, classes, stream, begins, remarks=remarks, tokens="items")
@@ -174,8 +187,9 @@ def remembered(
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def read_text(path: Path) -> str:
-    """The text of a file in UTF-8, with plain line ends; an error, if it is anything else."""
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a file in UTF-8; an error, if it is anything else. One is decoded at a time: one odd character would else
+    make four bytes of each."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -188,12 +202,12 @@ def read_text(path: Path) -> str:
     if nul >= 0:
         line = 1 + data.count(b"\n", 0, nul)
         raise LabError(f"{path} has a NUL byte in line {line}, so it is no text in UTF-8: save it as UTF-8.")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        line = 1 + data.count(b"\n", 0, error.start)
-        byte = f"the byte 0x{data[error.start]:02X} in line {line}"
-        raise LabError(f"{path} is not in UTF-8 ({byte}): save it as UTF-8.") from None
+    for number, raw in enumerate(io.BytesIO(data), 1):
+        try:
+            yield raw.removesuffix(b"\n").decode()
+        except UnicodeDecodeError as error:
+            byte = f"the byte 0x{raw[error.start]:02X} in line {number}"
+            raise LabError(f"{path} is not in UTF-8 ({byte}): save it as UTF-8.") from None
 
 
 def words_of(text: str) -> list[str]:

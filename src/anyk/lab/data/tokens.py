@@ -4,10 +4,11 @@ A token is a number: 0 … n-1 are the classes, n is any other token, which is r
 before the first token of a sequence.
 """
 
+import array
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -143,9 +144,49 @@ def vocabulary(tokens: Iterable[str], most: int | None = None, least: int = 1) -
         most: keep so many.
         least: keep those that occur so often.
     """
-    counts = Counter(tokens)
+    return _by_count(Counter(tokens), most, least)
+
+
+def _by_count(counts: Mapping[str, int], most: int | None, least: int) -> tuple[str, ...]:
     kept = (token for token, count in counts.items() if count >= least)
     return tuple(sorted(kept, key=lambda token: (-counts[token], token))[:most])
+
+
+class Spelled:
+    """Sequences of tokens as a file has them. In memory a token is four bytes, and one text for all that are equal."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, int] = {}
+        self._items, self._begins = array.array("i"), array.array("q", [0])
+
+    def __len__(self) -> int:
+        return len(self._begins) - 1
+
+    def add(self, sequence: Iterable[str]) -> None:
+        """One more sequence."""
+        kinds = self.kinds
+        self._items.extend([kinds.setdefault(token, len(kinds)) for token in sequence])
+        self._begins.append(len(self._items))
+
+    @property
+    def begins(self) -> Tensor:
+        """Where the sequences begin, and the end."""
+        return torch.tensor(self._begins)
+
+    def numbered(self, trained: Tensor, most: int | None = None, least: int = 1) -> tuple[tuple[str, ...], Tensor]:
+        """The classes, and the stream of all sequences in their numbers.
+
+        Args:
+            trained: (T,), bool: which tokens are of the training part.
+            most: as for :func:`vocabulary`.
+            least: as for :func:`vocabulary`.
+        """
+        items = np.frombuffer(self._items, np.int32)
+        counts = np.bincount(items[trained.numpy()], minlength=len(self.kinds)).tolist()
+        classes = _by_count({kind: count for kind, count in zip(self.kinds, counts, strict=True) if count}, most, least)
+        numbers = np.full(len(self.kinds), len(classes), np.int32)
+        numbers[[self.kinds[kind] for kind in classes]] = np.arange(len(classes))
+        return classes, torch.from_numpy(numbers[items])
 
 
 def numbered(sequences: Sequence[Sequence[str]], classes: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -188,7 +229,7 @@ def divided(
         facts: further fields of the :class:`Dataset`.
     """
     sequence = torch.arange(len(begins) - 1).repeat_interleave(begins.diff())
-    part = torch.tensor(parts)[sequence]
+    part = torch.tensor(parts, dtype=torch.int8)[sequence]
     outside = stream >= len(classes)
     first = torch.zeros(len(stream), dtype=torch.bool)
     first[begins[:-1][begins.diff() > 0]] = True  # nothing stands before it

@@ -1,5 +1,6 @@
 """The classifiers of the lab, and the trained ones read back from their files."""
 
+import contextlib
 import dataclasses
 import math
 import reprlib
@@ -21,7 +22,7 @@ from anyk.lab.run import own_models, sequence_models
 from anyk.lab.run.folder import read_tensors
 from anyk.lab.run.own_models import BUILT_IN, SEQUENCE_MODELS, Maker
 from anyk.lab.run.own_models import word_of as word_of
-from anyk.lab.run.recipe import Setting
+from anyk.lab.run.recipe import LARGEST_IMAGE, LONGEST_CONTEXT, Setting
 
 FORMAT = 3
 #: what a file of a former format does not have
@@ -133,6 +134,10 @@ class Plan:
         fine = type(shape) is tuple and len(shape) in dimensions and all(map(whole, shape))
         of = {(1,): "the length of a sequence", (3,): "that of an image", (1, 3): "that of an embedding or an image"}
         refuse_unless(fine, "shape", of[dimensions])
+        # Not every model has weights for each pixel or place, which would tell that the shape is wrong.
+        most = LONGEST_CONTEXT if dimensions == (1,) else LARGEST_IMAGE
+        fine = all(number <= most for number in shape[-2:]) or (len(shape) == 1 and dimensions != (1,))
+        refuse_unless(fine, "shape", f"at most {most} on each side")
         # Two classes may have one name, as the two cranes of ImageNet have.
         fine = type(classes) is tuple and {type(name) for name in classes} == {str}
         refuse_unless(fine, "classes", "a list of names")
@@ -231,14 +236,14 @@ class Classifier(nn.Module):
             with torch.device("meta"):  # no memory for weights that are replaced at once, and no random numbers
                 self.model = plan.build()
         else:  # somebody's code, which may look at its weights, and has buffers that are not saved
+            if function is None:  # timm's, whose size follows from a name in the file: first without memory, where it can
+                sketch = None
+                with contextlib.suppress(Exception), torch.device("meta"):
+                    sketch = plan.build(pretrained=False)
+                _check_weights(sketch, weights)
             with torch.random.fork_rng(devices=[]):
                 self.model = plan.build(function, pretrained=False)
-        wanted = {name: (tensor.dtype, tensor.shape) for name, tensor in self.model.state_dict().items()}
-        given = {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
-        for name in [*wanted, *given]:
-            if wanted.get(name) != given.get(name):
-                told = [f"{facts[0]} {list(facts[1])}" if facts else "none" for facts in (wanted.get(name), given.get(name))]
-                raise ValueError(f"the weights {name} should be {told[0]}, but are {told[1]}")
+        _check_weights(self.model, weights)
         self.model.load_state_dict(weights, assign=True)
         for name, pixels, features in (("mean", plan.mean, plan.feature_mean), ("std", plan.std, plan.feature_std)):
             numbers = torch.tensor(pixels)[:, None, None] * 255 if pixels else torch.tensor(features) if features else None
@@ -325,6 +330,18 @@ class Classifier(nn.Module):
         return [[(self.classes[number], p) for number, p, score in zip(*row, strict=True) if score > -math.inf] for row in rows]
 
 
+def _check_weights(model: nn.Module | None, weights: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError unless these are the weights of the model."""
+    if model is None:
+        return
+    wanted = {name: (tensor.dtype, tensor.shape) for name, tensor in model.state_dict().items()}
+    given = {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
+    for name in [*wanted, *given]:
+        if wanted.get(name) != given.get(name):
+            told = [f"{facts[0]} {list(facts[1])}" if facts else "none" for facts in (wanted.get(name), given.get(name))]
+            raise ValueError(f"the weights {name} should be {told[0]}, but are {told[1]}")
+
+
 def load(path: str | Path, *, model: str | Maker | None = None, trust: bool = False) -> Classifier:
     """The trained model of a run or of a comparison, from its `model.safetensors`; the data need not be there.
 
@@ -340,7 +357,7 @@ def load(path: str | Path, *, model: str | Maker | None = None, trust: bool = Fa
     function = own_models.maker(plan.model, str(path), model, trust)
     try:
         return Classifier(plan, weights, function)
-    except (ValueError, RuntimeError) as error:  # torch has no tensors of the sizes that a file may claim
+    except (ValueError, RuntimeError, TypeError, OverflowError) as error:  # torch has no tensors of any size that a file claims
         raise _unusable(_file(path), error) from None
 
 

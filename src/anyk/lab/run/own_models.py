@@ -118,7 +118,7 @@ def make(
     pretrained: bool = True,
     tokens: bool = False,
 ) -> nn.Module:
-    """A new model that was seen to work: two examples give two rows of finite scores.
+    """A new model that was seen to work, unless its weights are to follow: two examples give two rows of finite scores.
 
     Args:
         word: `module:function`, `timm:NAME` or `timm:NAME:pretrained`.
@@ -130,6 +130,8 @@ def make(
     """
     if function is None and is_timm(word):
         model = _of_timm(word, shape, classes, pretrained)
+        if not pretrained:  # the weights of a file follow, and its shape may be any: images of it are not to be made up
+            return model
     else:
         function = function or find(word)
         with working_folder_on_path():

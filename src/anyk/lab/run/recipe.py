@@ -335,15 +335,17 @@ def _types(kind: Any) -> dict[str, Any]:
 
 TYPES = _types(Recipe)
 _POSITIVE = (1e-30, 1e30)
+#: pixels on a side, and tokens before a target
+LARGEST_IMAGE, LONGEST_CONTEXT = 8192, 10**6
 _RANGES: dict[str, tuple[float, float]] = {
     "validation": (0.0, 0.9),
     "test": (0.0, 0.9),
-    "image_size": (0, 8192),
+    "image_size": (0, LARGEST_IMAGE),
     "part": (1e-9, 1.0),
     "hidden": (0, 1e9),
     "dropout": (0.0, 0.99),
     "width": (1, 1e9),
-    "context": (0, 1e6),
+    "context": (0, LONGEST_CONTEXT),
     "embedding": (0, 1e9),
     "layers": (0, 1000),
     "heads": (1, 1000),
