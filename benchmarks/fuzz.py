@@ -53,8 +53,8 @@ from safetensors.torch import save
 from anyk.lab import data as datasets
 from anyk.lab import embedding, prediction
 from anyk.lab.comparison import results
-from anyk.lab.data import arrays, cache, cifar, embeddings, folders, kept, sequences, tokens, unlabelled
-from anyk.lab.data.sets import Dataset, Split
+from anyk.lab.data import arrays, cifar, kept, sequences, tokens, unlabelled
+from anyk.lab.data.sets import Dataset
 from anyk.lab.engines import sweep
 from anyk.lab.errors import LabError
 from anyk.lab.run import losses, models, summaries
@@ -534,7 +534,7 @@ def torch_files() -> list[Files]:
 def torch_hostile() -> list[Files]:
     nested: Any = torch.zeros(4, 4)
     for _ in range(12):
-        nested = {number: nested for number in range(10)}
+        nested = dict.fromkeys(range(10), nested)
     made = [{"x": torch.zeros(1).expand(20_000, 20_000), "y": torch.zeros(20_000)}, {"x": nested, "y": [0, 1]}]
     made += [
         {"x": torch.eye(4).to_sparse(), "y": torch.arange(4)},

@@ -57,7 +57,9 @@ def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.
         if not len(sequences):
             raise LabError(f"{path} is empty: it should have one sequence on each line.")
         if len(sequences.kinds) == 1:
-            raise LabError(f"{path} has one kind of item only, {shortened(*sequences.kinds)!r}: there is nothing to guess.")
+            raise LabError(
+                f"{path} has one kind of item only, {shortened(next(iter(sequences.kinds)))!r}: there is nothing to guess."
+            )
         remarks = tokens.counted(empty, "line is", "lines are", "empty and left out.")
         return of_items(path.stem, sequences, lambda: list(map(str, range(len(sequences)))), split, shares, remarks)
 
