@@ -89,27 +89,40 @@ def python_tokens(source: bytes, *, unfinished: bool = False) -> Iterator[str]:
     >>> list(python_tokens(b"def f(x):\\n    return g(x", unfinished=True))[-4:]
     ['return', 'g', '(', 'x']
     """
-    found = []
+    found: list[str] = []
+    shared: dict[str, str] = {}  # one text for all tokens that are equal: a file may have millions
+    waiting: list[int] = []  # the end, as long as nothing else follows
+    inside = 0  # of f-strings, which may stand in one another
+
+    def take(kind: int, text: str) -> None:
+        nonlocal inside
+        if kind in _F_STRING_START:
+            if not inside:
+                found.append(_MARKS[kinds.STRING])
+            inside += 1
+        elif kind in _F_STRING_END:
+            inside -= 1
+        elif not inside and kind in _TAKEN:
+            found.append(shared.setdefault(text, text))
+        elif not inside and kind in _MARKS:
+            found.append(_MARKS[kind])
+
     try:
         for each in tokenize.tokenize(io.BytesIO(source).readline):
-            found.append(each)
+            if each.type in _AT_THE_END or not each.string:
+                waiting.append(each.type)
+                continue
+            for kind in waiting:
+                take(kind, "")
+            waiting.clear()
+            take(each.type, each.string)
     except Exception:  # some files are there to be wrong, and name encodings that decode to anything, or nothing
         if not unfinished:
             return
-    while unfinished and found and (found[-1].type in _AT_THE_END or not found[-1].string):
-        found.pop()
-    inside = 0  # of f-strings, which may stand in one another
-    for each in found:
-        if each.type in _F_STRING_START:
-            if not inside:
-                yield _MARKS[kinds.STRING]
-            inside += 1
-        elif each.type in _F_STRING_END:
-            inside -= 1
-        elif not inside and each.type in _TAKEN:
-            yield each.string
-        elif not inside and each.type in _MARKS:
-            yield _MARKS[each.type]
+    if not unfinished:
+        for kind in waiting:
+            take(kind, "")
+    yield from found
 
 
 def _files(library: Path) -> list[Path]:

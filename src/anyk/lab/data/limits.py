@@ -15,7 +15,7 @@ from anyk.lab.errors import LabError
 FREE = 64 << 20
 """bytes that any packed file may unpack to"""
 MOST = 100
-"""times its size that a larger one may: pictures and features come to less, and what is made to fill the memory to a thousand"""
+"""times its size that a larger one may: pictures and features come to less, what is made to fill the memory to a thousand"""
 _PIECE = 1 << 20
 
 
@@ -29,8 +29,8 @@ def refuse_bomb(path: str | Path, packed: int, unpacked: int) -> None:
     """
     if unpacked > max(FREE, MOST * packed):
         raise LabError(
-            f"{path} would unpack to {unpacked / 1e6:,.0f} MB, {unpacked / max(packed, 1):,.0f} times its size, of which at most "
-            f"{MOST} are taken: if you trust it, save it unpacked."
+            f"{path} would unpack to {unpacked / 1e6:,.0f} MB, {unpacked / max(packed, 1):,.0f} times its size, but at most "
+            f"{MOST} times are taken: if you trust it, save it unpacked."
         )
 
 
