@@ -1,0 +1,450 @@
+"""Files that claim more than they hold, unpack to more than they should, or are made to fill the memory: each is refused in a
+line. `benchmarks/fuzz.py` looks for more of them."""
+
+import collections
+import gzip
+import io
+import json
+import pickle
+import pickletools
+import re
+import struct
+import tarfile
+import warnings
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from anyk.lab import data, embedding, files
+from anyk.lab.data import arrays, cifar, completion, folders, limits, pickles, sets
+from anyk.lab.errors import LabError
+from anyk.lab.run import losses, models
+from anyk.lab.run.folder import Run
+from anyk.lab.run.recipe import Recipe
+
+X = np.arange(24, dtype=np.float32).reshape(8, 3)
+Y = np.arange(8) % 2
+
+
+def refused(path, match):
+    with pytest.raises(LabError, match=match) as caught:
+        arrays.read(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def little(monkeypatch):
+    """A megabyte is much to unpack to: bombs are made faster."""
+    monkeypatch.setattr(limits, "FREE", 1 << 20)
+
+
+# --- .npz and .npy ----------------------------------------------------------------------------------------------------
+
+
+def header(shape, dtype="<f4"):
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"shape": shape, "fortran_order": False, "descr": dtype})
+    return out.getvalue()
+
+
+def npz(path, x, method=zipfile.ZIP_DEFLATED):
+    y = io.BytesIO()
+    np.save(y, Y)
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("x.npy", x)
+        archive.writestr("y.npy", y.getvalue())
+    return path
+
+
+def test_damage_in_a_compressed_npz(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.random.default_rng(0).random((50, 3)), y=np.arange(50) % 2)
+    whole = path.read_bytes()
+    for place in range(60, 400, 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        refused(path, r"a.npz cannot be read by numpy \(.*\): copy it or make it again")
+
+
+def test_an_npz_that_claims_to_be_encrypted(tmp_path):
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    for match in re.finditer(rb"PK\x01\x02", bytes(content)):
+        content[match.start() + 8] |= 1
+    (tmp_path / "a.npz").write_bytes(content)
+    refused(tmp_path / "a.npz", r"'x.npy' in it is encrypted")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((10**12, 3), "<f4"), ((2**62, 2**62), "<f4"), ((-1,), "<f4"), ((10**12,), "|S0")]
+)
+def test_a_header_that_claims_more_than_the_file_has(tmp_path, shape, dtype):
+    claim = header(shape, dtype) + bytes(100)
+    refused(npz(tmp_path / "a.npz", claim), r"it claims to be .* but has 100 bytes")
+    (tmp_path / "a.npy").write_bytes(claim)
+    np.save(tmp_path / "a_labels.npy", Y)
+    refused(tmp_path / "a.npy", r"it claims to be .* but has 100 bytes")
+
+
+def test_a_zip_bomb(tmp_path, little):
+    path = npz(tmp_path / "a.npz", header((2**20, 3)) + bytes(12 << 20))
+    refused(path, r"would unpack to 13 MB, [0-9,]+ times its size, but at most 100 times are taken: .* save it unpacked")
+    refused(npz(tmp_path / "b.npz", header((1, 3)) + bytes(12), zipfile.ZIP_LZMA), r"packed in an uncommon way")
+    path.write_bytes(path.read_bytes() + bytes(1 << 18))  # a comment that nobody reads makes it a hundredth
+    assert arrays._read_numpy(path)["x"].shape == (2**20, 3)
+
+
+def test_one_long_label_is_not_as_long_for_all(tmp_path):
+    rows = "".join(f"{row},1,{'ab'[row % 2]}\n" for row in range(30_000))
+    (tmp_path / "a.csv").write_text(rows + f"1,1,{'c' * 100_000}\n")  # in an array of texts, 12 GB
+    assert arrays.read(tmp_path / "a.csv").classes == ("a", "b", "c" * 100_000)
+    tree = {"x": np.zeros((30_001, 1)), "y": ["a", "b"] * 15_000 + ["c" * 100_000]}
+    (tmp_path / "a.p").write_bytes(pickle.dumps(tree))
+    assert len(arrays.read(tmp_path / "a.p").classes) == 3
+    (tmp_path / "a.p").write_bytes(pickle.dumps(tree | {"x": [["c" * 100_000]] * 30_001}))
+    refused(tmp_path / "a.p", r"holds a list that is no array \(texts in lists\)")
+
+
+# --- pickles ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"r" + struct.pack("<I", 2**28),
+        b"p4000000000\n",
+        b"p" + b"9" * 5000 + b"\n",
+        b"\x96" + struct.pack("<Q", 2**40),
+        b"\x8e" + struct.pack("<Q", 2**40),
+        b"\x95" + struct.pack("<Q", 2**40),
+        b"\x8b" + struct.pack("<i", -1),
+        b"T" + struct.pack("<i", 2**31 - 1),
+    ],
+    ids=["remember", "remember in text", "remember a long number", "bytearray", "bytes", "frame", "number", "text"],
+)
+def test_a_length_in_a_pickle_is_not_believed(tmp_path, piece):
+    whole = pickle.dumps({"x": X, "y": Y}, protocol=2)
+    (tmp_path / "a.p").write_bytes(whole[:2] + b"N" + piece + b"0" + whole[2:])
+    refused(tmp_path / "a.p", r"a.p is damaged or not a file of torch or pickle \(")
+
+
+def nested(kind, times=12):
+    made = kind([0] * 10)
+    for _ in range(times):
+        made = kind([made] * 10)
+    return made
+
+
+def holding_itself():
+    made = []
+    made.append(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"x": nested(list), "y": Y},
+        {"x": nested(lambda items: dict(enumerate(items))), "y": Y},
+        {"x": [np.zeros(1 << 16)] * 100, "y": list(range(100))},
+        {"x": holding_itself(), "y": Y},
+        {nested(tuple): X, "y": Y},
+        {"x": torch.zeros(1).expand(10**5, 10**5), "y": Y},
+    ],
+    ids=["lists", "dicts", "arrays", "itself", "a key", "an expanded tensor"],
+)
+def test_what_unfolds_to_more_than_the_file(tmp_path, tree):
+    (tmp_path / "a.p").write_bytes(pickle.dumps(tree))
+    refused(tmp_path / "a.p", r"unfolds to more|holds itself|as a key, which is not data|save a copy")
+    if "y" in tree and not isinstance(tree.get("x"), list):
+        for zipped in (True, False):
+            torch.save(tree, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+            refused(tmp_path / "a.pt", r"unfolds to more|as a key, which is not data|save a copy")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        b"cbuiltins\nbytearray\nJ\x00\x00\x00\x40\x85R.",  # of 2^30 zeros
+        b"c_codecs\nencode\n}\x85R.",
+        b"ccollections\nOrderedDict\n)R}X\x05\x00\x00\x00items}sb.",
+        b"c_codecs\nencode\nX\x01\x00\x00\x00a\x85R}X\x07\x00\x00\x00contentNsb.",
+        b"ctorch.storage\n_load_from_bytes\nJ\x00\x00\x00\x40\x85R.",
+        b"X\x01\x00\x00\x00a" * 3 + b"\x87Q.",
+    ],
+    ids=["zeros", "a dict as bytes", "a method's name", "a change", "a storage of a number", "a storage from nowhere"],
+)
+def test_calls_that_make_something_of_nothing(tmp_path, call):
+    (tmp_path / "a.p").write_bytes(b"\x80\x02" + call)
+    refused(tmp_path / "a.p", r"a.p (holds|is damaged)")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_the_end_of_a_pickle(protocol):
+    """The walk over the lengths ends where Python's own, slower, walk ends."""
+    trees = [
+        X,
+        {"a": [1, 2.5, "text", None, True, 10**30, -1], b"b": (X, "é" * 300)},
+        list(range(5000)),
+        [bytearray(9)],
+        {1: {2}},
+    ]
+    trees += [[str(number) for number in range(1000)], torch.zeros(3), collections.OrderedDict(a=1)]
+    for tree in trees:
+        content = pickle.dumps(tree, protocol)
+        *_, (_, _, last) = pickletools.genops(content)
+        assert pickles._end_of_pickle(content + b"behind", 0) == last + 1 == len(content)
+        for cut in range(len(content) - 1, 0, -max(1, len(content) // 50)):
+            with pytest.raises((EOFError, pickle.UnpicklingError)):
+                pickles._end_of_pickle(content[:cut], 0)
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+def same(found, wanted):
+    if isinstance(wanted, torch.Tensor):
+        return found.dtype == wanted.dtype and torch.equal(found, wanted.detach())
+    if isinstance(wanted, dict):
+        return list(found) == list(wanted) and all(same(found[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, (list, tuple)):
+        return len(found) == len(wanted) and all(map(same, found, wanted))
+    return found == wanted
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_files_of_torch_are_read_as_torch_reads_them(tmp_path, zipped):
+    numbers = torch.arange(24).view(4, 6)
+    kinds = (
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+        torch.uint16,
+    )
+    tree = {
+        "kinds": [numbers.to(dtype) for dtype in kinds],
+        "views": (numbers.T, numbers[1:3, ::2], numbers[:0], numbers[2, 3]),
+        "model": nn.Linear(3, 2).state_dict(),  # an OrderedDict with an attribute
+        "parameter": nn.Parameter(torch.ones(2)),
+        "plain": {"a": None, "b": [1, 2.5, True, "text"], "size": numbers.shape},
+    }
+    torch.save(tree, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    wanted = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert same(pickles.read(tmp_path / "a.pt"), wanted)
+
+
+@pytest.mark.parametrize("odd", [torch.eye(4).to_sparse(), torch.zeros(4, 4, device="meta")], ids=["sparse", "meta"])
+def test_tensors_of_other_kinds(tmp_path, odd):
+    torch.save({"x": odd, "y": torch.arange(4)}, tmp_path / "a.pt")
+    refused(tmp_path / "a.pt", r"holds torch\._utils\._rebuild\w+, which is not data: nothing was run")
+
+
+def rezipped(path, change, method=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in change(members).items():
+            archive.writestr(name, content)
+
+
+def test_files_of_torch_that_lie(tmp_path):
+    path = tmp_path / "a.pt"
+
+    def saved():
+        torch.save({"x": torch.from_numpy(X), "y": torch.from_numpy(Y)}, path)
+        return path
+
+    rezipped(saved(), lambda members: {name: members[name][:-4] if name.endswith("/0") else members[name] for name in members})
+    refused(path, r"it claims 24 numbers for the storage '0', which has 92 bytes")
+    rezipped(saved(), lambda members: members, zipfile.ZIP_DEFLATED)
+    refused(path, r"is packed, or cut short")
+    rezipped(saved(), lambda members: {name: b"big" if "byteorder" in name else members[name] for name in members})
+    refused(path, r"the byte order of another machine")
+    rezipped(saved(), lambda members: {**members, "b/data.pkl": b"N."})
+    refused(path, r"it should have one data.pkl")
+    torch.save({"x": torch.from_numpy(X), "y": torch.from_numpy(Y)}, path, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    place = content.index(struct.pack("<q", 24) + X.tobytes()[:8])
+    path.write_bytes(content[:place] + struct.pack("<q", 2**40) + content[place + 8 :])
+    refused(path, r"it claims 1099511627776 numbers for the storage '\d+', which are not there")
+
+
+# --- archives and images ----------------------------------------------------------------------------------------------
+
+
+def test_archives_that_unpack_to_more_than_they_should(tmp_path, little):
+    python = cifar.write_small(tmp_path / "c", 1, classes=2)
+
+    def packed(name, **facts):
+        info = tarfile.TarInfo(name)
+        for fact, value in facts.items():
+            setattr(info, fact, value)
+        return info.tobuf()
+
+    parts = [
+        packed(path.name, size=path.stat().st_size) + path.read_bytes().ljust(10240 * 3, b"\0") for path in python.iterdir()
+    ]
+    bomb = packed("rest", size=40 << 20) + bytes(40 << 20)
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(bomb + b"".join(parts), 1))
+    with pytest.raises(LabError, match=r"a.tar.gz would unpack to [0-9]+ MB, [0-9,]+ times its size"):
+        cifar.read(tmp_path / "a.tar.gz")
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(packed("train", size=8 << 30) + bytes(1000)))
+    with pytest.raises(LabError, match=r"would unpack to 8,590 MB"):
+        cifar.read(tmp_path / "a.tar.gz")
+    (tmp_path / "a.tar").write_bytes(packed("train", size=1 << 20) + bytes(1000))
+    with pytest.raises(LabError, match=r"a.tar cannot be read as a tar archive \(.*\): it is damaged"):
+        cifar.read(tmp_path / "a.tar")
+
+
+def test_an_archive_with_holes_is_not_filled(tmp_path):
+    """A sparse member is as long as it says, and holds nothing."""
+    header = bytearray(tarfile.TarInfo("train").tobuf(tarfile.GNU_FORMAT))
+    header[156:157] = tarfile.GNUTYPE_SPARSE
+    header[483:495] = b"77777777777\0"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    (tmp_path / "a.tar").write_bytes(bytes(header) + bytes(1024))
+    with pytest.raises(LabError, match=r"not CIFAR-100: .* but holds none of them"):
+        cifar.read(tmp_path / "a.tar")
+
+
+def test_images_that_unpack_to_more_than_they_should(tmp_path, little):
+    path = tmp_path / "a.png"
+    Image.new("RGB", (2000, 2000)).save(path)
+    for read in (folders.read_pixels, embedding.read_image):
+        with pytest.raises(LabError, match=r"a.png would unpack to 16 MB"):
+            read(path)
+    Image.new("RGB", (200, 200)).save(path)
+    assert folders.read_pixels(path, 8).shape == (3, 8, 8)
+
+
+def test_a_program_is_no_image(tmp_path):
+    """Pillow would start Ghostscript for it, whatever the name says."""
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) print\n%%EOF\n"
+    (tmp_path / "a.png").write_bytes(script)
+    assert Image.open(io.BytesIO(script)).format == "EPS"
+    for read in (folders.read_pixels, embedding.read_image):
+        with pytest.raises(OSError, match="cannot identify image file"):
+            read(tmp_path / "a.png")
+
+
+def test_statistics_of_large_images_take_few_at_a_time(monkeypatch):
+    images = torch.randint(256, (10, 3, 4, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    dataset = sets.Dataset("a", "images", ("a",), sets.Split((images,), torch.zeros(10, dtype=torch.int64)), None, "")
+    taken = []
+    take = sets.Split.take
+    monkeypatch.setattr(sets.Split, "take", lambda self, index: taken.append(len(index)) or take(self, index))
+    monkeypatch.setattr(sets, "_STATISTICS_BYTES", 4 * 60)
+    found = sets.with_statistics(dataset)
+    pixels = images.double() / 255
+    assert taken == [4, 4, 2]
+    torch.testing.assert_close(found.mean, tuple(pixels.mean((0, 2, 3)).tolist()))
+    torch.testing.assert_close(found.std, tuple(pixels.std((0, 2, 3), correction=0).tolist()))
+
+
+# --- descriptions -----------------------------------------------------------------------------------------------------
+
+DEEP = "[" * 50_000 + "]" * 50_000
+
+
+def test_json_that_no_program_wrote(tmp_path):
+    for text, why in ((DEEP, "nested too deeply"), ('{"a": "\\ud800"}', "surrogates not allowed"), ("[1]", "a JSON object")):
+        (tmp_path / "a.json").write_text(text)
+        with pytest.raises(LabError, match=why):
+            files.read_object(tmp_path / "a.json", "write it again")
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(LabError, match=why):
+            Run(tmp_path).recipe()
+    for text in (DEEP, "3", '"a"'):
+        (tmp_path / "metrics.jsonl").write_text(text + "\n")
+        with pytest.raises(LabError, match=r"metrics.jsonl is damaged"):
+            Run(tmp_path).metrics()
+    (tmp_path / "p_k.json").write_text(DEEP)
+    with pytest.raises(LabError, match=r"p_k_file .* nested too deeply"):
+        losses.read_p_k(tmp_path / "p_k.json", 2)
+    with pytest.raises(LabError, match=r"cannot be read as a list of class names"):
+        arrays._read_class_names(tmp_path / "p_k.json")
+
+
+def test_numbers_of_any_length_in_a_recipe():
+    with pytest.raises(LabError, match=r"^the recipe: seed should be between 0 and .*, but is 1000") as caught:
+        Recipe.from_json({"seed": 10**4000})
+    assert len(str(caught.value)) < 2000
+    with pytest.raises(LabError, match=r"temperature should be a number, but is 1000"):
+        Recipe.from_json({"temperature": 10**4000})
+
+
+def test_an_error_is_one_line_whatever_it_quotes():
+    told = str(LabError("a\nb\ud800\x1b[31m" + "x" * 10**6 + " end."))
+    assert told.startswith("a\\nb\\ud800\\x1b[31mxxx")
+    assert told.endswith("xxx end.")
+    assert len(told) < 1600
+    assert str(LabError("é … ✓ 漢")) == "é … ✓ 漢"
+    assert str(pickle.loads(pickle.dumps(LabError("a\nb")))) == "a\\nb"
+
+
+PLAN = models.Plan("linear", (3,), ("a", "b"), hidden=4, dropout=0.0)
+GRU = models.Plan("gru", (5,), ("a", "b"), hidden=4, dropout=0.0, tokens="items", embedding=4, layers=1)
+RESNET = models.Plan("resnet18", (3, 8, 8), ("a", "b"), hidden=4, dropout=0.0, mean=(0.5,) * 3, std=(0.2,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("plan", "lie", "match"),
+    [
+        (PLAN, {"shape": [4]}, r"the weights 1.weight should be torch.float32 \[2, 4\], but are torch.float32 \[2, 3\]"),
+        (PLAN, {"classes": ["a", "b", "c"]}, r"should be torch.float32 \[3, 3\], but are torch.float32 \[2, 3\]"),
+        (PLAN, {"model": "mlp"}, r"the weights 1.weight should be torch.float32 \[4, 3\]"),
+        (PLAN, {"classes": ["a", "\ud800"]}, r"surrogates not allowed"),
+        (PLAN, {"classes": DEEP}, r"nested too deeply"),
+        (PLAN, {"shape": [2**61]}, r"cannot be used"),
+        (GRU, {"shape": [2**40]}, r"shape should be at most 1000000 on each side, but is \[1099511627776\]"),
+        (GRU, {"hidden": 2**40}, r"cannot be used"),
+        (RESNET, {"shape": [3, 8, 2**40]}, r"shape should be at most 8192 on each side"),
+        (PLAN, {"model": "os:system"}, r"which is code that reading a file does not import"),
+    ],
+)  # fmt: skip
+def test_a_model_file_whose_description_lies(tmp_path, plan, lie, match):
+    described = json.dumps({**plan.to_json(), **lie}).replace(f'"{DEEP}"', DEEP)
+    path = tmp_path / "model.safetensors"
+    save_file({name: value.contiguous() for name, value in plan.build().state_dict().items()}, path, {"state": described})
+    with pytest.raises(LabError, match=match):
+        models.load(path)
+
+
+def test_paths_do_not_leave_their_folder(tmp_path):
+    save_file({"embeddings": torch.zeros(2, 3), "labels": torch.arange(2)}, tmp_path / "train.safetensors")
+    (tmp_path / "set").mkdir()
+    for name in ("../train.safetensors", str(tmp_path / "train.safetensors"), "a/../../train.safetensors", ".."):
+        described = {"name": "a", "classes": ["a", "b"], "files": [name]}
+        (tmp_path / "set" / "dataset.json").write_text(json.dumps(described))
+        with pytest.raises(LabError, match=r"should be a list of files in its folder|has lost"):
+            data.load(str(tmp_path / "set"))
+
+
+@pytest.mark.parametrize("name", ["hex", "zlib", "utf-16", "undefined", "ascii"])
+def test_source_in_an_encoding_that_is_none(name):
+    source = f"# coding: {name}\nx = 1 \u00e9\n".encode()
+    assert list(completion.python_tokens(source)) == []
+    list(completion.python_tokens(source, unfinished=True))
+
+
+def test_nothing_warns(tmp_path):
+    """A damaged picture in a folder is left out; what zlib or Pillow would say of it is not the user's to read."""
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        Image.new("RGB", (9, 9)).save(tmp_path / place / "1.png")
+    whole = (tmp_path / "a" / "1.png").read_bytes()
+    (tmp_path / "a" / "2.png").write_bytes(whole[:-20] + zlib.compress(b"x"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(folders.load(tmp_path, size=8, cache=tmp_path / "cache").train) >= 2
