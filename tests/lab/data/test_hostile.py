@@ -1,12 +1,10 @@
 """Files that claim more than they hold, unpack to more than they should, or are made to fill the memory: each is refused in a
 line. `benchmarks/fuzz.py` looks for more of them."""
 
-import collections
 import gzip
 import io
 import json
 import pickle
-import pickletools
 import re
 import struct
 import tarfile
@@ -153,7 +151,7 @@ def holding_itself():
         {"x": nested(lambda items: dict(enumerate(items))), "y": Y},
         {"x": [np.zeros(1 << 16)] * 100, "y": list(range(100))},
         {"x": holding_itself(), "y": Y},
-        {nested(tuple): X, "y": Y},
+        {nested(tuple, 3): X, "y": Y},
         {"x": torch.zeros(1).expand(10**5, 10**5), "y": Y},
     ],
     ids=["lists", "dicts", "arrays", "itself", "a key", "an expanded tensor"],
@@ -185,23 +183,25 @@ def test_calls_that_make_something_of_nothing(tmp_path, call):
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_the_end_of_a_pickle(protocol):
-    """The walk over the lengths ends where Python's own, slower, walk ends."""
+def test_plain_data_are_as_python_reads_them(protocol):
     trees = [
-        X,
-        {"a": [1, 2.5, "text", None, True, 10**30, -1], b"b": (X, "é" * 300)},
+        {"a": [1, 2.5, "text", None, True, 10**30, -1], "b": ["é" * 300] * 3},
         list(range(5000)),
-        [bytearray(9)],
-        {1: {2}},
+        {1: {2: {}}},
+        "x",
+        {2, 3},
     ]
-    trees += [[str(number) for number in range(1000)], torch.zeros(3), collections.OrderedDict(a=1)]
+    trees += [
+        [str(number) for number in range(1000)] * 2,
+        {b"k": [b"bytes", b"" if protocol else 0], 2.5: None},
+        [bytearray(b"9")],
+    ]
     for tree in trees:
-        content = pickle.dumps(tree, protocol)
-        *_, (_, _, last) = pickletools.genops(content)
-        assert pickles._end_of_pickle(content + b"behind", 0) == last + 1 == len(content)
-        for cut in range(len(content) - 1, 0, -max(1, len(content) // 50)):
-            with pytest.raises((EOFError, pickle.UnpicklingError)):
-                pickles._end_of_pickle(content[:cut], 0)
+        assert pickles.load(pickle.dumps(tree, protocol)) == tree
+    content = pickle.dumps(trees[0], protocol)
+    for cut in range(len(content) - 1):
+        with pytest.raises((EOFError, pickle.UnpicklingError, ValueError, IndexError)):
+            pickles.load(content[:cut])
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------

@@ -6,16 +6,14 @@ made; it is made at the end, when it is known that all of it together is not muc
 
 import io
 import math
-import mmap
 import pickle
-import pickletools
 import re
 import struct
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import torch
@@ -26,7 +24,6 @@ from anyk.lab.data import limits
 _TORCH_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """How files of torch.save began before they were zip files."""
 
-Buffer = bytes | mmap.mmap
 PersistentLoad = Callable[[Any], Any]
 
 
@@ -43,109 +40,49 @@ def read(path: Path) -> Any:
         start = file.read(len(_TORCH_MAGIC))
         if start.startswith(b"PK"):
             return _of_zip(path)
-        # Mapped: of long contents, the check of the lengths reads nothing.
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if start == _TORCH_MAGIC:
-                return _Making(len(content)).made(_of_old_torch(bytes(content)))
-            _end_of_pickle(content, 0)
         file.seek(0)
-        return _Making(path.stat().st_size).made(_DataUnpickler(file).load())
+        size = path.stat().st_size
+        if start == _TORCH_MAGIC:
+            return _Making(size).made(_of_old_torch(file.read()))
+        return _Making(size).made(_DataUnpickler(_Known(file, size)).load())
 
 
 def load(content: bytes) -> Any:
     """The same of the bytes of a plain pickle."""
-    _end_of_pickle(content, 0)
-    return _Making(len(content)).made(_DataUnpickler(io.BytesIO(content)).load())
+    return _Making(len(content)).made(_unpickled(content))
 
 
-# --- lengths ----------------------------------------------------------------------------------------------------------
-
-_ARGUMENTS = {op.code.encode("latin1")[0]: op.arg for op in pickletools.opcodes}
-_FRAME, _STOP = ord("\x95"), ord(".")
-_PUT, _LONG_PUT = ord("p"), ord("r")
-_WIDTHS = {
-    pickletools.TAKEN_FROM_ARGUMENT1: (1, False),
-    pickletools.TAKEN_FROM_ARGUMENT4: (4, True),
-    pickletools.TAKEN_FROM_ARGUMENT4U: (4, False),
-    pickletools.TAKEN_FROM_ARGUMENT8U: (8, False),
-}
-"""of the lengths in front of texts and bytes: bytes, and whether there is a sign"""
+def _unpickled(content: bytes, storage: PersistentLoad | None = None) -> Any:
+    return _DataUnpickler(_Known(io.BytesIO(content), len(content)), storage).load()
 
 
-def _plain_instructions() -> re.Pattern[bytes]:
-    """Instructions of a fixed length that make nothing large, many at a time: lists of numbers are little else."""
-    by_length: dict[int, list[int]] = {}
-    for code, argument in _ARGUMENTS.items():
-        if code not in (_FRAME, _STOP, _LONG_PUT) and (argument is None or argument.n >= 0):
-            by_length.setdefault(0 if argument is None else argument.n, []).append(code)
-    classes = (b"[%b].{%d}" % (b"".join(b"\\x%02x" % code for code in codes), n) for n, codes in by_length.items())
-    return re.compile(b"(?:%b){1,4096}" % b"|".join(classes), re.DOTALL)
+class _Known:
+    """A file of a known size: no memory is taken for bytes that are not there."""
 
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
+        self.readline = file.readline
 
-_PLAIN = _plain_instructions()
-
-
-def _end_of_pickle(content: Buffer, place: int) -> int:
-    """The place behind the pickle that begins here; raises where a length or a number in it is more than there can be.
-
-    Python's machine believes them: it takes gigabytes for a file of a few bytes that claims to hold so much.
-    """
-    end = len(content)
-    while place < end:
-        match = _PLAIN.match(content, place)
-        if match:
-            place = match.end()
-            continue
-        code, begin = content[place], place + 1
-        if code == _STOP:
-            return begin
-        if code not in _ARGUMENTS:
-            break
-        argument = _ARGUMENTS[code]
-        length = 0 if argument is None else argument.n
-        if code in (_FRAME, _LONG_PUT) and begin + length <= end:
-            number = int.from_bytes(content[begin : begin + length], "little")
-            if code == _FRAME and begin + length + number > end:
-                break
-            if code == _LONG_PUT:
-                _check_number(number, place)
-            place = begin + length
-        elif length == pickletools.UP_TO_NEWLINE:
-            first = place = begin
-            for _ in range(2 if "pair" in argument.name else 1):  # type: ignore[union-attr]
-                place = content.find(b"\n", place) + 1
-                if not place:
-                    raise EOFError("Ran out of input")
-            if code == _PUT:
-                text = bytes(content[first : place - 1])
-                _check_number(int(text) if len(text) < 20 else 1 << 64, first)
-        elif length < 0:
-            width, signed = _WIDTHS[length]
-            stated = int.from_bytes(content[begin : begin + width], "little", signed=signed)
-            place = begin + width + stated
-            if stated < 0 or place > end:
-                break
-        else:
-            break
-    if place >= end:
-        raise EOFError("Ran out of input")
-    raise pickle.UnpicklingError("invalid load key or length")
-
-
-def _check_number(number: int, place: int) -> None:
-    """A number under which something is remembered: what was remembered before took at least six bytes each, or three."""
-    if number > 256 + place // 5:
-        raise pickle.UnpicklingError(f"it remembers {number} things before there are so many")
+    def read(self, count: int) -> bytes:
+        """So many bytes, or an error."""
+        if not 0 <= count <= self._size - self._file.tell():
+            raise EOFError("Ran out of input")
+        return self._file.read(count)
 
 
 # --- what is to be made -----------------------------------------------------------------------------------------------
 
 
-class _DataUnpickler(pickle.Unpickler):
-    """Notes down containers, numpy arrays and torch tensors. Every other name is refused before it is imported."""
+class _DataUnpickler(pickle._Unpickler):
+    """Notes down containers, numpy arrays and torch tensors. Every other name is refused before it is imported.
 
-    def __init__(self, file: BinaryIO, storage: PersistentLoad | None = None) -> None:
-        super().__init__(file, encoding="latin1")  # bytes of Python 2 become text
+    Python's own unpickler in Python: the one in C makes room for as many things as a number in the file says.
+    """
+
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
+
+    def __init__(self, file: _Known, storage: PersistentLoad | None = None) -> None:
+        super().__init__(file, encoding="latin1")  # type: ignore[arg-type]  # bytes of Python 2 become text
         self._storage = storage
 
     def find_class(self, module: str, name: str) -> Any:
@@ -158,6 +95,20 @@ class _DataUnpickler(pickle.Unpickler):
         if self._storage is None:
             raise NotDataError("a storage")
         return self._storage(pid)
+
+
+def _watched(code: bytes, step: int, marked: bool) -> None:
+    """Look at what an instruction will take as keys: Python looks at all that is in a tuple for each key that it is."""
+    usual = pickle._Unpickler.dispatch[code[0]]
+
+    def checked(self: Any) -> None:
+        # Since the last mark, the machine keeps things apart; one item is on top of all.
+        for key in self.stack[::step] if marked else self.stack[-2:-1]:
+            if key is not None and not isinstance(key, (str, bytes, int, float, _Bytes)):
+                raise NotDataError(f"a {type(key).__name__} as a key")
+        usual(self)
+
+    _DataUnpickler.dispatch[code[0]] = checked
 
 
 class _Maker:
@@ -310,6 +261,25 @@ _MAKERS: dict[str, Any] = {
 }
 
 
+for _code, _step, _marked in (
+    (pickle.SETITEM, 2, False),
+    (pickle.SETITEMS, 2, True),
+    (pickle.DICT, 2, True),
+    (pickle.ADDITEMS, 1, True),
+    (pickle.FROZENSET, 1, True),
+):
+    _watched(_code, _step, _marked)
+
+
+def _bytearray(unpickler: Any) -> None:
+    """Python's own makes room first and reads then."""
+    (length,) = struct.unpack("<Q", unpickler.read(8))
+    unpickler.append(bytearray(unpickler.read(length)))
+
+
+_DataUnpickler.dispatch[pickle.BYTEARRAY8[0]] = _bytearray
+
+
 # --- files of torch ---------------------------------------------------------------------------------------------------
 
 
@@ -342,15 +312,11 @@ def _of_zip(path: Path) -> Any:
             raise ValueError(f"it claims {count} numbers for the storage {key!r}, which has {len(storages[key])} bytes")
         return _Storage(storages[key], kind.dtype)
 
-    _end_of_pickle(instructions, 0)
-    return _Making(size).made(_DataUnpickler(io.BytesIO(instructions), storage).load())
+    return _Making(size).made(_unpickled(instructions, storage))
 
 
 def _of_old_torch(content: bytes) -> Any:
     """A file of torch.save before it wrote zip files: pickles one behind the other, then the storages."""
-    ends = [0]
-    for _ in range(5):  # magic, version, machine, the tree, the keys of its storages
-        ends.append(_end_of_pickle(content, ends[-1]))
     storages: dict[Any, _Storage] = {}
 
     def storage(pid: Any) -> _Storage:
@@ -359,9 +325,12 @@ def _of_old_torch(content: bytes) -> Any:
             raise NotDataError("a view of a storage")
         return storages.setdefault(key, _Storage(None, kind.dtype))
 
-    tree = _DataUnpickler(io.BytesIO(content[ends[3] : ends[4]]), storage).load()
-    keys = _DataUnpickler(io.BytesIO(content[ends[4] : ends[5]])).load()
-    place, whole = ends[5], memoryview(content)
+    file = io.BytesIO(content)
+    known = _Known(file, len(content))
+    for _ in range(3):  # magic, version, machine
+        _DataUnpickler(known).load()
+    tree, keys = _DataUnpickler(known, storage).load(), _DataUnpickler(known).load()
+    place, whole = file.tell(), memoryview(content)
     for key in keys:
         (count,) = struct.unpack("<q", whole[place : place + 8])
         place += 8
