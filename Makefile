@@ -10,6 +10,7 @@
 # make pictures draws the guide's pictures again
 # make evidence writes docs/results.md and docs/pays.md from the run summaries in evidence/summaries
 # make torture runs hundreds of thousands of hard cases, by each backend
+# make fuzz    reads damaged and hostile files of every kind, a minute each
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +18,7 @@ FLOOR := .venv-floor
 LIBRARY := src/anyk/kernels/_native.so
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-full check native wheel floor bench docs pictures evidence torture format clean
+.PHONY: demo test test-full check native wheel floor bench docs pictures evidence torture fuzz format clean
 
 demo: $(VENV)/demo $(LIBRARY)
 	$(BIN)/anyk compare glyphs:50 --losses softmax splitter --epochs 6 --out demo
@@ -67,6 +68,9 @@ evidence: $(VENV)/demo
 
 torture: $(VENV)/bench $(LIBRARY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torture.py
+
+fuzz: $(VENV)/demo
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fuzz.py
 
 format: $(VENV)/test
 	$(BIN)/ruff check --fix .

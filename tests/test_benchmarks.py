@@ -22,6 +22,13 @@ def test_torture_finds_nothing():
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+def test_fuzzing_finds_nothing():
+    result = run("fuzz.py", "--cases", 150)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+
+
 def test_speed_measures(tmp_path):
     result = run("speed.py", "--quick", "--out", tmp_path / "results.md")
     assert result.returncode == 0, result.stderr[-3000:]

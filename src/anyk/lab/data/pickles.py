@@ -82,7 +82,7 @@ class _DataUnpickler(pickle._Unpickler):
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
 
     def __init__(self, file: _Known, storage: PersistentLoad | None = None) -> None:
-        super().__init__(file, encoding="latin1")  # type: ignore[arg-type]  # bytes of Python 2 become text
+        super().__init__(file, encoding="latin1")  # bytes of Python 2 become text
         self._storage = storage
 
     def find_class(self, module: str, name: str) -> Any:
