@@ -99,6 +99,15 @@ def test_a_zip_bomb(tmp_path, little):
     assert arrays._read_numpy(path)["x"].shape == (2**20, 3)
 
 
+def test_a_member_that_claims_to_be_longer_than_its_archive(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", x=X, y=Y)
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    place = content.index(b"PK\x01\x02")
+    content[place + 20 : place + 24] = struct.pack("<I", 2**31)
+    (tmp_path / "a.npz").write_bytes(content)
+    refused(tmp_path / "a.npz", r"'x.npy' in it claims to be longer than the file")
+
+
 def test_one_long_label_is_not_as_long_for_all(tmp_path):
     rows = "".join(f"{row},1,{'ab'[row % 2]}\n" for row in range(10_000))
     (tmp_path / "a.csv").write_text(rows + f"1,1,{'c' * 100_000}\n")  # in an array of texts, 4 GB

@@ -38,9 +38,11 @@ def refuse_bomb(path: str | Path, packed: int, unpacked: int) -> None:
 def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """A zip file of which every member can be read, and all together into memory."""
     with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        refuse_bomb(path, path.stat().st_size, sum(member.file_size for member in members))
+        members, size = archive.infolist(), path.stat().st_size
+        refuse_bomb(path, size, sum(member.file_size for member in members))
         for member in members:
+            if not 0 <= member.header_offset <= size - member.compress_size:
+                raise ValueError(f"{member.filename!r} in it claims to be longer than the file")
             if member.flag_bits & 1:
                 raise ValueError(f"{member.filename!r} in it is encrypted")
             # Others ask for memory of their own, and neither numpy nor torch writes them.
