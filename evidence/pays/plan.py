@@ -41,7 +41,8 @@ Questions 2 to 4 and 6 are explored on three fresh seeds, 11 to 13: their p are 
 **Cut for time**, after the first wave of the main table was seen on completion, items and embeddings, and before any other run:
 the rows of the third and fourth wave are asked on the embeddings alone (and there all of them), but for the splitter network's
 error loss on completion and SL@K on items; question 3 is short on completion, question 4 has fewer levels there and keeps the
-tuned rates; pixels go without plain softmax; the checks have fewer methods, seeds and points of tuning. Holm is over what is left.
+tuned rates; pixels go without plain softmax; the checks have fewer methods, seeds and points of tuning. Holm is over what is
+left.
 """
 
 from __future__ import annotations
