@@ -24,8 +24,14 @@ PLACES = {
     **dict.fromkeys(("embeddings", "embeddings-mlp"), "embeddings=FOLDER"),
 }
 PLACE = re.compile(r"(?<=<!-- pays: )([\w -]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
-#: of the README's table
-SHOWN = ("plain", "gce", BASE, "splitter mix")
+#: the README's table, and how it calls them
+SHOWN = {
+    "plain": "softmax without smoothing",
+    "gce": "generalised cross-entropy",
+    BASE: "`TopKErrorLoss({1: .5, K: .5})`",
+    "error:ksubset pure": "`TopKErrorLoss({K: 1})`",
+    "splitter mix": "`TopKCrossEntropyLoss({1: .5, K: .5})`, the paper's",
+}
 
 INTRODUCTION = paragraph(
     """Written by `make evidence` from the run summaries in `evidence/summaries`; do not edit. What is asked, how everything is
@@ -183,17 +189,17 @@ def _complete(evidence: Evidence, name: str, methods: Sequence[str]) -> bool:
     return all(len(evidence.sets[name].runs(f"main: {method}")) >= len(each.seeds) for method in methods)
 
 
-def overview(evidence: Evidence, methods: Sequence[str], sets: Sequence[str] = DECIDE) -> list[str]:
-    """The sets side by side: softmax in percent, the others as points against it, top-1 | top-K."""
+def overview(evidence: Evidence, methods: Mapping[str, str], sets: Sequence[str] = DECIDE) -> list[str]:
+    """The sets side by side: softmax in percent, the others, as they are called, as points against it, top-1 | top-K."""
     rows = []
     softmax = []
     for name in sets:
         means = [evidence.values(name, "main: softmax", f"top{k}") for k in (1, SETS[name].k)]
         softmax.append(" \\| ".join(tables.percent(statistics.mean(one)) for one in means) if all(means) else "–")
     rows.append(("softmax, tuned smoothing, %", *softmax))
-    for method in methods:
+    for method, words in methods.items():
         cells = [_both(evidence, name, method).replace("|", "\\|") if _has(evidence, name, method) else "–" for name in sets]
-        rows.append((title(method), *cells))
+        rows.append((words, *cells))
     return lines_of(["top-1 \\| top-K", *(SETS[name].title for name in sets)], rows)
 
 
@@ -237,7 +243,14 @@ def pages(root: Path, evidence: Evidence) -> dict[Path, str]:
 
 
 def _main(evidence: Evidence) -> list[str]:
-    lines = ["## Main table", "", *READING, "", *overview(evidence, [name for name in plan.ALL if name != "softmax"]), ""]
+    lines = [
+        "## Main table",
+        "",
+        *READING,
+        "",
+        *overview(evidence, {name: title(name) for name in METHODS if name != "softmax"}),
+        "",
+    ]
     lines += [*paragraph("Bold: p < .01 after Holm against softmax. Each set with its intervals, and against gce:"), ""]
     for name, each in SETS.items():
         lines += heading(name)
