@@ -123,7 +123,7 @@ def add_to_page(app, page, source):
     if page == "reference":
         source[0] = LISTED.sub(lambda entry: directive(entry[1]), source[0])
     if page == "explore":
-        text, pictures = re.subn(r"^!\[.*\]\(explore\.png\)$", lambda _: FRAME, source[0], flags=re.MULTILINE)
+        text, pictures = re.subn(r"^!\[.*\]\(images/explore\.png\)\n\n.*\n", lambda _: FRAME, source[0], flags=re.MULTILINE)
         assert pictures == 1, "explore.md has one picture of the page"
         source[0] = f"---\nhide-toc: true\n---\n\n{text}"
 
