@@ -33,11 +33,11 @@ TEX = {
     beta    (max(0, b_(1)) + … + max(0, b_(k))) / k
     """: r"""
     \begin{aligned}
-    \text{alpha} \quad & \max\Bigl( 0, \frac{b_{(1)} + \dots + b_{(k)}}{k} \Bigr) \\
-    \text{beta} \quad & \frac{\max(0, b_{(1)}) + \dots + \max(0, b_{(k)})}{k}
+    \text{alpha} \quad & \max\Bigl( 0, \frac{b_{(1)} + \cdots + b_{(k)}}{k} \Bigr) \\
+    \text{beta} \quad & \frac{\max(0, b_{(1)}) + \cdots + \max(0, b_{(k)})}{k}
     \end{aligned}
     """,
-    "L = log(1 + exp(a_(k)) + exp(a_(k+1)) + …)": r"L = \log\bigl( 1 + e^{a_{(k)}} + e^{a_{(k+1)}} + \dots \bigr)",
+    "L = log(1 + exp(a_(k)) + exp(a_(k+1)) + …)": r"L = \log\bigl( 1 + e^{a_{(k)}} + e^{a_{(k+1)}} + \cdots \bigr)",
     "1 / log2(1 + r) if r <= k, otherwise 0,    r the rank of the target.": r"""
     \begin{cases} 1 / \log_2(1 + r) & \text{if } r \le k \\ 0 & \text{otherwise} \end{cases} \qquad r \text{ the rank of the target}
     """,
