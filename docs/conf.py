@@ -48,7 +48,19 @@ html_copy_source = False
 html_show_copyright = False
 
 CONTENTS = {
-    "Use it": ("start", "choosing", "settings", "explore", "gallery", "own-data", "lab", "tools", "imagenet", "performance", "scale"),
+    "Use it": (
+        "start",
+        "choosing",
+        "settings",
+        "explore",
+        "gallery",
+        "own-data",
+        "lab",
+        "tools",
+        "imagenet",
+        "performance",
+        "scale",
+    ),
     "Know it": ("pays", "results", "results-tables", "mathematics", "numerics", "extending", "migrating", "reference"),
 }
 """The pages in their order; a page that is missing here, or there, fails the build."""
@@ -77,7 +89,7 @@ addEventListener("message", ({{ data, source }}) => {{
 """What stands in the place of its picture in explore.md. It tells its height: a frame that scrolls by itself is a nuisance on a phone."""
 
 SHORT = 24
-"""Cells of tables with so many letters are not broken. Longer ones get room for a few words a line; then the table scrolls."""
+"""Cells of tables of this length are not broken, of figures twice this. Longer ones get room for a few words a line; then the table scrolls."""
 
 HIDDEN = {
     "set_fit_request",
@@ -90,6 +102,8 @@ HIDDEN = {
     "p_k",
     "weight",
     "unconverged",
+    "spec",
+    "conventions",
 }
 """What a class has for its base class, and no user calls."""
 
@@ -166,7 +180,9 @@ def link_names(app, doctree):
 def tables_scroll(app, doctree):
     """Cells that are not broken, and cells that have room: site.css."""
     for cell in doctree.findall(nodes.entry):
-        cell["classes"].append("short" if len(cell.astext()) <= SHORT else "long")
+        text = cell.astext()
+        figures = 4 * sum(map(str.isalpha, text)) < len(text)
+        cell["classes"].append("short" if len(text) <= SHORT * (1 + figures) else "long")
 
 
 def page_to_play_with(app, failed):

@@ -10,6 +10,7 @@ import re
 from docutils import nodes
 from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx import addnodes
 from sphinx.util.logging import getLogger
 
 TEX = {
@@ -65,6 +66,15 @@ SYMBOL = re.compile(r"(?<![\w.`/-])([A-Za-z])_(\w|\([\w+-]+\)|\[\w+\])(\(\w\))?(
 """A letter with an index: T_j, P_K(1), a_(k), s_[r]."""
 
 
+BAR = re.compile(r"<mo([^>]*)>\|</mo>")
+APPLIED = re.compile(r"<mo>&ApplyFunction;</mo>(?!\s*(?:<mrow>\s*)?<mo[^>]*>[(|])")
+
+UNTOUCHED = (
+    *(nodes.literal, nodes.literal_block, nodes.math, nodes.math_block, nodes.raw, nodes.comment),
+    *(nodes.title, nodes.strong, addnodes.literal_strong, addnodes.desc_signature),  # p_k is the name of an argument there
+)
+
+
 def plain(text):
     return re.sub(r"\s+", " ", text).strip()
 
@@ -83,9 +93,8 @@ def of_docstring(lines, name):
 
 def typeset_symbols(app, doctree):
     """Letters with an index in plain sentences."""
-    untouched = (nodes.literal, nodes.literal_block, nodes.title, nodes.math, nodes.math_block, nodes.raw, nodes.comment)
     for text in list(doctree.findall(nodes.Text)):
-        if not SYMBOL.search(text) or any(isinstance(parent, untouched) for parent in ancestors(text)):
+        if not SYMBOL.search(text) or any(isinstance(parent, UNTOUCHED) for parent in ancestors(text)):
             continue
         parts, end = [], 0
         for found in SYMBOL.finditer(text):
@@ -104,14 +113,19 @@ def ancestors(node):
 
 def _mathml(node, block):
     try:
-        return tex2mathml(node.astext(), as_block=block)
+        mathml = tex2mathml(node.astext(), as_block=block)
     except MathError as error:
         getLogger("anyk").warning("not understood: %s: %s", node.astext(), error, location=node)
         return node.astext()
+    # Browsers leave no space between a function and its argument, as in log T, and too much beside the bars of |x|.
+    mathml = APPLIED.sub(r'\g<0><mspace width="0.17em"></mspace>', mathml)
+    return BAR.sub(r'<mo\1 lspace="0" rspace="0">|</mo>', mathml)
 
 
 def _inline(writer, node):
-    writer.body.append(_mathml(node, block=False))
+    after = node.next_node(descend=False, siblings=True)
+    joined = isinstance(after, nodes.Text) and after[:1] in tuple(".,;:)")
+    writer.body.append(_mathml(node, block=False) + "\N{WORD JOINER}" * joined)  # no full stop begins a line
     raise nodes.SkipNode
 
 

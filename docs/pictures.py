@@ -40,7 +40,10 @@ TEMPERATURES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 TUNED = {"splitter": 4.0, "bitonic": 2.0, "lapsum": 4.0, "ksubset": 4.0, "softsort": 2.0, "neuralsort": 8.0, "sinkhorn": 16.0}
 SOFTMAX = {"loss": "softmax", "p_k": [1.0]}
 PLOTS: dict[str, list[dict[str, object]]] = {
-    "plot-lines.svg": [SOFTMAX, *({"loss": n, "temperature": t} for n in ("splitter", "lapsum", "ksubset") for t in TEMPERATURES)],
+    "plot-lines.svg": [
+        SOFTMAX,
+        *({"loss": n, "temperature": t} for n in ("splitter", "lapsum", "ksubset") for t in TEMPERATURES),
+    ],
     "plot-trade.svg": [SOFTMAX, *({"loss": name, "temperature": t} for name, t in TUNED.items())],
     "plot-bars.svg": [{"temperature": 4.0, "top1": top1} for top1 in ("separate", "mixed", "operator")],
 }
