@@ -86,10 +86,10 @@ addEventListener("message", ({{ data, source }}) => {{
 <p><a href="{PLAY}">The page alone</a>, in the whole window.</p>
 ```
 """
-"""What stands in the place of its picture in explore.md. It tells its height: a frame that scrolls by itself is a nuisance on a phone."""
+"""What stands in the place of its picture in explore.md. It tells its height: a frame that scrolls is a nuisance on a phone."""
 
 SHORT = 24
-"""Cells of tables of this length are not broken, of figures twice this. Longer ones get room for a few words a line; then the table scrolls."""
+"""Cells so long are not broken, of figures twice this. Longer ones get room for a few words a line; the table scrolls."""
 
 HIDDEN = {
     "set_fit_request",

@@ -19,7 +19,8 @@ TEX = {
       - t log sum_{S in Y_y} exp(sum_{j in S} s_j / (k t)).
     """: r"""
     \begin{aligned}
-    L = {} & t \log \sum_{S \in Y} \exp \Bigl( \frac{1}{t} \Bigl( \mathrm{margin}\,[y \notin S] + \frac{1}{k} \sum_{j \in S} s_j \Bigr) \Bigr) \\
+    L = {} & t \log \sum_{S \in Y} \exp \Bigl(
+    \frac{1}{t} \Bigl( \mathrm{margin}\,[y \notin S] + \frac{1}{k} \sum_{j \in S} s_j \Bigr) \Bigr) \\
     & - t \log \sum_{S \in Y_y} \exp \Bigl( \frac{1}{k t} \sum_{j \in S} s_j \Bigr)
     \end{aligned}
     """,
@@ -40,7 +41,8 @@ TEX = {
     """,
     "L = log(1 + exp(a_(k)) + exp(a_(k+1)) + …)": r"L = \log\bigl( 1 + e^{a_{(k)}} + e^{a_{(k+1)}} + \cdots \bigr)",
     "1 / log2(1 + r) if r <= k, otherwise 0,    r the rank of the target.": r"""
-    \begin{cases} 1 / \log_2(1 + r) & \text{if } r \le k \\ 0 & \text{otherwise} \end{cases} \qquad r \text{ the rank of the target}
+    \begin{cases} 1 / \log_2(1 + r) & \text{if } r \le k \\ 0 & \text{otherwise} \end{cases}
+    \qquad r \text{ the rank of the target}
     """,
     """
     separate    P_K(1) CE(s, y) - (1 - P_K(1)) log( sum_{j>=2} P_K(j) T_j / (1 - P_K(1)) )
@@ -54,10 +56,12 @@ TEX = {
     \end{aligned}
     """,
     "L = guide CE(s, y) + (1 - guide) sum_j P_K(j) (1 - T_j^power) / power": r"""
-    L = \mathrm{guide} \; \mathrm{CE}(s, y) + (1 - \mathrm{guide}) \sum_j P_K(j) \, \frac{1 - T_j^{\,\mathrm{power}}}{\mathrm{power}}
+    L = \mathrm{guide} \; \mathrm{CE}(s, y) + (1 - \mathrm{guide})
+    \sum_j P_K(j) \, \frac{1 - T_j^{\,\mathrm{power}}}{\mathrm{power}}
     """,
     "sum_i w_i L(s(x_i), y_i) / sum_i w_i  +  alpha / 2 * (sum of the squared weights, without the intercepts).": r"""
-    \frac{\sum_i w_i\, L(s(x_i), y_i)}{\sum_i w_i} + \frac{\alpha}{2} \, (\text{sum of the squared weights, without the intercepts})
+    \frac{\sum_i w_i\, L(s(x_i), y_i)}{\sum_i w_i}
+    + \frac{\alpha}{2} \, (\text{sum of the squared weights, without the intercepts})
     """,
 }
 """A formula of a docstring -> TeX."""

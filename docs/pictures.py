@@ -1,8 +1,8 @@
 """Draws every picture of the guide again: `make pictures`. The same versions give the same files.
 
 Most are made by `anyk draw`; the commands stand in COMMANDS. The picture of the idea is drawn here. Plots of runs are those of
-`anyk report --plot`, of runs of the study that stand in evidence/summaries. Photographs of pages need a Chromium; that of the report
-needs `make demo` before, and stays as it is without.
+`anyk report --plot`, of runs of the study that stand in evidence/summaries. Photographs of pages need a Chromium; that of the
+report needs `make demo` before, and stays as it is without.
 """
 
 import base64
@@ -42,7 +42,7 @@ SOFTMAX = {"loss": "softmax", "p_k": [1.0]}
 PLOTS: dict[str, list[dict[str, object]]] = {
     "plot-lines.svg": [
         SOFTMAX,
-        *({"loss": n, "temperature": t} for n in ("splitter", "lapsum", "ksubset") for t in TEMPERATURES),
+        *({"loss": name, "temperature": t} for name in ("splitter", "lapsum", "ksubset") for t in TEMPERATURES),
     ],
     "plot-trade.svg": [SOFTMAX, *({"loss": name, "temperature": t} for name, t in TUNED.items())],
     "plot-bars.svg": [{"temperature": 4.0, "top1": top1} for top1 in ("separate", "mixed", "operator")],
@@ -110,9 +110,10 @@ def photograph(folder: Path) -> None:
                 print(f"{shown} is missing: {name} stays as it is; `make demo` writes it", file=sys.stderr)  # noqa: T201
                 continue
             page.open(shown, width=1180, height=900)
+            page.evaluate("document.querySelector('#scenes button:nth-of-type(3)')?.click()")  # one where much is pulled
             page.evaluate("0")
             picture = Image.open(io.BytesIO(base64.b64decode(page.screenshot(whole=False))))
-            picture.convert("RGB").quantize(96, dither=Image.Dither.NONE).save(folder / name, optimize=True)
+            picture.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(folder / name, optimize=True)
 
 
 def idea(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The site as a reader has it: it builds strictly, asks nobody, and every page fits a desktop and a phone, in a real browser."""
+"""The site as a reader has it: it builds strictly, asks nobody, and every page fits a desktop and a phone in a real browser."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def site(tmp_path_factory) -> Path:
         str(folder / "site"),
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run([*command, str(DOCS), str(folder / "site")], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder / "site"
 
@@ -80,7 +80,8 @@ def test_formulae_are_typeset(site):
 SIDEWAYS = """(() => {
   const scrolls = box => ["auto", "scroll", "hidden", "clip"].includes(getComputedStyle(box).overflowX);
   const boxed = e => { for (let p = e.parentElement; p; p = p.parentElement) if (scrolls(p)) return true; return false; };
-  const wide = [...document.querySelectorAll("article *, main *")].filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !boxed(e));
+  const beyond = e => e.getBoundingClientRect().right > innerWidth + 1;
+  const wide = [...document.querySelectorAll("article *, main *")].filter(e => beyond(e) && !boxed(e));
   return { width: document.documentElement.scrollWidth, wide: wide.slice(0, 3).map(e => e.outerHTML.slice(0, 120)) };
 })()"""
 

@@ -550,8 +550,8 @@ class TopKErrorLoss(TopKLossModule):
             brings ``example_p_k``.
         operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``KSubset()``.
         m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
-        guide: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy and runs no operator, 0 has no softmax. May
-            move over the run: it can be assigned at any time.
+        guide: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy and runs no operator, 0 has no softmax.
+            May move over the run: it can be assigned at any time.
         power: between 0 and 1: 1 is the expected top-k error, smaller is nearer to cross-entropy, 0 its limit -log.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         ignore_index: class index of examples that do not count.

@@ -77,8 +77,8 @@ class SortingNetwork(Operator):
     Args:
         kind: ``"splitter"`` (selection network), ``"bitonic"`` or ``"odd_even"`` (sorting networks).
         temperature: t, a positive number or a one-element tensor.
-        swap: the soft comparator, which decides how fast a class far behind is let go: exponentially by ``"logistic"``, faster by
-            ``"gaussian"``, as exp(-root of the distance) by ``"logistic_art"``, as 1 / distance by ``"cauchy"``,
+        swap: the soft comparator, which decides how fast a class far behind is let go: exponentially by ``"logistic"``, faster
+            by ``"gaussian"``, as exp(-root of the distance) by ``"logistic_art"``, as 1 / distance by ``"cauchy"``,
             ``"reciprocal"`` and ``"optimal"``.
         wires: where the classes start, which matters to a network. ``"target"``: the target on one fixed wire, the others
             in descending order on the rest, so that T is continuous in the scores and does not depend on the order of the
