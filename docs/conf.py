@@ -83,12 +83,13 @@ addEventListener("message", ({{ data, source }}) => {{
 }});
 </script>
 <iframe class="play" src="{PLAY}" title="The page to play with"></iframe>
-<p><a href="{PLAY}">The page alone</a>, in the whole window.</p>
+<p><a href="{PLAY}">The page alone</a>, in the whole window.
+It is one HTML file that needs no network and nothing else; this writes it for you:</p>
 ```
 """
 """What stands in the place of its picture in explore.md. It tells its height: a frame that scrolls is a nuisance on a phone."""
 
-SHORT = 24
+SHORT = 28
 """Cells so long are not broken, of figures twice this. Longer ones get room for a few words a line; the table scrolls."""
 
 HIDDEN = {
