@@ -169,6 +169,19 @@ def test_loss_and_gradient_agree_with_the_library(page, page_file, family, tempe
     assert (difference[:, 1:] <= 0.05 * size[:, 1:].amax(1, keepdim=True).clamp(min=1)).all()
 
 
+@NEEDS_BROWSER
+def test_t_above_1_counts_as_1_as_in_the_library(page, page_file):
+    page.open(page_file)
+    rows, targets = torch.tensor([[3.0, 2.7, 2.4, 1.7, 1.3] + [-6.0] * 7], dtype=torch.float64), torch.tensor([2])
+    op, p_k = anyk.SoftSort(), P_KS[4]
+    assert op.inclusion(rows, targets, 5).max() > 1.01
+    cases, expected = [], []
+    for form, loss in (*CROSS_ENTROPY, *ERROR):
+        cases += with_scores({"operator": "softsort", "pK": p_k, **form}, rows, targets)
+        expected.append(losses_and_gradients(loss, rows, targets, op, p_k=p_k))
+    assert_agree(cases, computed(page, LOSS_AND_GRADIENT, cases), torch.cat(expected))
+
+
 ALL_NUMBERS = "c => { const { P, T } = anykCompute(c); return [...P.flat().map(p => p ?? 0), ...T.flat()]; }"
 
 
