@@ -322,7 +322,7 @@ def test_top_1_must_not_lose_on_any_set(tmp_path):
 
 def test_nothing_passes_before_all_methods_of_a_set_are_there(tmp_path):
     sets = made(tmp_path, GAINS, gce=5)
-    late = ("main: error:splitter mix", "main: softmax", "top1")
+    late = ("main: error:ksubset pure", "main: softmax", "top1")
     assert late in sets["completion"].contrasts
     del sets["completion"].contrasts[late]
     base = next(one for one in rule.judge(sets) if one.method == BASE)
