@@ -374,7 +374,7 @@ def full(tmp_path_factory):
 
 def test_the_page_tells_what_is_there(full, tmp_path):
     text = page.page(full, tmp_path / "images")
-    assert f"**`{BASE}` passes the rule**" in text
+    assert f"**`{BASE}` passes the rule that was set before the runs**" in text
     assert "+0.60" in text
     assert "By the rule the default is" in text
     for name in page.FIGURES:

@@ -152,20 +152,40 @@ def sentence(evidence: Evidence) -> str:
         open_still = [SETS[name].title for name in DECIDE if not _complete(evidence, name, (*plan.COMPARED,))]
         told = f"no complete runs yet of {'; '.join(open_still)}" if open_still else "some methods are not measured yet"
         return f"**Not decided yet**: {told}."
-    seen = "; ".join(f"{name} {_both(evidence, name, chosen.method)}" for name in DECIDE if _has(evidence, name, chosen.method))
-    gains = f"gains the list on {_counts(len(chosen.gained))} four sets"
-    words = (
-        "passes the rule" if chosen.passes else f"is the best by the mean of both, but nothing passes the rule ({_why(chosen)})"
-    )
-    return f"**`{chosen.method}` {words}**: it {gains}. Points against softmax with tuned smoothing, top-1 | top-K: {seen}."
+    rule_words = "no top-1 lost on any of the four sets, the list gained on three"
+    if chosen.passes:
+        told = [f"**`{chosen.method}` passes the rule that was set before the runs**: {rule_words}."]
+    else:
+        told = [f"**No loss passes the rule that was set before the runs**: {rule_words}."]
+    quiet = []
+    for name in DECIDE:
+        found, k = rule.main_differences(evidence.sets[name], "softmax"), SETS[name].k
+        sure = {
+            (method, each): found[method, each].paired.difference
+            for method in SHOWN
+            for each in (1, k)
+            if "TopK" in SHOWN[method] and (method, each) in found and _sure(found[method, each])
+        }
+        words = [
+            f"{_loss(method, k)} {'gains' if gain > 0 else 'loses'} {100 * abs(gain):.2f} points of top-{each}"
+            for (method, each), gain in sure.items()
+        ]
+        if words:
+            told.append(f"On {SETS[name].title}, {', '.join(words)}.")
+        else:
+            quiet.append(SETS[name].title)
+    if quiet:
+        told.append(f"No sure difference: {'; '.join(quiet)}.")
+    return " ".join(told)
 
 
-def _counts(number: int) -> str:
-    return {0: "none of the", len(DECIDE): "all"}.get(number, f"{number} of the")
+def _loss(method: str, k: int) -> str:
+    """What is typed for a method of the README's table.
 
-
-def _why(judged: rule.Judged) -> str:
-    return "; ".join(judged.reasons)
+    >>> _loss("error:ksubset mix", 10)
+    '`TopKErrorLoss({1: .5, 10: .5})`'
+    """
+    return SHOWN[method].partition(", the")[0].replace("K:", f"{k}:")
 
 
 def _has(evidence: Evidence, name: str, method: str) -> bool:
@@ -181,7 +201,11 @@ def _both(evidence: Evidence, name: str, method: str, against: str = "softmax") 
 def _points(one: Tested) -> str:
     """A difference in points; bold where it is sure by the rule's level."""
     words = tables.points(one.paired.difference)
-    return f"**{words}**" if one.p is not None and one.p < rule.SURE else words
+    return f"**{words}**" if _sure(one) else words
+
+
+def _sure(one: Tested) -> bool:
+    return one.p is not None and one.p < rule.SURE
 
 
 def _complete(evidence: Evidence, name: str, methods: Sequence[str]) -> bool:
