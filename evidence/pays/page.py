@@ -29,8 +29,9 @@ PLACE = re.compile(r"(?<=<!-- pays: )([\w -]+)( -->\n).*?(?=<!-- end -->)", re.D
 SHOWN = {
     "plain": "softmax without smoothing",
     "gce": "generalised cross-entropy",
-    BASE: "`TopKErrorLoss({1: .5, K: .5})`",
-    "error:ksubset pure": "`TopKErrorLoss({K: 1})`",
+    "error:lapsum mix": "`TopKErrorLoss({1: .5, K: .5})`",
+    BASE: "`TopKErrorLoss({1: .5, K: .5}, KSubset())`",
+    "error:ksubset pure": "`TopKErrorLoss({K: 1}, KSubset())`",
     "splitter mix": "`TopKCrossEntropyLoss({1: .5, K: .5})`, the paper's",
 }
 
@@ -184,7 +185,7 @@ def _loss(method: str, k: int) -> str:
     """What is typed for a method of the README's table.
 
     >>> _loss("error:ksubset mix", 10)
-    '`TopKErrorLoss({1: .5, 10: .5})`'
+    '`TopKErrorLoss({1: .5, 10: .5}, KSubset())`'
     """
     return SHOWN[method].partition(", the")[0].replace("K:", f"{k}:")
 
