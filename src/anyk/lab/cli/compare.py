@@ -1,12 +1,27 @@
 """`anyk compare`."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from anyk.lab.cli.words import CommonSetting, Flag, Loggers, command_line, say, say_json, slug
+from anyk.lab.cli.words import CommonSetting, Flag, Group, Loggers, command_line, say, say_json, slug
 
 NOT_DECIDED = 3
 """the exit code of a comparison that has no answer yet"""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the results go."""
+
+    out: Path | None = None
+    """folder for the outcome; by default anyk-runs/compare-DATA"""
+    log: Loggers = ()
+    """hand the metrics of all runs on: tensorboard, wandb, mlflow, or several"""
+    quiet: Flag = False
+    """show no progress"""
+    json: Flag = False
+    """print the results as JSON instead of words"""
 
 
 def command(
@@ -17,10 +32,7 @@ def command(
     budget: int | None = None,
     time: str | None = None,
     jobs: int = 0,
-    out: Path | None = None,
-    log: Loggers = (),
-    quiet: Flag = False,
-    json: Flag = False,
+    output: Group[Output],
 ) -> int:
     """Does top-k training help on your data, which variant, by how much, and is that luck?
 
@@ -36,10 +48,6 @@ def command(
         budget: the most points of each loss to try at full length; by default as many as it takes.
         time: what the whole may take, such as 90s, 10m or 2h; by default as long as it takes.
         jobs: runs at a time; 0 is one for each core.
-        out: folder for the outcome; by default anyk-runs/compare-DATA.
-        log: hand the metrics of all runs on: tensorboard, wandb, mlflow, or several.
-        quiet: show no progress.
-        json: print the results as JSON instead of words.
     """
     from anyk.lab import tables
     from anyk.lab.comparison.outcome import BASELINE, chosen, decided
@@ -49,8 +57,8 @@ def command(
     from anyk.lab.comparison.verdict import table, verdict
     from anyk.lab.progress import watched
 
-    out = out or Path("anyk-runs") / f"compare-{slug(setting.data)}"
-    with watched(expected_runs(len({BASELINE, *losses}), seeds), quiet, log) as display:
+    out = output.out or Path("anyk-runs") / f"compare-{slug(setting.data)}"
+    with watched(expected_runs(len({BASELINE, *losses}), seeds), output.quiet, output.log) as display:
         outcome = compare(
             setting,
             losses,
@@ -63,7 +71,7 @@ def command(
             on_progress=display.show,
             on_plan=display.tell,
         )
-    if json:
+    if output.json:
         say_json(to_json(outcome))
     else:
         say(tables.render(table(outcome), "terminal"))

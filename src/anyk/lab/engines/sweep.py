@@ -1,6 +1,5 @@
 """`anyk sweep`: a grid of recipes, or a list of them, as many runs in one folder."""
 
-import difflib
 import itertools
 import os
 import typing
@@ -12,6 +11,7 @@ from anyk.lab import files
 from anyk.lab.engines.attempt import Outcome, ended
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
+from anyk.lab.nearest import nearest
 from anyk.lab.run import losses as losses_of_recipes
 from anyk.lab.run.folder import Run
 from anyk.lab.run.reading import CHECKED, READ, check_setting, read_data
@@ -137,7 +137,7 @@ def _engine(
 
 def _nearest(name: str) -> str:
     """The fields that may have been meant, or all."""
-    near = difflib.get_close_matches(name.lower().replace("-", "_"), TYPES)
+    near = nearest(name, TYPES)
     return (
         f"the nearest {'field is' if len(near) == 1 else 'fields are'} {', '.join(near)}"
         if near

@@ -1,0 +1,55 @@
+"""What was meant by a name that is none."""
+
+import difflib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+
+def nearest(typed: str, names: Iterable[str]) -> list[str]:
+    """The names that may have been meant, at most three, the likeliest first; none where nothing is like it.
+
+    Names are words between hyphens or underscores. Some of them may be left out or added, be shortened or misspelt, or stand
+    there with their initials alone:
+
+    >>> options = ["epochs", "learning_rate", "head_learning_rate", "batch_size", "weight_decay", "temperature", "schedule"]
+    >>> [nearest(word, options) for word in ("lr", "bs", "wd", "head-lr", "num-epochs", "temp", "batchsize", "wieght-decay")]
+    [['learning_rate'], ['batch_size'], ['weight_decay'], ['head_learning_rate'], ['epochs'], ['temperature'], ['batch_size'],
+    ['weight_decay']]
+    >>> nearest("lr-scheduler", options), nearest("gpu", options)
+    (['learning_rate', 'schedule'], [])
+    """
+    scores = {name: _likeness(_words(typed), _words(name)) for name in names}
+    best = max(scores.values(), default=0.0)
+    near = sorted((name for name in scores if scores[name] >= max(0.5, best - 0.1)), key=lambda name: -scores[name])
+    return near[:3]
+
+
+def _words(name: str) -> list[str]:
+    return name.lower().replace("_", "-").split("-")
+
+
+def _likeness(typed: Sequence[str], words: Sequence[str]) -> float:
+    """From 0 to 1: the share of the words of both that have one like them on the other side."""
+    return max(
+        2 * sum(max(_alike(one, other) for other in spelling) for one in typed) / (len(typed) + len(spelling))
+        for spelling in _spellings(words)
+    )
+
+
+def _spellings(words: Sequence[str]) -> Iterator[list[str]]:
+    """The words; and with those that stand together as one word, or as their initials."""
+    yield list(words)
+    for first, end in itertools.combinations(range(len(words) + 1), 2):
+        if end - first > 1:
+            together = words[first:end]
+            for one in ("".join(together), "".join(word[:1] for word in together)):
+                yield [*words[:first], one, *words[end:]]
+
+
+def _alike(one: str, other: str) -> float:
+    if one == other:
+        return 1.0
+    if min(len(one), len(other)) > 1 and (one.startswith(other) or other.startswith(one)):
+        return 0.9
+    ratio = difflib.SequenceMatcher(a=one, b=other).ratio()
+    return ratio if ratio >= 0.75 else 0.0
