@@ -99,17 +99,19 @@ def _names() -> str:
 
 
 def _overview() -> str:
-    """What `anyk --help` says: of each command the first sentence of its own help."""
-    width = min(shutil.get_terminal_size().columns, 110)
-    lines = [
-        "usage: anyk COMMAND [OPTIONS]",
-        "",
-        "Train for 'the right class is among the first k', and find out whether it helps.",
+    """What `anyk --help` says: of each command the first line of its own help."""
+    parts = {
+        group: [(name, (COMMANDS[name].__doc__ or "").split("\n")[0]) for name in names] for group, names in GROUPS.items()
+    }
+    parts["options"] = [
+        ("-h, --help", "this page; anyk COMMAND --help lists the options of a command"),
+        ("--version", f"which anyk this is: {anyk.__version__}"),
     ]
-    for group, names in GROUPS.items():
-        lines += ["", group]
-        for name in names:
-            told = (COMMANDS[name].__doc__ or "").split("\n")[0]
-            lines += textwrap.wrap(told, width, initial_indent=f"  {name:11}", subsequent_indent=" " * 13)
-    lines += ["", "options", "  -h, --help   this page; anyk COMMAND --help lists the options of a command", "  --version    which anyk this is"]
+    lines = ["usage: anyk COMMAND [OPTIONS]", ""]
+    lines += ["Train for 'the right class is among the first k', and find out whether it helps."]
+    width = min(shutil.get_terminal_size().columns, 110)
+    for part, rows in parts.items():
+        lines += ["", part]
+        for name, told in rows:
+            lines += textwrap.wrap(told, width, initial_indent=f"  {name:12}", subsequent_indent=" " * 14)
     return "\n".join(lines)

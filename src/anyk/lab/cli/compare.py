@@ -4,7 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from anyk.lab.cli.words import CommonSetting, Flag, Group, Loggers, command_line, say, say_json, slug
+from anyk.lab.cli.words import CommonSetting, Flag, Group, Loggers, command_line, say, say_json, slug, warn
+from anyk.lab.errors import reuse_sentence
 
 NOT_DECIDED = 3
 """the exit code of a comparison that has no answer yet"""
@@ -56,8 +57,16 @@ def command(
     from anyk.lab.comparison.snippet import code
     from anyk.lab.comparison.verdict import table, verdict
     from anyk.lab.progress import watched
+    from anyk.lab.run.training import Progress
+
+    def show(folder: Path, progress: Progress) -> None:
+        if folder in had_ended:
+            reused.add(folder)
+        display.show(folder, progress)
 
     out = output.out or Path("anyk-runs") / f"compare-{slug(setting.data)}"
+    had_ended = {path.parent for path in (out / "runs").glob("*/result.json")}
+    reused: set[Path] = set()
     with watched(expected_runs(len({BASELINE, *losses}), seeds), output.quiet, output.log) as display:
         outcome = compare(
             setting,
@@ -68,9 +77,11 @@ def command(
             budget=budget,
             time=seconds_of(time) if time is not None else None,
             command=command_line(),
-            on_progress=display.show,
+            on_progress=show,
             on_plan=display.tell,
         )
+    if reused:
+        warn(reuse_sentence(len(reused)))
     if output.json:
         say_json(to_json(outcome))
     else:

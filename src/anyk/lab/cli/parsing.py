@@ -15,14 +15,14 @@ from anyk.lab.run.recipe import describe
 
 def call(commands: Mapping[str, Callable[..., int]], words: Sequence[str], *, speaks: bool) -> int:
     """Call the command that the first word names with what the others say; its exit code."""
+    if words[0] in commands and not {"-h", "--help"} & set(words):
+        _refuse_unknown(words, arguments(commands[words[0]]))
 
     def refuse(event: Any) -> None:
-        with contextlib.suppress(AttributeError):  # tyro's own words are no worse than none
-            sentence = _sentence(event, words, arguments(commands[words[0]]))
-            if sentence:
-                raise LabError(sentence)
+        with contextlib.suppress(AttributeError, KeyError):  # tyro's insides have changed: it has words of its own
+            raise LabError(_sentence(event, words, arguments(commands[words[0]])))
 
-    # Experimental in tyro, and thus by name: without it an error is a box, with the same exit code.
+    # Experimental in tyro, and thus by name: without it, a value that cannot be read is told in a box.
     asked = getattr(getattr(tyro, "_errors", None), "on_parse_error", contextlib.nullcontext)
     with asked(refuse):
         return tyro.extras.subcommand_cli_from_dict(dict(commands), prog="anyk", args=words, console_outputs=speaks)
@@ -53,41 +53,41 @@ def arguments(source: Any) -> dict[str, Argument]:
     return found
 
 
-def _sentence(event: Any, words: Sequence[str], known: Mapping[str, Argument]) -> str | None:
-    """What tyro found wrong, or None to leave the words to it."""
+def _refuse_unknown(words: Sequence[str], known: Mapping[str, Argument]) -> None:
+    """Raise if there are options that the command does not have. Here, since tyro may take them for values."""
     command = f"anyk {words[0]}"
-    if unknown := getattr(event, "tokens", None) or getattr(event, "unrecognized_tokens", None):
-        return _unknown(unknown, command, known)
-    if missing := getattr(event, "missing_arguments", None):
-        names = " and ".join(each.arg.display_name().upper() for each in missing)
-        return f"{command} needs {names}: {command} --help tells what that is."
-    argument = getattr(event, "argument", None)
-    if argument is None:
-        return None
-    name = argument.display_name()
-    expected = describe(known[name.removeprefix("--")].kind).replace("nothing", "none")
-    given = getattr(event, "value", None) or " ".join(_values(words, name))
-    shown = name if name.startswith("-") else name.upper()
-    return f"{shown} should be {expected}, but {f'is {given!r}' if given else 'has no value'}."
-
-
-def _unknown(tokens: Sequence[str], command: str, known: Mapping[str, Argument]) -> str:
-    options = [token.partition("=")[0] for token in tokens if token.startswith("-")]
-    if options:
-        return " ".join(f"{option} is no option of {command}: {_hint(option, command, known)}" for option in options)
-    given = " and ".join(map(repr, tokens))
-    places = " ".join(name.upper() for name, argument in known.items() if argument.positional)
-    return f"{command} has no use for {given}{f' beside {places}' if places else ''}: {command} --help tells what it takes."
+    names = [word.partition("=")[0] for word in words[1:] if word.startswith("--") and word != "--"]
+    options = {f"--{name}" for name, argument in known.items() if not argument.positional}
+    unknown = [name for name in names if name.replace("_", "-") not in options]
+    if unknown:
+        raise LabError(" ".join(f"{name} is no option of {command}: {_hint(name, command, known)}" for name in unknown))
 
 
 def _hint(option: str, command: str, known: Mapping[str, Argument]) -> str:
-    near = nearest(option.lstrip("-"), known)
+    near = nearest(option.removeprefix("--"), known)
     if not near:
         return f"{command} --help lists them."
     if known[near[0]].positional:
         place = near[0].upper()
         return f"{place} stands by itself, {command} {place}."
     return f"did you mean {' or '.join(f'--{name}' for name in near)}?"
+
+
+def _sentence(event: Any, words: Sequence[str], known: Mapping[str, Argument]) -> str:
+    """What tyro found wrong; an AttributeError or a KeyError if this does not say it."""
+    command = f"anyk {words[0]}"
+    if hasattr(event, "tokens"):
+        places = " ".join(name.upper() for name, argument in known.items() if argument.positional)
+        given = f"{' and '.join(map(repr, event.tokens))}{f' beside {places}' if places else ''}"
+        return f"there is no use for {given}: {command} --help tells what it takes."
+    if hasattr(event, "missing_arguments"):
+        names = " and ".join(each.arg.display_name().upper() for each in event.missing_arguments)
+        return f"{names} should be given: {command} --help tells what that is."
+    name = event.argument.display_name()
+    expected = describe(known[name.removeprefix("--")].kind).replace("nothing", "none")
+    given = getattr(event, "value", None) or " ".join(_values(words, name))
+    shown = name if name.startswith("-") else name.upper()
+    return f"{shown} should be {expected}, but {f'is {given!r}' if given else 'has no value'}."
 
 
 def _values(words: Sequence[str], option: str) -> list[str]:

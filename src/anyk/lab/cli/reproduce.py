@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from anyk.lab.cli.words import Flag, Group, say, tell_failures
+from anyk.lab.cli.words import Flag, Group, say, tell_failures, warn
 from anyk.lab.errors import LabError
 from anyk.lab.tables import Format
 
@@ -69,7 +69,7 @@ def command(
     recipes = chosen.recipes(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
     if recipes:
         with watched(len(recipes), output.quiet) as display:
-            outcomes = sweep.run_all(recipes, out / "runs", jobs=jobs, on_progress=display.show)
+            outcomes = sweep.run_all(recipes, out / "runs", jobs=jobs, on_progress=display.show, on_note=warn)
     results = {name: outcome.result for name, outcome in outcomes.items() if outcome.result is not None}
     for table in chosen.compare(results, smoke=smoke):
         say(f"{table.title}\n")

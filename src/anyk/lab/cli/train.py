@@ -43,6 +43,7 @@ def command(recipe: WholeRecipe, *, output: Group[Output]) -> int:
         together.broadcast(lambda: loggers.check(log))
         training.check(recipe, together)
         together.broadcast(lambda: _check_folder(out, recipe))
+        had_ended = (out / "result.json").exists()
         with (
             watched(1, output.quiet or not together.first, log if together.first else ()) as display,
             stop_signal(together.world_size > 1) as stopped,
@@ -51,6 +52,8 @@ def command(recipe: WholeRecipe, *, output: Group[Output]) -> int:
             display.show(out, training.Progress(1, 1))  # one that had ended before has made no progress now
     if not together.first:
         return 0
+    if had_ended:
+        warn(f"{out} had ended before and is shown as it is: nothing was trained.")
     if output.json:
         say_json(result)
         return 0

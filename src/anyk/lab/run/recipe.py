@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
@@ -437,5 +438,7 @@ def describe(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return ", ".join(map(str, typing.get_args(kind)))
     if typing.get_origin(kind) is tuple:
-        return f"a list of {describe(typing.get_args(kind)[0])}"
-    return {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "nothing"}[kind]
+        item = typing.get_args(kind)[0]
+        return {int: "integers", float: "numbers", str: "texts"}.get(item) or f"some of {describe(item)}"
+    words = {int: "an integer", float: "a number", bool: "true or false", str: "a text", Path: "a path", type(None): "nothing"}
+    return words[kind]
