@@ -15,8 +15,8 @@ def nearest(typed: str, names: Iterable[str]) -> list[str]:
     >>> [nearest(word, options) for word in ("lr", "bs", "wd", "head-lr", "num-epochs", "temp", "batchsize", "wieght-decay")]
     [['learning_rate'], ['batch_size'], ['weight_decay'], ['head_learning_rate'], ['epochs'], ['temperature'], ['batch_size'],
     ['weight_decay']]
-    >>> nearest("lr-scheduler", options), nearest("gpu", options)
-    (['learning_rate', 'schedule'], [])
+    >>> nearest("decay-rate", options), nearest("gpu", options)
+    (['learning_rate', 'weight_decay'], [])
     """
     scores = {name: _likeness(_words(typed), _words(name)) for name in names}
     best = max(scores.values(), default=0.0)
@@ -29,27 +29,27 @@ def _words(name: str) -> list[str]:
 
 
 def _likeness(typed: Sequence[str], words: Sequence[str]) -> float:
-    """From 0 to 1: the share of the words of both that have one like them on the other side."""
-    return max(
+    """From 0 to 1: the share of the words of both that have one like them on the other side; or how alike all letters are."""
+    shares = (
         2 * sum(max(_alike(one, other) for other in spelling) for one in typed) / (len(typed) + len(spelling))
         for spelling in _spellings(words)
     )
+    return max(*shares, _ratio("".join(typed), "".join(words)))
 
 
 def _spellings(words: Sequence[str]) -> Iterator[list[str]]:
-    """The words; and with those that stand together as one word, or as their initials."""
+    """The words; and with the initials of some that stand together in their place."""
     yield list(words)
     for first, end in itertools.combinations(range(len(words) + 1), 2):
         if end - first > 1:
-            together = words[first:end]
-            for one in ("".join(together), "".join(word[:1] for word in together)):
-                yield [*words[:first], one, *words[end:]]
+            yield [*words[:first], "".join(word[:1] for word in words[first:end]), *words[end:]]
 
 
 def _alike(one: str, other: str) -> float:
-    if one == other:
-        return 1.0
-    if min(len(one), len(other)) > 1 and (one.startswith(other) or other.startswith(one)):
-        return 0.9
+    shorter, longer = sorted((one, other), key=len)
+    return 0.9 if 2 < len(shorter) < len(longer) and longer.startswith(shorter) else _ratio(one, other)
+
+
+def _ratio(one: str, other: str) -> float:
     ratio = difflib.SequenceMatcher(a=one, b=other).ratio()
     return ratio if ratio >= 0.75 else 0.0
