@@ -15,8 +15,8 @@ def nearest(typed: str, names: Iterable[str]) -> list[str]:
     >>> [nearest(word, options) for word in ("lr", "bs", "wd", "head-lr", "num-epochs", "temp", "batchsize", "wieght-decay")]
     [['learning_rate'], ['batch_size'], ['weight_decay'], ['head_learning_rate'], ['epochs'], ['temperature'], ['batch_size'],
     ['weight_decay']]
-    >>> nearest("decay-rate", options), nearest("gpu", options)
-    (['learning_rate', 'weight_decay'], [])
+    >>> nearest("size", ["batch_size", "image_size"]), nearest("gpu", options)
+    (['batch_size', 'image_size'], [])
     """
     scores = {name: _likeness(_words(typed), _words(name)) for name in names}
     best = max(scores.values(), default=0.0)

@@ -126,7 +126,7 @@ def test_options_stand_where_they_are_looked_for(anyk):
         "img-size": "image-size",
         "losses": "loss",
         "lr-schedule": "schedule",
-        "decay-rate": "learning-rate or --weight-decay",
+        "size": "image-size or --batch-size",
         "no-standardise": "no-standardize",
     }.items(),
 )
