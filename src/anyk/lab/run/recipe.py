@@ -239,7 +239,7 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
     @property
     def identity(self) -> dict[str, Any]:
         """The same, without what an earlier version did not know and did as it is here: equal for equal runs of both."""
-        usual = Setting()
+        usual = Recipe()
         return {name: value for name, value in self.to_json().items() if name not in ADDED or value != getattr(usual, name)}
 
     @classmethod
@@ -290,6 +290,8 @@ class Seed:
 
     seed: int = 0
     """initial weights, order of the examples, augmentation"""
+    tested: bool = True
+    """measure the test examples when the run ends; without it they stay unseen, as they do while `anyk compare` tunes"""
 
 
 @dataclass(frozen=True)
@@ -306,8 +308,8 @@ class Recipe(Seed, LossName, Setting):
 #: what runs did before there was a field for it, where the field's default is something else
 BEFORE = {"standardize": False, "hidden": 512, "dropout": 0.0}
 
-#: the fields that came with the sequences; with their defaults, other runs are what they were
-ADDED = frozenset(("part", "split", "mask_seen", "width", "context", "embedding", "layers", "heads", "tied"))
+#: the fields that came later; with their defaults, runs are what they were
+ADDED = frozenset(("part", "split", "mask_seen", "width", "context", "embedding", "layers", "heads", "tied", "tested"))
 
 #: what the zeros and "auto" of a setting stand for
 BY_KIND: dict[str, dict[str, Any]] = {
