@@ -1,5 +1,6 @@
 """The words of the command line: its help, and what it says where words are wrong."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import lab_data
 import made
 from anyk.lab import cli
 from anyk.lab.cli import parsing
+from anyk.lab.comparison import search
 from anyk.lab.nearest import nearest
 from anyk.lab.run.recipe import Recipe
 
@@ -305,3 +307,23 @@ def test_import_lists_many_columns(anyk, tmp_path):
     err = anyk("import", "t.csv", "--label-column", "foo")[2]
     assert "likeliest first, species, x, x" in err
     assert err.endswith("x and 201 more.\n")
+
+
+# --- advice -----------------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_guide_compares_what_the_lab_compares():
+    losses = inspect.signature(cli.COMMANDS["compare"]).parameters["losses"].default
+    assert losses == search.LOSSES
+    assert f"anyk compare DATA --losses {' '.join(losses)}\n" in (ROOT / "docs/choosing.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/start.md", "docs/tools.md"])
+def test_the_first_line_to_copy_is_the_same_everywhere(page):
+    first = re.search(r"anyk\.TopK\w+Loss\([^)]*", (ROOT / page).read_text())
+    assert first is not None
+    chosen = re.search(r"anyk\.TopK\w+Loss\([^),]*,[^),]*", (ROOT / "docs/choosing.md").read_text())
+    assert chosen is not None
+    assert first[0] == chosen[0]

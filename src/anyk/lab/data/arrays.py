@@ -14,7 +14,7 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -556,12 +556,12 @@ def _has_fraction(text: str) -> bool:
     return not value.is_integer() if math.isfinite(value) else False
 
 
-def _label_place(first: list[str], label_column: str | None, path: Path, following: Iterator[list[str]]) -> int:
+def _label_place(first: list[str], label_column: str | None, path: Path, following: Iterable[list[str]] = ()) -> int:
     if label_column is None:
         return len(first) - 1
     titles = [title.strip() for title in first]
     if label_column not in titles:
-        ordered = _likeliest_first(titles, label_column, next(following, []))
+        ordered = _likeliest_first(titles, label_column, next(iter(following), []))
         raise LabError(f"{path} has no column {label_column!r}: its columns are, the likeliest first, {_listed(ordered)}.")
     return titles.index(label_column)
 
