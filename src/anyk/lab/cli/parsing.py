@@ -83,7 +83,7 @@ def _sentence(event: Any, words: Sequence[str], known: Mapping[str, Argument]) -
     if hasattr(event, "missing_arguments"):
         names = " and ".join(each.arg.display_name().upper() for each in event.missing_arguments)
         return f"{names} should be given: {command} --help tells what that is."
-    name = event.argument.display_name()
+    name = event.argument.display_name().split("/")[-1]  # -o/--out
     expected = describe(known[name.removeprefix("--")].kind).replace("nothing", "none")
     given = getattr(event, "value", None) or " ".join(_values(words, name))
     shown = name if name.startswith("-") else name.upper()
