@@ -92,6 +92,12 @@ def test_options_stand_where_they_are_looked_for(anyk):
         assert re.search(rf"^  --{option}\b", found[f"{group} options"], re.MULTILINE), option
 
 
+def test_completions_for_a_shell_are_still_written(anyk):
+    code, out, _ = anyk("--tyro-print-completion", "bash")
+    assert (code or 0) == 0
+    assert all(command in out for command in cli.COMMANDS)
+
+
 # --- options that are none --------------------------------------------------------------------------------------------
 
 
