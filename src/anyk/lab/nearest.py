@@ -51,5 +51,7 @@ def _alike(one: str, other: str) -> float:
 
 
 def _ratio(one: str, other: str) -> float:
+    if min(len(one), len(other)) < 3:  # initials: two of them are never far from two others
+        return float(one == other)
     ratio = difflib.SequenceMatcher(a=one, b=other).ratio()
     return ratio if ratio >= 0.75 else 0.0

@@ -210,8 +210,8 @@ def test_no_option_is_said_to_be_none(anyk, command):
         (("embed",), "FOLDER should be given: anyk embed --help tells what that is."),
         (("reproduce",), "EXPERIMENT should be given: anyk reproduce --help tells what that is."),
         (("import",), "give the file to import."),
-        ((), "which command? The commands are compare, train,"),
-        (("--lr", "3"), "--lr should stand after a command, or be --help or --version. The commands are compare,"),
+        ((), "a command should be given: the commands are compare, train,"),
+        (("--lr", "3"), "--lr should stand after a command, or be --help or --version: the commands are compare,"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

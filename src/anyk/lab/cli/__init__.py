@@ -83,10 +83,10 @@ def _run(words: Sequence[str]) -> int:
             say(f"anyk {anyk.__version__}" if first == "--version" else _overview())
         return 0
     if first is None:
-        raise LabError(f"which command? {_names()} anyk --help tells what they do.")
+        raise LabError(f"a command should be given: {_names()} anyk --help tells what they do.")
     if first not in COMMANDS and not first.startswith("--tyro-"):  # which write completions for a shell
         if first.startswith("-"):
-            raise LabError(f"{first} should stand after a command, or be --help or --version. {_names()}")
+            raise LabError(f"{first} should stand after a command, or be --help or --version: {_names()}")
         near = nearest(first, COMMANDS)
         raise LabError(f"there is no command {first!r}: {f'did you mean anyk {near[0]}?' if near else _names()}")
     if processes.launched() > 1 and first != "train":
@@ -95,7 +95,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _names() -> str:
-    return f"The commands are {', '.join(COMMANDS)}."
+    return f"the commands are {', '.join(COMMANDS)}."
 
 
 def _overview() -> str:
