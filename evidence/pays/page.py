@@ -24,8 +24,14 @@ PLACES = {
     **dict.fromkeys(("embeddings", "embeddings-mlp"), "embeddings=FOLDER"),
 }
 PLACE = re.compile(r"(?<=<!-- pays: )([\w -]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
-#: of the README's table
-SHOWN = ("plain", "gce", BASE, "splitter mix")
+#: the README's table, and how it calls them
+SHOWN = {
+    "plain": "softmax without smoothing",
+    "gce": "generalised cross-entropy",
+    BASE: "`TopKErrorLoss({1: .5, K: .5})`",
+    "error:ksubset pure": "`TopKErrorLoss({K: 1})`",
+    "splitter mix": "`TopKCrossEntropyLoss({1: .5, K: .5})`, the paper's",
+}
 
 INTRODUCTION = paragraph(
     """Written by `make evidence` from the run summaries in `evidence/summaries`; do not edit. What is asked, how everything is
@@ -146,20 +152,40 @@ def sentence(evidence: Evidence) -> str:
         open_still = [SETS[name].title for name in DECIDE if not _complete(evidence, name, (*plan.COMPARED,))]
         told = f"no complete runs yet of {'; '.join(open_still)}" if open_still else "some methods are not measured yet"
         return f"**Not decided yet**: {told}."
-    seen = "; ".join(f"{name} {_both(evidence, name, chosen.method)}" for name in DECIDE if _has(evidence, name, chosen.method))
-    gains = f"gains the list on {_counts(len(chosen.gained))} four sets"
-    words = (
-        "passes the rule" if chosen.passes else f"is the best by the mean of both, but nothing passes the rule ({_why(chosen)})"
-    )
-    return f"**`{chosen.method}` {words}**: it {gains}. Points against softmax with tuned smoothing, top-1 | top-K: {seen}."
+    rule_words = "no top-1 lost on any of the four sets, the list gained on three"
+    if chosen.passes:
+        told = [f"**`{chosen.method}` passes the rule that was set before the runs**: {rule_words}."]
+    else:
+        told = [f"**No loss passes the rule that was set before the runs**: {rule_words}."]
+    quiet = []
+    for name in DECIDE:
+        found, k = rule.main_differences(evidence.sets[name], "softmax"), SETS[name].k
+        sure = {
+            (method, each): found[method, each].paired.difference
+            for method in SHOWN
+            for each in (1, k)
+            if "TopK" in SHOWN[method] and (method, each) in found and _sure(found[method, each])
+        }
+        words = [
+            f"{_loss(method, k)} {'gains' if gain > 0 else 'loses'} {100 * abs(gain):.2f} points of top-{each}"
+            for (method, each), gain in sure.items()
+        ]
+        if words:
+            told.append(f"On {SETS[name].title}, {', '.join(words)}.")
+        else:
+            quiet.append(SETS[name].title)
+    if quiet:
+        told.append(f"No sure difference: {'; '.join(quiet)}.")
+    return " ".join(told)
 
 
-def _counts(number: int) -> str:
-    return {0: "none of the", len(DECIDE): "all"}.get(number, f"{number} of the")
+def _loss(method: str, k: int) -> str:
+    """What is typed for a method of the README's table.
 
-
-def _why(judged: rule.Judged) -> str:
-    return "; ".join(judged.reasons)
+    >>> _loss("error:ksubset mix", 10)
+    '`TopKErrorLoss({1: .5, 10: .5})`'
+    """
+    return SHOWN[method].partition(", the")[0].replace("K:", f"{k}:")
 
 
 def _has(evidence: Evidence, name: str, method: str) -> bool:
@@ -175,7 +201,11 @@ def _both(evidence: Evidence, name: str, method: str, against: str = "softmax") 
 def _points(one: Tested) -> str:
     """A difference in points; bold where it is sure by the rule's level."""
     words = tables.points(one.paired.difference)
-    return f"**{words}**" if one.p is not None and one.p < rule.SURE else words
+    return f"**{words}**" if _sure(one) else words
+
+
+def _sure(one: Tested) -> bool:
+    return one.p is not None and one.p < rule.SURE
 
 
 def _complete(evidence: Evidence, name: str, methods: Sequence[str]) -> bool:
@@ -183,17 +213,17 @@ def _complete(evidence: Evidence, name: str, methods: Sequence[str]) -> bool:
     return all(len(evidence.sets[name].runs(f"main: {method}")) >= len(each.seeds) for method in methods)
 
 
-def overview(evidence: Evidence, methods: Sequence[str], sets: Sequence[str] = DECIDE) -> list[str]:
-    """The sets side by side: softmax in percent, the others as points against it, top-1 | top-K."""
+def overview(evidence: Evidence, methods: Mapping[str, str], sets: Sequence[str] = DECIDE) -> list[str]:
+    """The sets side by side: softmax in percent, the others, as they are called, as points against it, top-1 | top-K."""
     rows = []
     softmax = []
     for name in sets:
         means = [evidence.values(name, "main: softmax", f"top{k}") for k in (1, SETS[name].k)]
         softmax.append(" \\| ".join(tables.percent(statistics.mean(one)) for one in means) if all(means) else "–")
     rows.append(("softmax, tuned smoothing, %", *softmax))
-    for method in methods:
+    for method, words in methods.items():
         cells = [_both(evidence, name, method).replace("|", "\\|") if _has(evidence, name, method) else "–" for name in sets]
-        rows.append((title(method), *cells))
+        rows.append((words, *cells))
     return lines_of(["top-1 \\| top-K", *(SETS[name].title for name in sets)], rows)
 
 
@@ -237,7 +267,14 @@ def pages(root: Path, evidence: Evidence) -> dict[Path, str]:
 
 
 def _main(evidence: Evidence) -> list[str]:
-    lines = ["## Main table", "", *READING, "", *overview(evidence, [name for name in plan.ALL if name != "softmax"]), ""]
+    lines = [
+        "## Main table",
+        "",
+        *READING,
+        "",
+        *overview(evidence, {name: title(name) for name in METHODS if name != "softmax"}),
+        "",
+    ]
     lines += [*paragraph("Bold: p < .01 after Holm against softmax. Each set with its intervals, and against gce:"), ""]
     for name, each in SETS.items():
         lines += heading(name)

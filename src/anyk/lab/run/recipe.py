@@ -279,7 +279,7 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
 class LossName:
     """Which loss."""
 
-    loss: str = "splitter"
+    loss: str = "error"
     """softmax; gce; error or error:OPERATOR; an operator (splitter, bitonic, odd_even, neuralsort, softsort, sinkhorn, lapsum,
     ksubset) for the cross-entropy with it; or smooth, hinge, truncated, softmax_at_k, for the one k = length of P_K"""
 
