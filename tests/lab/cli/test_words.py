@@ -324,7 +324,9 @@ ROOT = Path(__file__).parents[3]
 def test_the_guide_compares_what_the_lab_compares():
     losses = inspect.signature(cli.COMMANDS["compare"]).parameters["losses"].default
     assert losses == search.LOSSES
-    assert f"anyk compare DATA --losses {' '.join(losses)}\n" in (ROOT / "docs/choosing.md").read_text()
+    advised = re.search(r"anyk compare DATA --losses (.*)\n", (ROOT / "docs/choosing.md").read_text())
+    assert advised is not None
+    assert list(losses)[: len(advised[1].split())] == advised[1].split()
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/start.md", "docs/tools.md"])
