@@ -143,7 +143,7 @@ def test_the_sdist_carries_what_its_tests_need(sdist):
     assert kept == {
         *("src", "tests", "docs", "examples", "benchmarks", "evidence"),
         *("pyproject.toml", "constraints.txt", "conftest.py", "hatch_build.py", "Makefile", "PKG-INFO", ".gitignore"),
-        *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
+        *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "SECURITY.md"),
     }
 
 

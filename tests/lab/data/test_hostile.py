@@ -90,6 +90,28 @@ def test_a_header_that_claims_more_than_the_file_has(tmp_path, shape, dtype):
     refused(tmp_path / "a.npy", r"it claims to be .* but has 100 bytes")
 
 
+def test_a_header_that_claims_to_be_long(tmp_path):
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**32 - 1) + b"{'descr': '<f4'}")
+    np.save(tmp_path / "a_labels.npy", Y)
+    refused(tmp_path / "a.npy", r"cannot be read by numpy \(Ran out of input\)")
+
+
+@pytest.mark.parametrize(
+    ("labels", "match"),
+    [
+        (np.full(8, 0x110000, np.uint32).view("<U1"), r"a number that is no character in a text"),
+        (np.full(8, 0xD800, np.uint32).view("<U1"), r"half of a character"),
+        (np.full(8, 1e300), r"1e\+300 is too large for 64 bits"),
+        (np.full(8, 2**63, np.uint64), r"9.22337e\+18 is too large for 64 bits"),
+        (np.array(3), r"should have the shape \(examples,\), but have \(\)"),
+    ],
+    ids=["no character", "half a character", "float", "integer", "one"],
+)
+def test_labels_that_no_program_wrote(tmp_path, labels, match):
+    np.savez(tmp_path / "a.npz", x=X, y=labels)
+    refused(tmp_path / "a.npz", match)
+
+
 def test_a_zip_bomb(tmp_path, little):
     path = npz(tmp_path / "a.npz", header((2**20, 3)) + bytes(12 << 20))
     refused(path, r"would unpack to 13 MB, [0-9,]+ times its size, but at most 100 times are taken: .* save it unpacked")
@@ -116,7 +138,7 @@ def test_one_long_label_is_not_as_long_for_all(tmp_path):
     (tmp_path / "a.p").write_bytes(pickle.dumps(tree))
     assert len(arrays.read(tmp_path / "a.p").classes) == 3
     (tmp_path / "a.p").write_bytes(pickle.dumps(tree | {"x": [["c" * 100_000]] * 10_001}))
-    refused(tmp_path / "a.p", r"holds a list that is no array \(texts in lists\)")
+    refused(tmp_path / "a.p", r"holds what is no array \(texts in lists\)")
 
 
 # --- pickles ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,9 @@ import hashlib
 import json
 import math
 import re
+import sys
+import warnings
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -233,7 +236,18 @@ def _listed_names(values: Any, source: Path) -> list[str]:
     names = _to_numpy(values, source)
     if names.ndim != 1:
         raise LabError(f"class names in {source} should be a list, but have the shape {names.shape}.")
-    return [_text(name) for name in names.tolist()]
+    texts = [_text(name) for name in names.tolist()]
+    _check_texts(texts, source)
+    return texts
+
+
+def _check_texts(texts: Iterable[str], source: str | Path) -> None:
+    """Raise where one could not be written to a file."""
+    try:
+        for text in texts:
+            text.encode()
+    except UnicodeEncodeError:
+        raise LabError(f"{source} has a text with half of a character in it: {text!r}.") from None
 
 
 def _text(value: Any) -> str:
@@ -296,9 +310,9 @@ def _groups(values: Any, count: int, source: Path) -> Tensor | None:
 
 
 def _to_numpy(values: Any, source: Path) -> "np.ndarray[Any, Any]":
-    if isinstance(values, Tensor):
-        return values.detach().numpy()
     try:
+        if isinstance(values, Tensor):
+            return values.detach().numpy()
         if isinstance(values, (list, tuple)):
             if values and isinstance(values[0], Tensor):
                 return np.asarray([value.tolist() for value in values])
@@ -306,9 +320,14 @@ def _to_numpy(values: Any, source: Path) -> "np.ndarray[Any, Any]":
                 return _objects([_text(value) for value in values])
             if _has_texts(values):
                 raise ValueError("texts in lists")
-        return np.asarray(values)
+        array = np.asarray(values)
+        if array.dtype.kind == "U" and array.size:
+            letters = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1).view(np.uint32)
+            if letters.max() > sys.maxunicode:
+                raise ValueError("a number that is no character in a text")
+        return array
     except (ValueError, TypeError, OverflowError, RuntimeError, AttributeError) as error:
-        raise LabError(f"{source} holds a list that is no array ({' '.join(str(error).split())[:150]}).") from None
+        raise LabError(f"{source} holds what is no array ({' '.join(str(error).split())[:150]}).") from None
 
 
 def _has_texts(values: Sequence[Any]) -> bool:
@@ -440,6 +459,7 @@ def _integers_or_texts(values: "np.ndarray[Any, Any]", source: str | Path) -> "n
         if not {str} >= {type(value) for value in values.tolist()}:
             raise LabError(f"labels in {source} should be integers or texts, but are too large for 64 bits.")
         known = dict.fromkeys(values.tolist())
+        _check_texts(known, source)
         empty = {text for text in known if not text.strip()}
         if empty:
             _refuse_unlabeled(
@@ -451,6 +471,8 @@ def _integers_or_texts(values: "np.ndarray[Any, Any]", source: str | Path) -> "n
         return values
     if values.dtype.kind == "f" and not (np.isfinite(values).all() and (values == np.floor(values)).all()):
         raise LabError(f"labels in {source} should be integers or texts, but there are numbers with a fraction or NaN.")
+    if values.dtype.kind in "fu" and values.size and values.max() >= 2**63:
+        raise LabError(f"labels in {source} should be integers or texts, but {values.max():g} is too large for 64 bits.")
     if values.dtype.kind not in "iubf":
         raise LabError(f"labels in {source} should be integers or texts, but are {values.dtype}.")
     _refuse_unlabeled(values < 0, _NEGATIVE, source)
@@ -491,27 +513,29 @@ def _read_class_names(path: Path) -> list[str]:
 
 def _read_numpy(path: Path) -> Any:
     try:
-        if path.suffix.lower() == ".npy":
-            with open(path, "rb") as file:
-                limits.check_array(file, path.stat().st_size)
-            # Copy on write: nothing is read before it is needed, and torch wants memory that could be written to.
-            return np.load(path, mmap_mode="c", allow_pickle=False)
-        found = {}
-        with limits.opened_zip(path) as archive:
-            for member in archive.infolist():
-                if member.filename.endswith(".npy"):
-                    with archive.open(member) as part:
-                        limits.check_array(part, member.file_size)
-                    with archive.open(member) as part:
-                        key = member.filename.removesuffix(".npy")
-                        found[key] = np.lib.format.read_array(part, allow_pickle=False)
-        return found
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of headers that an old Python wrote
+            if path.suffix.lower() == ".npy":
+                with open(path, "rb") as file:
+                    limits.check_array(file, path.stat().st_size)
+                # Copy on write: nothing is read before it is needed, and torch wants memory that could be written to.
+                return np.load(path, mmap_mode="c", allow_pickle=False)
+            with limits.opened_zip(path) as archive:
+                members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+                return {member.filename.removesuffix(".npy"): _member(archive, member) for member in members}
     except LabError:
         raise
     except Exception as error:  # damaged files make zip, zlib and numpy raise a dozen kinds
         hint = "save text as numpy strings, not objects" if "allow_pickle" in str(error) else "copy it or make it again"
         reason = " ".join(str(error).split())[:150] or type(error).__name__
         raise LabError(f"{path} cannot be read by numpy ({reason}): {hint}.") from None
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
+    with archive.open(member) as file:
+        limits.check_array(file, member.file_size)
+    with archive.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _read_csv(path: Path, label_column: str | None, is_test: bool) -> _Pair:

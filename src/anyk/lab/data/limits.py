@@ -58,6 +58,7 @@ def check_array(file: Any, size: int) -> None:
         file: at its beginning.
         size: of the file.
     """
+    file = Known(file, size)
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"it is of version {version}")
@@ -68,6 +69,25 @@ def check_array(file: Any, size: int) -> None:
     left = size - file.tell()
     if not dtype.itemsize or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > left:
         raise ValueError(f"it claims to be {shape} of {dtype}, but has {max(left, 0)} bytes")
+
+
+class Known:
+    """A file of a known size: no memory is taken for bytes that are not there.
+
+    Args:
+        file: where it is read from.
+        size: of it.
+    """
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
+        self.readline, self.tell = file.readline, file.tell
+
+    def read(self, count: int) -> bytes:
+        """So many bytes, or an error."""
+        if not 0 <= count <= self._size - self._file.tell():
+            raise EOFError("Ran out of input")
+        return self._file.read(count)
 
 
 class Bounded:

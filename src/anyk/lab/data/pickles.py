@@ -13,7 +13,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ def read(path: Path) -> Any:
         size = path.stat().st_size
         if start == _TORCH_MAGIC:
             return _Making(size).made(_of_old_torch(file.read()))
-        return _Making(size).made(_DataUnpickler(_Known(file, size)).load())
+        return _Making(size).made(_DataUnpickler(limits.Known(file, size)).load())
 
 
 def load(content: bytes) -> Any:
@@ -53,21 +53,7 @@ def load(content: bytes) -> Any:
 
 
 def _unpickled(content: bytes, storage: PersistentLoad | None = None) -> Any:
-    return _DataUnpickler(_Known(io.BytesIO(content), len(content)), storage).load()
-
-
-class _Known:
-    """A file of a known size: no memory is taken for bytes that are not there."""
-
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._size = file, size
-        self.readline = file.readline
-
-    def read(self, count: int) -> bytes:
-        """So many bytes, or an error."""
-        if not 0 <= count <= self._size - self._file.tell():
-            raise EOFError("Ran out of input")
-        return self._file.read(count)
+    return _DataUnpickler(limits.Known(io.BytesIO(content), len(content)), storage).load()
 
 
 # --- what is to be made -----------------------------------------------------------------------------------------------
@@ -81,7 +67,7 @@ class _DataUnpickler(pickle._Unpickler):
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
 
-    def __init__(self, file: _Known, storage: PersistentLoad | None = None) -> None:
+    def __init__(self, file: limits.Known, storage: PersistentLoad | None = None) -> None:
         super().__init__(file, encoding="latin1")  # bytes of Python 2 become text
         self._storage = storage
 
@@ -326,7 +312,7 @@ def _of_old_torch(content: bytes) -> Any:
         return storages.setdefault(key, _Storage(None, kind.dtype))
 
     file = io.BytesIO(content)
-    known = _Known(file, len(content))
+    known = limits.Known(file, len(content))
     for _ in range(3):  # magic, version, machine
         _DataUnpickler(known).load()
     tree, keys = _DataUnpickler(known, storage).load(), _DataUnpickler(known).load()
