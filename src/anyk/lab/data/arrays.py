@@ -471,7 +471,7 @@ def _integers_or_texts(values: "np.ndarray[Any, Any]", source: str | Path) -> "n
         return values
     if values.dtype.kind == "f" and not (np.isfinite(values).all() and (values == np.floor(values)).all()):
         raise LabError(f"labels in {source} should be integers or texts, but there are numbers with a fraction or NaN.")
-    if values.dtype.kind in "fu" and values.size and values.max() >= 2**63:
+    if values.dtype.kind in "fu" and values.size and values.max().item() >= 2**63:
         raise LabError(f"labels in {source} should be integers or texts, but {values.max():g} is too large for 64 bits.")
     if values.dtype.kind not in "iubf":
         raise LabError(f"labels in {source} should be integers or texts, but are {values.dtype}.")
