@@ -10,6 +10,7 @@ import platform
 import sysconfig
 import token as kinds
 import tokenize
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,14 +109,16 @@ def python_tokens(source: bytes, *, unfinished: bool = False) -> Iterator[str]:
             found.append(_MARKS[kind])
 
     try:
-        for each in tokenize.tokenize(io.BytesIO(source).readline):
-            if each.type in _AT_THE_END or not each.string:
-                waiting.append(each.type)
-                continue
-            for kind in waiting:
-                take(kind, "")
-            waiting.clear()
-            take(each.type, each.string)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of encodings that a file names
+            for each in tokenize.tokenize(io.BytesIO(source).readline):
+                if each.type in _AT_THE_END or not each.string:
+                    waiting.append(each.type)
+                    continue
+                for kind in waiting:
+                    take(kind, "")
+                waiting.clear()
+                take(each.type, each.string)
     except Exception:  # some files are there to be wrong, and name encodings that decode to anything, or nothing
         if not unfinished:
             return

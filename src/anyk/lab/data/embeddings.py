@@ -276,7 +276,7 @@ def _files(folder: Path, description: Mapping[str, Any]) -> dict[str, list[Path]
                 f'"files" in {folder / "dataset.json"} should be a list of files in its folder, but is {_shown(names)}.'
             )
         for name in names:
-            if not (folder / name).is_file():
+            if len(name) > 255 or not (folder / name).is_file():  # a longer name is none, and an error of the system
                 raise LabError(f"{folder} has lost {name}, which dataset.json lists: copy it again.")
         paths = sorted({folder / name for name in names})
     else:

@@ -130,7 +130,7 @@ class Plan:
                 refuse_unless(type(values[name]) is bool, name, "true or false")
             for name in ("embedding", "layers", "heads") if model in SEQUENCE_MODELS else ():
                 refuse_unless(whole(values[name]), name, "a positive number")
-            refuse_unless(values["layers"] <= 1000, "layers", "at most 1000")
+            refuse_unless(model not in SEQUENCE_MODELS or values["layers"] <= 1000, "layers", "at most 1000")
         fine = type(shape) is tuple and len(shape) in dimensions and all(map(whole, shape))
         of = {(1,): "the length of a sequence", (3,): "that of an image", (1, 3): "that of an embedding or an image"}
         refuse_unless(fine, "shape", of[dimensions])
@@ -152,7 +152,7 @@ class Plan:
             counts = {shape[0]} if images and not of_features else {0} if images or not of_features else {0, shape[0]}
             numbers = values[name]
             fine = type(numbers) is tuple and len(numbers) in counts
-            fine = fine and all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+            fine = fine and all(type(value) in (int, float) and abs(value) < 1e300 for value in numbers)
             fine = fine and ("mean" in name or all(value > 0 for value in numbers))
             refuse_unless(fine, name, f"{' or '.join(map(str, sorted(counts)))} numbers")
         plan = cls(**values)

@@ -59,13 +59,20 @@ def _summary(folder: Path) -> RunSummary:
         for part in ("recipe", "data", "validation", "test"):
             if not isinstance(result.get(part), dict):
                 raise LabError(f"{file} has no {part!r}: train the run again.")
-        if not all(isinstance(value, (int, float)) for value in result["test"].values()):
-            raise LabError(f"{file} has a test value that is not a number: train the run again.")
+        for part in ("validation", "test"):
+            if not all(_is_number(value) for value in result[part].values()):
+                raise LabError(f"{file} has a {part} value that is not a number: train the run again.")
+        if not _is_number(result.get("seconds")) or not isinstance(result["data"].get("fingerprint"), str):
+            raise LabError(f"{file} does not say how long the run took, and on what data: train the run again.")
         return RunSummary(folder, "finished", Recipe.of_run(result["recipe"], str(file)), result)
     if error is not None:
         # A traceback ends with what went wrong.
         return RunSummary(folder, "failed", run.recipe(), {}, error.rpartition("\n")[2].strip() or "error.txt is empty")
     return RunSummary(folder, "unfinished", run.recipe(), {})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) < 1e300
 
 
 def table(
@@ -135,6 +142,8 @@ def curves(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
     for run in summaries:
         about = {"run": str(run.folder), **{name: _plain(_field(run, name)) for name in fields}}
         for line in Run(run.folder).metrics():
+            if not isinstance(line.get("validation"), dict):
+                raise LabError(f"{run.folder / 'metrics.jsonl'} has a line without validation: train the run again.")
             validation = {f"validation_{name}": value for name, value in line["validation"].items()}
             now = {f"{name}_now": line.get(name) for name in ("learning_rate", "temperature")}
             measured = {name: line.get(name) for name in ("step", "epoch", "train_loss")}
@@ -165,7 +174,7 @@ def _metric_order(name: str) -> tuple[bool, bool, int, str]:
     """Those of the test first, of these top-k, and by k."""
     digits = "".join(filter(str.isdigit, name))
     own = name.removeprefix("validation_")
-    return name != own, not own.startswith("top"), int(digits or 0), name
+    return name != own, not own.startswith("top"), int(digits[:9] or 0), name
 
 
 def _field(run: RunSummary, name: str) -> Any:
