@@ -57,11 +57,17 @@ def version() -> str:
 def artifacts(dist: Path) -> tuple[Path, Path, Path]:
     """The sdist, the wheel with the library, and the pure wheel; nothing else may be there."""
     here = version()
-    patterns = (rf"anyk-{here}\.tar\.gz", rf"anyk-{here}-py3-none-(manylinux|macosx)\w+\.whl", rf"anyk-{here}-py3-none-any\.whl")
+    patterns = (
+        rf"anyk-{here}\.tar\.gz",
+        rf"anyk-{here}-py3-none-(manylinux|macosx)\w+\.whl",
+        rf"anyk-{here}-py3-none-any\.whl",
+    )
     names = sorted(file.name for file in dist.iterdir())
     found = [[name for name in names if re.fullmatch(pattern.replace(r"\w", r"[\w.]"), name)] for pattern in patterns]
     if [len(each) for each in found] != [1, 1, 1] or len(names) != 3:
-        raise Wrong(f"expected one sdist, one platform wheel and one pure wheel of {here}, found {', '.join(names) or 'nothing'}")
+        raise Wrong(
+            f"expected one sdist, one platform wheel and one pure wheel of {here}, found {', '.join(names) or 'nothing'}"
+        )
     sdist, platform, pure = (dist / name for (name,) in found)
     return sdist, platform, pure
 
@@ -134,7 +140,11 @@ def readme_works_on_an_index(wheel: Path) -> str:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         about = email.message_from_bytes(archive.read(name))
-    page = markdown.render(about.get_payload(decode=True).decode()) if about["Description-Content-Type"] == "text/markdown" else None
+    page = (
+        markdown.render(about.get_payload(decode=True).decode())
+        if about["Description-Content-Type"] == "text/markdown"
+        else None
+    )
     if not page:
         raise Wrong("the wheel has no README in Markdown")
     if lines := broken(page):
