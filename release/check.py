@@ -2,8 +2,8 @@
 
 python release/check.py [dist]    the folder with the sdist, the wheel with the native library and the pure wheel
 
-Nothing is uploaded or downloaded: the empty environments get their torch by links to the one here. It says what it looked at, and
-ends with 1 if something is wrong.
+Nothing is uploaded or downloaded: the empty environments get their torch by links to the one here. It says what it looked at,
+and ends with 1 if something is wrong.
 """
 
 import email
@@ -57,17 +57,12 @@ def version() -> str:
 def artifacts(dist: Path) -> tuple[Path, Path, Path]:
     """The sdist, the wheel with the library, and the pure wheel; nothing else may be there."""
     here = version()
-    patterns = (
-        rf"anyk-{here}\.tar\.gz",
-        rf"anyk-{here}-py3-none-(manylinux|macosx)\w+\.whl",
-        rf"anyk-{here}-py3-none-any\.whl",
-    )
+    patterns = (r"\.tar\.gz", r"-py3-none-(manylinux|macosx)[\w.]+\.whl", r"-py3-none-any\.whl")
     names = sorted(file.name for file in dist.iterdir())
-    found = [[name for name in names if re.fullmatch(pattern.replace(r"\w", r"[\w.]"), name)] for pattern in patterns]
+    found = [[name for name in names if re.fullmatch(f"anyk-{re.escape(here)}{pattern}", name)] for pattern in patterns]
     if [len(each) for each in found] != [1, 1, 1] or len(names) != 3:
-        raise Wrong(
-            f"expected one sdist, one platform wheel and one pure wheel of {here}, found {', '.join(names) or 'nothing'}"
-        )
+        there = ", ".join(names) or "nothing"
+        raise Wrong(f"expected one sdist, one platform wheel and one pure wheel of {here}, found {there}")
     sdist, platform, pure = (dist / name for (name,) in found)
     return sdist, platform, pure
 
@@ -140,11 +135,8 @@ def readme_works_on_an_index(wheel: Path) -> str:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         about = email.message_from_bytes(archive.read(name))
-    page = (
-        markdown.render(about.get_payload(decode=True).decode())
-        if about["Description-Content-Type"] == "text/markdown"
-        else None
-    )
+    is_markdown = about["Description-Content-Type"] == "text/markdown"
+    page = markdown.render(about.get_payload(decode=True).decode()) if is_markdown else None
     if not page:
         raise Wrong("the wheel has no README in Markdown")
     if lines := broken(page):
