@@ -1,4 +1,4 @@
-# make demo    sets everything up and compares softmax with a top-k loss on characters in many fonts
+# make demo    sets everything up and compares softmax with a top-k loss: the next token of Python's own library, by a tiny model
 # make test    sets everything up, checks lint, format and types, and runs the tests
 # make test-full make test, then the tests that take long, the torture and release-check
 # make native  builds the native library, src/anyk/kernels/_native.so, if a C file changed; the targets that use it do so too
@@ -22,7 +22,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .PHONY: demo test test-full check native wheel dist release-check floor bench docs pictures evidence torture format clean
 
 demo: $(VENV)/demo $(LIBRARY)
-	$(BIN)/anyk compare glyphs:50 --losses softmax splitter --epochs 6 --out demo
+	$(BIN)/anyk compare completion --losses softmax gce error --part 0.1 --epochs 1 --learning-rate 0.05 \
+		--context 4 --embedding 16 --hidden 24 --dropout 0 --out demo
 
 test: $(VENV)/test $(LIBRARY) check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not full"
