@@ -394,6 +394,11 @@ def test_json_that_no_program_wrote(tmp_path):
     (tmp_path / "p_k.json").write_text(DEEP)
     with pytest.raises(LabError, match=r"p_k_file .* nested too deeply"):
         losses.read_p_k(tmp_path / "p_k.json", 2)
+    (tmp_path / "long.json").write_text("[[0.5, 0.5], [1, 1" + "0" * 400 + "]]")
+    (tmp_path / "long.csv").write_text("0.5,0.5\n1," + "0" * 200_000)
+    for name in ("long.json", "long.csv"):
+        with pytest.raises(LabError, match=r"should hold one row of weights for each class"):
+            losses.read_p_k(tmp_path / name, 2)
     with pytest.raises(LabError, match=r"cannot be read as a list of class names"):
         arrays._read_class_names(tmp_path / "p_k.json")
 
@@ -432,6 +437,8 @@ RESNET = models.Plan("resnet18", (3, 8, 8), ("a", "b"), hidden=4, dropout=0.0, m
         (GRU, {"shape": [2**40]}, r"shape should be at most 1000000 on each side, but is \[1099511627776\]"),
         (PLAN, {"model": "mlp", "hidden": 2**61}, r"cannot be used"),
         (RESNET, {"shape": [3, 8, 2**40]}, r"shape should be at most 8192 on each side"),
+        (PLAN, {"feature_mean": [10**400] * 3}, r"feature_mean should be 0 or 3 numbers"),
+        (PLAN, {"model": "os:system", "tokens": "items", "layers": None}, r"which is code that reading a file does not import"),
         (PLAN, {"model": "os:system"}, r"which is code that reading a file does not import"),
     ],
 )  # fmt: skip
@@ -446,7 +453,7 @@ def test_a_model_file_whose_description_lies(tmp_path, plan, lie, match):
 def test_paths_do_not_leave_their_folder(tmp_path):
     save_file({"embeddings": torch.zeros(2, 3), "labels": torch.arange(2)}, tmp_path / "train.safetensors")
     (tmp_path / "set").mkdir()
-    for name in ("../train.safetensors", str(tmp_path / "train.safetensors"), "a/../../train.safetensors", ".."):
+    for name in ("../train.safetensors", str(tmp_path / "train.safetensors"), "a/../../train.safetensors", "..", "x" * 300):
         described = {"name": "a", "classes": ["a", "b"], "files": [name]}
         (tmp_path / "set" / "dataset.json").write_text(json.dumps(described))
         with pytest.raises(LabError, match=r"should be a list of files in its folder|has lost"):
@@ -458,6 +465,10 @@ def test_source_in_an_encoding_that_is_none(name):
     source = f"# coding: {name}\nx = 1 \u00e9\n".encode()
     assert list(completion.python_tokens(source)) == []
     list(completion.python_tokens(source, unfinished=True))
+
+
+def test_an_encoding_that_warns():
+    assert list(completion.python_tokens(b"# coding: unicode_escape\nx = '\\d'\n"))[:2] == ["x", "="]
 
 
 def test_nothing_warns(tmp_path):

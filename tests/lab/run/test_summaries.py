@@ -178,6 +178,33 @@ def test_a_corrupt_result_is_named(runs, content):
         collect([runs])
 
 
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"validation": {"top1": [1]}}, r"has a validation value that is not a number"),
+        ({"test": {"top1": 10**400}}, r"has a test value that is not a number"),
+        ({"seconds": None}, r"does not say how long the run took"),
+        ({"data": {"fingerprint": {}}}, r"does not say how long the run took, and on what data"),
+    ],
+)
+def test_a_result_that_no_run_wrote(runs, change, match):
+    file = runs / "softmax-1" / "result.json"
+    result = json.loads(file.read_text())
+    file.write_text(json.dumps({**result, **change}))
+    with pytest.raises(LabError, match=match):
+        table(collect([runs]))
+
+
+def test_what_a_result_may_hold(runs):
+    """A loss over no token is NaN; a metric may have any name."""
+    for place in runs.iterdir():
+        if (file := place / "result.json").exists():
+            result = json.loads(file.read_text())
+            odd = {"loss": float("nan"), "top" + "9" * 5000: 0.5, "top\N{SUPERSCRIPT TWO}": 0.5}
+            file.write_text(json.dumps({**result, "test": {**result["test"], **odd}}))
+    assert "top1" in [column.key for column in table(collect([runs])).columns]
+
+
 def test_folders_without_runs(tmp_path):
     with pytest.raises(LabError, match="nowhere is not a folder"):
         collect([tmp_path / "nowhere"])
@@ -215,3 +242,6 @@ def test_curves_have_a_row_for_each_evaluation(tmp_path):
     assert [float(row["validation_top1"]) for row in rows] == [0.1, 0.2, 0.1, 0.2]
     assert rows[0]["temperature_now"] == ""
     assert tables.csv_of([]) == "\n"
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(LabError, match=r"metrics.jsonl has a line without validation"):
+        curves(collect([tmp_path]))

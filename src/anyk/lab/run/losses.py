@@ -123,7 +123,7 @@ def read_p_k(path: Path, classes: int) -> torch.Tensor:
         text = path.read_text()
         rows = files.parsed(text) if path.suffix == ".json" else [row for row in csv.reader(text.splitlines()) if row]
         p_k = torch.tensor([[float(p) for p in row] for row in rows])
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, OverflowError, csv.Error) as error:
         raise LabError(f"p_k_file {path} should hold one row of weights for each class, all of one length: {error}.") from None
     if p_k.ndim != 2 or len(p_k) != classes:
         raise LabError(f"p_k_file {path} has {len(p_k)} rows, but there are {classes} classes: write one row for each.")

@@ -72,7 +72,8 @@ def _summary(folder: Path) -> RunSummary:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and abs(value) < 1e300
+    # A loss may be NaN or infinite, but an integer in a file may be longer than any number.
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**62)
 
 
 def table(
@@ -172,9 +173,9 @@ def _metrics(run: RunSummary) -> dict[str, float]:
 
 def _metric_order(name: str) -> tuple[bool, bool, int, str]:
     """Those of the test first, of these top-k, and by k."""
-    digits = "".join(filter(str.isdigit, name))
+    digits = "".join(filter(str.isdecimal, name))[:9]
     own = name.removeprefix("validation_")
-    return name != own, not own.startswith("top"), int(digits[:9] or 0), name
+    return name != own, not own.startswith("top"), int(digits or 0), name
 
 
 def _field(run: RunSummary, name: str) -> Any:
