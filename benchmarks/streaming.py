@@ -2,6 +2,7 @@
 
     python benchmarks/streaming.py memory [--gigabytes 10]       an epoch over a set of that size: anonymous and mapped memory
     python benchmarks/streaming.py speed [--gigabytes 1]         streamed against the same examples in memory, in turns
+    python benchmarks/streaming.py plan [--steps 6]              the first steps on a set of ImageNet-21K-P's size
     python benchmarks/streaming.py shuffle DATA [--seeds 6]      final accuracy on an embedding set, stored class by class
 
 Each puts its section into benchmarks/streaming.md (--out). The sets are made in --folder and removed afterwards; the page
@@ -16,20 +17,22 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
-from measuring import machine, markdown_table
+from measuring import markdown_table, record
 
 from anyk.lab.data import Dataset, Split, embeddings
+from anyk.lab.errors import Stopped
 from anyk.lab.run import training
 from anyk.lab.run.recipe import Recipe
 from anyk.lab.statistics import mean, paired, std
 
 WIDTH, BATCH = 2048, 500
 SHARD_ROWS = 32_768
-SECTIONS = ("memory", "speed", "shuffle")
+SECTIONS = ("memory", "plan", "speed", "shuffle")
+EXAMPLES_21K, CLASSES_21K = 11_060_223, 10_450
 
 
 def make(folder: Path, gigabytes: float, classes: int) -> int:
@@ -104,6 +107,55 @@ def memory(folder: Path, gigabytes: float) -> list[str]:
         "run, after the set was made; the model (with gradient, moments and best weights) is taken off.",
         "",
         markdown_table(["", "anonymous (RssAnon)", "mapped (RssFile)", "train / validation examples", "seconds"], table),
+    ]
+
+
+def first_steps(recipe: Recipe, folder: Path, steps: int) -> list[str]:
+    moments: list[tuple[float, float]] = []
+
+    def tick(_: object = None) -> None:
+        moments.append((time.perf_counter(), time.process_time()))
+
+    tick()
+    with Watch() as watch, suppress(Stopped):
+        training.train(recipe, folder, on_progress=tick, should_stop=lambda: len(moments) > steps)
+    wall, used = zip(*moments, strict=True)
+    after = len(moments) - 2
+    return [
+        f"{watch.anonymous - watch.before:,.0f} MiB",
+        f"{wall[1] - wall[0]:.0f} s, {used[1] - used[0]:.0f} s of the processor",
+        f"{(wall[-1] - wall[1]) / after:.2f} s, {(used[-1] - used[1]) / after:.2f} s of the processor",
+    ]
+
+
+def plan(folder: Path, examples: int, steps: int) -> list[str]:
+    """On files that are holes, as many and of the same shapes as the real ones: all is 0, the disk holds the labels."""
+    place = folder / "set"
+    place.mkdir()
+    labels = torch.arange(examples) * CLASSES_21K // examples
+    for number, first in enumerate(range(0, examples, 1_000_000)):
+        part = labels[first : first + 1_000_000]
+        with open(place / f"train-{number:05d}.safetensors", "wb") as file:
+            ends = 8 * len(part), 8 * len(part) + 2 * WIDTH * len(part)
+            about = {
+                "labels": {"dtype": "I64", "shape": [len(part)], "data_offsets": [0, ends[0]]},
+                "embeddings": {"dtype": "F16", "shape": [len(part), WIDTH], "data_offsets": ends},
+            }
+            header = json.dumps(about).encode()
+            header += b" " * (-len(header) % 8)
+            file.write(len(header).to_bytes(8, "little") + header + part.numpy().tobytes())
+            file.truncate(8 + len(header) + ends[1])
+    classes = [str(number) for number in range(CLASSES_21K)]
+    (place / "dataset.json").write_text(json.dumps({"name": "holes", "classes": classes}))
+    recipe = Recipe(data=str(place), m=50, batch_size=BATCH, epochs=1, validation=0.02, test=0.01)
+    names = ("first start: reads all for NaN and the digest", "second start")
+    table = [[name, *first_steps(recipe, folder / name.split(":")[0], steps)] for name in names]
+    return [
+        f"{examples:,} x {WIDTH} in float16, {2 * WIDTH * examples / 1e9:.1f} GB that are holes, {CLASSES_21K:,} classes, "
+        f"`--m 50 --batch-size {BATCH} --validation 0.02`, stopped after {steps} steps. Memory is beyond "
+        "the process before the run.",
+        "",
+        markdown_table(["", "peak, anonymous (RssAnon)", "until the first step is done", "a step after it"], table),
     ]
 
 
@@ -201,22 +253,13 @@ def shuffle(folder: Path, data: Path, seeds: int, epochs: int) -> list[str]:
     ]
 
 
-def record(path: Path, section: str, options: str, lines: list[str]) -> None:
-    """Replaces one section of the page and keeps the others."""
-    kept = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", path.read_text(), re.M | re.S)) if path.exists() else {}
-    command = f"`python benchmarks/streaming.py {section} {options}`, {machine()}."
-    kept[section] = "\n".join(["", command, "", *lines, ""]) + "\n"
-    title = "# Sets larger than the memory"
-    text = "\n\n".join([title, *(f"## {name}\n\n{kept[name].strip()}" for name in SECTIONS if name in kept)])
-    path.write_text(text + "\n")
-    print(kept[section])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("section", choices=SECTIONS)
     parser.add_argument("data", nargs="?", type=Path, help="shuffle: a folder of embeddings")
     parser.add_argument("--gigabytes", type=float)
+    parser.add_argument("--examples", type=int, default=EXAMPLES_21K, help="plan: of the set")
+    parser.add_argument("--steps", type=int, default=6, help="plan: after which the run is stopped")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--classes", type=int, nargs="+", default=[1000, 10], help="speed: sizes of the head")
     parser.add_argument("--seeds", type=int, default=6)
@@ -235,12 +278,15 @@ def main() -> None:
                 f"--gigabytes {given.gigabytes or 1:g} --rounds {given.rounds} --classes {' '.join(map(str, given.classes))}"
             )
             lines = speed(Path(name), given.gigabytes or 1, given.rounds, given.classes)
+        elif given.section == "plan":
+            options = f"--examples {given.examples} --steps {given.steps}"
+            lines = plan(Path(name), given.examples, given.steps)
         elif given.data is None:
             parser.error("shuffle needs DATA, a folder of embeddings")
         else:
             options = f"{given.data.name} --seeds {given.seeds} --epochs {given.epochs}"
             lines = shuffle(Path(name), given.data, given.seeds, given.epochs)
-    record(given.out, given.section, options, lines)
+    record(given.out, "Sets larger than the memory", SECTIONS, f"streaming.py {given.section} {options}", given.section, lines)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,22 @@ def test_long_run_ends_finite(operator):
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("words", [("kills", "--number", 2), ("soak", "--minutes", 0.5)])
+def test_endurance_measures(words, tmp_path):
+    result = run("endurance.py", *words, "--out", tmp_path / "endurance.md")
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert f"## {words[0]}" in (tmp_path / "endurance.md").read_text()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("words", [("memory", "--gigabytes", 0.1), ("plan", "--examples", 50_000)])
+def test_streaming_measures(words, tmp_path):
+    result = run("streaming.py", *words, "--out", tmp_path / "streaming.md")
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert "first start" in (tmp_path / "streaming.md").read_text()
+
+
 def test_the_costs_that_the_guide_tells(monkeypatch):
     """docs/scale.md, "On paper": its figures are those of the formulae."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
