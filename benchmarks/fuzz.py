@@ -69,7 +69,7 @@ FLOOR = 64 << 20
 PACKED_FLOOR = 256 << 20
 """the same where a file is packed: what it unpacks to counts, and 64 MB may come from a file of any size"""
 SPARE = 512 << 20  # between what is a finding, and where the system refuses more: what is reserved and not used
-SECONDS = 10.0  # of computing
+SECONDS = 10.0  # of computing, and one for each megabyte
 WALL_SECONDS = 120.0  # this machine may have more to do
 RENEWED = 5000  # cases after which a process is replaced: what libraries keep should not look like a leak
 
@@ -981,7 +981,7 @@ def attempt(reader: Reader, files: Files, folder: Path, shown: bool = False) -> 
     case.seconds, case.memory = time.process_time() - began, max(0, status("VmHWM") - before)
     if case.memory > allowed and case.outcome != "memory":
         case.outcome, case.told = "memory", f"{case.memory / 1e6:.0f} MB for {case.size / 1e6:.3f} MB"
-    if case.seconds > SECONDS and case.outcome not in FINDINGS:
+    if case.seconds > SECONDS + case.size / 1e6 and case.outcome not in FINDINGS:
         case.outcome, case.told = "hang", f"{case.seconds:.0f} s of computing"
     return case
 
