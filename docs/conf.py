@@ -40,6 +40,7 @@ html_show_copyright = False
 
 CONTENTS = {
     "Use it": ("start", "choosing", "settings", "explore", "own-data", "lab", "tools", "imagenet", "performance", "scale"),
+    "By name": ("recommenders", "smoothing", "multi-label", "imbalance", "clam"),
     "Know it": ("pays", "results", "results-tables", "mathematics", "numerics", "extending", "migrating", "reference"),
 }
 """The pages in their order; a page that is missing here, or there, fails the build."""
