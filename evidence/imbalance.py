@@ -12,14 +12,14 @@ What is asked, written down before the runs:
 3. Does the balanced noised top-k hinge (k = 5), or its form for imbalanced classes, have more top-5 than that?
 4. What happens to the classes with few examples?
 
-How: the cut is the usual one. Of class c = 0 … 99, in the order of the class list, there are int(500 * 100^(-c/99)) training
-examples: 500 of the first, 5 of the last, 10,847 in all. A linear layer on standardised features, trained as the lab does by
-default (Adam, batches of 500, 20 epochs, cosine schedule), the model of the last step. Each method has its learning rate and one
-knob tuned, on two seeds, by the mean of top-1 and top-5 on a validation part: the rate, then the knob, then again until neither
-moves; where the best rate is at an end of its grid, the grid goes on. For tuning, 50 training examples of each class are set
-aside first (the validation part, balanced), and the cut is made of the other 450 in the same way. Then each method is trained
-with what was found on five fresh seeds. A seed draws the examples of the cut, the first weights and the order; methods share
-seeds, and differences are paired by them.
+How: the cut is the usual one. Of class c = 0 … 99, in the order of the class list, there are int(500 * 100^(-c/99))
+training examples: 500 of the first, 5 of the last, 10,847 in all. A linear layer on standardised features, trained as the
+lab does by default (Adam, batches of 500, 20 epochs, cosine schedule), the model of the last step. Each method has its
+learning rate and one knob tuned, on two seeds, by the mean of top-1 and top-5 on a validation part: the rate, then the
+knob, then again until neither moves; where the best rate is at an end of its grid, the grid goes on. For tuning, 50
+training examples of each class are set aside first (the validation part, balanced), and the cut is made of the other 450 in
+the same way. Then each method is trained with what was found on five fresh seeds. A seed draws the examples of the cut, the
+first weights and the order; methods share seeds, and differences are paired by them.
 
 The test part is balanced, so micro and macro averages agree. "As frequent" is the average with the classes as frequent as in
 training: what a micro average would be on a test that is as imbalanced. Many, medium, few: classes with more than 100 training
