@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 import lab_data
 from anyk import registry
 from anyk.lab import statistics
+from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
 from anyk.lab.run.losses import criterion
 from anyk.lab.run.recipe import Recipe
@@ -205,6 +207,33 @@ def test_the_status_says_what_is_missing(small):
     assert "core-seconds" in lines[-1]
 
 
+def test_counts_take_a_seed_that_diverged_as_missing_everything_and_forget_rows_without_runs(small, tmp_path):
+    each, data, folder = small
+    shutil.copytree(folder / "summaries", tmp_path / "summaries")
+    kept = Kept(each, tmp_path / "summaries")
+    kept.count([dataclasses.replace(counts(5, 3), method="main: smooth", against="main: softmax", metric="top1")])
+    one, other = (kept.runs(f"main: {method}") for method in ("gce", "softmax"))
+    before = kept.contrast("main: gce", "main: softmax", "top5").by_seed
+    one[2].test, one[2].validation = {}, {}
+    with Pool(1) as pool:
+        study = runner.Study(each, str(data), folder / "runs", pool, kept, 0.0)
+        study.count("main")
+        after = kept.contrast("main: gce", "main: softmax", "top5").by_seed
+        assert kept.contrast("main: smooth", "main: softmax", "top1") is None
+        assert (after[0], after[2]) == (before[0], before[2])
+        assert after[1] == -round(360 * other[2].test["top5"])
+        # a pair of which a folder is gone keeps what it has
+        study.folder = tmp_path
+        study._ranks.clear()
+        study.count("main")
+        assert kept.contrast("main: gce", "main: softmax", "top5").by_seed == after
+    # a row that is no longer there is forgotten
+    for line in one.values():
+        line.purposes.remove("main: gce")
+    study.count("main")
+    assert kept.contrast("main: gce", "main: softmax", "top5") is None
+
+
 def test_a_run_that_diverged_is_not_tried_again(small, tmp_path):
     run = runner.Run(tmp_path / "run")
     run.folder.mkdir()
@@ -293,7 +322,7 @@ def test_top_1_must_not_lose_on_any_set(tmp_path):
 
 def test_nothing_passes_before_all_methods_of_a_set_are_there(tmp_path):
     sets = made(tmp_path, GAINS, gce=5)
-    late = ("main: lapsum pure", "main: softmax", "top1")
+    late = ("main: error:splitter mix", "main: softmax", "top1")
     assert late in sets["completion"].contrasts
     del sets["completion"].contrasts[late]
     base = next(one for one in rule.judge(sets) if one.method == BASE)

@@ -140,9 +140,10 @@ class Kept:
             self.head[part][name] = value
             self.save()
 
-    def count(self, found: Sequence[Contrast]) -> None:
-        """Keep the counts of some pairs."""
+    def count(self, found: Sequence[Contrast], gone: Sequence[tuple[str, str]] = ()) -> None:
+        """Keep the counts of some pairs, and drop those of others, whose runs are no longer there."""
         with self._guard:
+            self.contrasts = {name: each for name, each in self.contrasts.items() if name[:2] not in gone}
             for each in found:
                 self._hold(each)
             rows = [json.dumps(dataclasses.asdict(self.contrasts[name]), sort_keys=True) for name in sorted(self.contrasts)]

@@ -180,21 +180,35 @@ class Study:
     # Counts ------------------------------------------------------------------------------------------------------------------
 
     def count(self, question: str) -> None:
-        """Count the hits of all pairs of a question that have runs on common seeds."""
-        found = []
+        """Count the hits of all pairs of a question on their common seeds. A seed that diverged misses everything; a pair of
+        which a run's folder is gone keeps the counts that it has."""
+        found, gone = [], []
         made = Made(self, "count")
         for one, other in plan.pairs(question, self.set.name):
             rows = [self.kept.runs(name) for name in (one, other)]
             seeds = sorted(set(rows[0]) & set(rows[1]))
-            read = []
-            for seed in seeds:
-                both = [self._read(made.folder(_recipe(self.shared, row[seed].own))) for row in rows]
-                if both[0] is not None and both[1] is not None:
-                    read.append(both)
-            for k in plan.KS if read else ():
-                hits = [(a[0] <= k).astype("int8") - (b[0] <= k) for a, b in read]
-                found.append(statistics.contrast(one, other, f"top{k}", np.stack(hits), read[0][0][1]))
-        self.kept.count(found)
+            lines = [[row[seed] for row in rows] for seed in seeds]
+            both = [
+                [self._read(made.folder(_recipe(self.shared, line.own))) if line.test else None for line in pair]
+                for pair in lines
+            ]
+            if not any(line.test for pair in lines for line in pair):
+                gone.append((one, other))
+                continue
+            if any(
+                line.test and ranks is None
+                for pair, read in zip(lines, both, strict=True)
+                for line, ranks in zip(pair, read, strict=True)
+            ):
+                continue
+            ranks, groups = next(read for pair in both for read in pair if read is not None)
+            missed = np.full_like(ranks, 255)
+            for k in plan.KS:
+                hits = [[(missed if read is None else read[0]) <= k for read in pair] for pair in both]
+                found.append(
+                    statistics.contrast(one, other, f"top{k}", np.stack([a.astype("int8") - b for a, b in hits]), groups)
+                )
+        self.kept.count(found, gone)
 
     def _read(self, place: Path) -> tuple[Any, Any] | None:
         """The ranks of the test examples, and their groups if they have some."""
