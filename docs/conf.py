@@ -1,28 +1,37 @@
 """The site: `make docs` builds it from these pages with Sphinx. Every warning is an error.
 
 The pages are plain Markdown, to be read on a code host as well. What the site adds stands here: docstrings in the place of the
-lists of reference.md, and links from code names to them.
+lists of reference.md, links from code names to them, formulae as MathML (formulae.py), and the page to play with, at work.
 """
 
 import importlib
 import inspect
 import re
+import sys
+from pathlib import Path
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 
 import anyk
+from anyk.lab import explore
+
+sys.path.insert(0, str(Path(__file__).parent))
+import formulae
 
 project, author = "anyk", "the authors of anyk"
 version = release = anyk.__version__
 html_title = f"anyk {release}"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "formulae"]
+html_math_renderer = "mathml"
 exclude_patterns = ["_*"]
 nitpicky = True
 default_role = "literal"
 highlight_language = "none"  # formulae and commands; Python says so itself
 myst_heading_anchors = 3  # links to headings, as on a code host
+myst_enable_extensions = ["dollarmath"]
+myst_fence_as_directive = ["math"]  # formulae, as on a code host
 
 autodoc_default_options = {"members": True}
 autodoc_typehints = "none"  # shapes are told in the docstrings
@@ -39,7 +48,19 @@ html_copy_source = False
 html_show_copyright = False
 
 CONTENTS = {
-    "Use it": ("start", "choosing", "settings", "explore", "own-data", "lab", "tools", "imagenet", "performance", "scale"),
+    "Use it": (
+        "start",
+        "choosing",
+        "settings",
+        "explore",
+        "gallery",
+        "own-data",
+        "lab",
+        "tools",
+        "imagenet",
+        "performance",
+        "scale",
+    ),
     "By name": ("recommenders", "smoothing", "multi-label", "imbalance", "clam"),
     "Know it": ("pays", "results", "results-tables", "mathematics", "numerics", "extending", "migrating", "reference"),
 }
@@ -50,6 +71,27 @@ PUBLIC_MODULES = ("anyk", "anyk.lab", "anyk.networks", "anyk.parallel", "anyk.re
 
 LISTED = re.compile(r"^- `(anyk\.[\w.]+)`.*\n((?:  .*\n)*)", re.MULTILINE)
 """An entry of reference.md: the name, and a few words that the docstring replaces on the site."""
+
+PLAY = "play.html"
+"""The page to play with, beside the pages of the site."""
+
+FRAME = f"""
+```{{raw}} html
+<script>
+addEventListener("message", ({{ data, source }}) => {{
+  const frame = document.querySelector("iframe.play");
+  if (source === frame.contentWindow && data.height > 0) frame.style.height = data.height + "px";
+}});
+</script>
+<iframe class="play" src="{PLAY}" title="The page to play with"></iframe>
+<p><a href="{PLAY}">The page alone</a>, in the whole window.
+It is one HTML file that needs no network and nothing else; this writes it for you:</p>
+```
+"""
+"""What stands in the place of its picture in explore.md. It tells its height: a frame that scrolls is a nuisance on a phone."""
+
+SHORT = 28
+"""Cells so long are not broken, of figures twice this. Longer ones get room for a few words a line; the table scrolls."""
 
 HIDDEN = {
     "set_fit_request",
@@ -62,6 +104,8 @@ HIDDEN = {
     "p_k",
     "weight",
     "unconverged",
+    "spec",
+    "conventions",
 }
 """What a class has for its base class, and no user calls."""
 
@@ -86,37 +130,35 @@ def directive(name):
 
 
 def add_to_page(app, page, source):
-    """What a code host could not show: the table of contents, and docstrings in the place of the list in reference.md."""
+    """What a code host could not show: the table of contents, docstrings in the place of the list in reference.md, the page to
+    play with in the place of its picture."""
     if page == "index":
         for caption, pages in CONTENTS.items():
             lines = [":hidden:", f":caption: {caption}", "", *pages]
             source[0] += "\n```{toctree}\n" + "\n".join(lines) + "\n```\n"
     if page == "reference":
         source[0] = LISTED.sub(lambda entry: directive(entry[1]), source[0])
+    if page == "explore":
+        text, pictures = re.subn(r"^!\[.*\]\(images/explore\.png\)\n\n.*\n", lambda _: FRAME, source[0], flags=re.MULTILINE)
+        assert pictures == 1, "explore.md has one picture of the page"
+        source[0] = f"---\nhide-toc: true\n---\n\n{text}"
 
 
-def formulas_stay(app, what, name, thing, options, lines):
-    """Indented lines in the text of a docstring are formulae: keep them as they are.
-
-    reStructuredText would take them for a quotation. Lines below a heading such as "Args:" are no formulae.
-    """
-    text = []
+def typeset(app, what, name, thing, options, lines):
+    """Indented lines in the text of a docstring are a formula. Those below a heading such as "Args:" are not."""
+    text, formula = [], []
     section = False
-    for number, line in enumerate(lines):
-        indented = line.startswith("    ")
-        if line and not indented:
+    for line in [*lines, ""]:
+        if line and not line.startswith("    "):
             section = bool(re.fullmatch(r"[A-Z]\w+:", line))
-        begins = indented and number > 0 and not lines[number - 1].strip()
-        if begins and not section and not inside_formula(text):
-            text += ["::", ""]
+        if line.startswith("    ") and not section and (formula or not (text and text[-1].strip())):
+            formula.append(line)
+            continue
+        if formula:
+            text += formulae.of_docstring(formula, name)
+            formula = []
         text.append(line)
     lines[:] = text
-
-
-def inside_formula(text):
-    """Whether the last words before the blank line belong to a formula already."""
-    words = [line for line in text if line.strip()]
-    return bool(words) and (words[-1].startswith("    ") or words[-1].rstrip().endswith("::"))
 
 
 def skip(app, what, name, thing, skipped, options):
@@ -128,7 +170,7 @@ def link_names(app, doctree):
     known = {full: full for full in public_names()}
     known.update({full.removeprefix("anyk."): full for full in list(known)})
     for literal in list(doctree.findall(nodes.literal)):
-        if any(isinstance(parent, (nodes.reference, nodes.title, pending_xref)) for parent in ancestors(literal)):
+        if any(isinstance(parent, (nodes.reference, nodes.title, pending_xref)) for parent in formulae.ancestors(literal)):
             continue
         full = known.get(re.sub(r"\(.*\)$", "", literal.astext()))
         if full is not None:
@@ -137,10 +179,17 @@ def link_names(app, doctree):
             link += literal
 
 
-def ancestors(node):
-    while node.parent is not None:
-        node = node.parent
-        yield node
+def tables_scroll(app, doctree):
+    """Cells that are not broken, and cells that have room: site.css."""
+    for cell in doctree.findall(nodes.entry):
+        text = cell.astext()
+        figures = 4 * sum(map(str.isalpha, text)) < len(text)
+        cell["classes"].append("short" if len(text) <= SHORT * (1 + figures) else "long")
+
+
+def page_to_play_with(app, failed):
+    if failed is None and app.builder.format == "html":
+        explore.write(Path(app.outdir) / PLAY)
 
 
 def nothing_undocumented(app, environment):
@@ -158,8 +207,10 @@ def nothing_undocumented(app, environment):
 
 def setup(app):
     app.connect("source-read", add_to_page)
-    app.connect("autodoc-process-docstring", formulas_stay, priority=400)  # before napoleon reads the sections
+    app.connect("autodoc-process-docstring", typeset, priority=400)  # before napoleon reads the sections
     app.connect("autodoc-skip-member", skip)
     app.connect("doctree-read", link_names)
+    app.connect("doctree-read", tables_scroll)
+    app.connect("build-finished", page_to_play_with)
     app.connect("env-check-consistency", nothing_undocumented)
     return {"parallel_read_safe": True}

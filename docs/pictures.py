@@ -1,9 +1,15 @@
 """Draws every picture of the guide again: `make pictures`. The same versions give the same files.
 
-Most are made by `anyk draw`; the commands stand in COMMANDS. The picture of the idea is drawn here.
+Most are made by `anyk draw`; the commands stand in COMMANDS. The picture of the idea is drawn here. Plots of runs are those of
+`anyk report --plot`, of runs of the study that stand in evidence/summaries. Photographs of pages need a Chromium; that of the
+report needs `make demo` before, and stays as it is without.
 """
 
+import base64
+import io
+import json
 import sys
+import tempfile
 from pathlib import Path
 
 import matplotlib
@@ -11,13 +17,17 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor
 
 import anyk
-from anyk.lab import cli
+from anyk.lab import cli, explore, plots
 from anyk.lab.figures import BLUE, GREEN, INK, ORANGE
+from anyk.lab.run import summaries
+from anyk.lab.run.recipe import Recipe
 
-IMAGES = Path(__file__).parent / "images"
+ROOT = Path(__file__).parent.parent
+IMAGES = ROOT / "docs" / "images"
 
 COMMANDS = {
     "network.svg": "draw network --kind splitter --n 16 --k 5",
@@ -25,6 +35,23 @@ COMMANDS = {
     "loss.svg": "draw loss",
 }
 """file -> the command that draws it, without its -o"""
+
+TEMPERATURES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+TUNED = {"splitter": 4.0, "bitonic": 2.0, "lapsum": 4.0, "ksubset": 4.0, "softsort": 2.0, "neuralsort": 8.0, "sinkhorn": 16.0}
+SOFTMAX = {"loss": "softmax", "p_k": [1.0]}
+PLOTS: dict[str, list[dict[str, object]]] = {
+    "plot-lines.svg": [
+        SOFTMAX,
+        *({"loss": name, "temperature": t} for name in ("splitter", "lapsum", "ksubset") for t in TEMPERATURES),
+    ],
+    "plot-trade.svg": [SOFTMAX, *({"loss": name, "temperature": t} for name, t in TUNED.items())],
+    "plot-bars.svg": [{"temperature": 4.0, "top1": top1} for top1 in ("separate", "mixed", "operator")],
+}
+"""file -> which runs of the study on embeddings it shows: what differs from its recipe, all seeds"""
+STUDY = ROOT / "evidence" / "summaries" / "embeddings.jsonl"
+
+PAGES = {"explore.png": None, "report.png": ROOT / "demo" / "report.html"}
+"""file -> the page that it is a photograph of; None: the page to play with"""
 
 GUESSES = {
     "husky": 3.0,
@@ -50,6 +77,43 @@ def main(folder: Path) -> None:
             if end.code:
                 raise
     idea(folder / "idea.svg")
+    for name, chosen in PLOTS.items():
+        plot(folder / name, chosen)
+    photograph(folder)
+
+
+def plot(path: Path, chosen: list[dict[str, object]]) -> None:
+    """Runs of the study as `anyk report --plot` draws them."""
+    head, *lines = map(json.loads, STUDY.read_text().splitlines())
+    wanted = [{**head["shared"], **settings} for settings in chosen]
+    runs = []
+    for number, line in enumerate(lines):
+        recipe = {**head["shared"], **line["own"]}
+        if {**recipe, "seed": head["shared"]["seed"]} in wanted:
+            result = {"data": head["data"], **{part: line[part] for part in ("test", "validation", "seconds")}}
+            runs.append(summaries.RunSummary(Path(str(number)), "finished", Recipe.of_run(recipe, STUDY.name), result))
+    plots.plot(summaries.table(runs, metrics=["top1", "top5"]), path)
+
+
+def photograph(folder: Path) -> None:
+    """Pages, in a real browser; few colours make small files."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    import browser
+
+    if browser.find() is None:
+        print("no Chromium: the photographs stay as they are", file=sys.stderr)  # noqa: T201
+        return
+    with tempfile.TemporaryDirectory() as scratch, browser.opened(scratch) as page:
+        for name, file in PAGES.items():
+            shown = explore.write(Path(scratch) / "explore.html") if file is None else file
+            if not shown.exists():
+                print(f"{shown} is missing: {name} stays as it is; `make demo` writes it", file=sys.stderr)  # noqa: T201
+                continue
+            page.open(shown, width=1180, height=900)
+            page.evaluate("document.querySelector('#scenes button:nth-of-type(3)')?.click()")  # one where much is pulled
+            page.evaluate("0")
+            picture = Image.open(io.BytesIO(base64.b64decode(page.screenshot(whole=False))))
+            picture.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(folder / name, optimize=True)
 
 
 def idea(path: Path) -> None:

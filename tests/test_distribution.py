@@ -252,7 +252,7 @@ def test_what_the_core_imports_at_its_start_is_a_dependency():
 )
 def test_every_import_is_declared(files, extras):
     paths = sorted(ROOT.glob(files))
-    files_beside = [file for folder in ("tests", "evidence", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
+    files_beside = [file for folder in ("tests", "evidence", "benchmarks", "docs") for file in (ROOT / folder).rglob("*.py")]
     beside = {name for file in files_beside for name in (file.stem, file.parent.name)}  # a module, or the package it is in
     modules = imported(paths) - ELSEWHERE - (set() if files.startswith("src") else beside)
     assert modules

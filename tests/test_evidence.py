@@ -638,8 +638,8 @@ def figures(text):
     return " ".join(re.findall(r"[+-]?\d*\.?\d+", re.sub(r"top-\d+|`[^`]*`|P_K = \[.*?\]", "", text)))
 
 
-def test_the_claims_that_the_readme_calls_held_are_held():
-    """If one of them changes, the README's paragraph on the paper's claims is to be written anew."""
+def test_the_claims_that_the_guide_calls_held_are_held():
+    """If one of them changes, the paragraph of docs/settings.md on the paper's claims is to be written anew."""
     evidence = claims.Evidence()
     verdicts = {
         claim.text: claims.judge(claim, "embeddings", evidence).verdict.partition(":")[0]

@@ -322,7 +322,7 @@ def test_top_1_must_not_lose_on_any_set(tmp_path):
 
 def test_nothing_passes_before_all_methods_of_a_set_are_there(tmp_path):
     sets = made(tmp_path, GAINS, gce=5)
-    late = ("main: error:splitter mix", "main: softmax", "top1")
+    late = ("main: error:ksubset pure", "main: softmax", "top1")
     assert late in sets["completion"].contrasts
     del sets["completion"].contrasts[late]
     base = next(one for one in rule.judge(sets) if one.method == BASE)
@@ -374,7 +374,7 @@ def full(tmp_path_factory):
 
 def test_the_page_tells_what_is_there(full, tmp_path):
     text = page.page(full, tmp_path / "images")
-    assert f"**`{BASE}` passes the rule**" in text
+    assert f"**`{BASE}` passes the rule that was set before the runs**" in text
     assert "+0.60" in text
     assert "By the rule the default is" in text
     for name in page.FIGURES:

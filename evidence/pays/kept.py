@@ -44,8 +44,9 @@ class Line:
     epochs: float = 0.0
     selected: float = 0.0
     test: dict[str, float] = field(default_factory=dict)
-    """empty, as the validation is, of a run that diverged"""
+    """empty if the run was for the tuning, or diverged"""
     validation: dict[str, float] = field(default_factory=dict)
+    """empty if it diverged"""
     purposes: list[str] = field(default_factory=list)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,14 @@ PLACES = {
     **dict.fromkeys(("embeddings", "embeddings-mlp"), "embeddings=FOLDER"),
 }
 PLACE = re.compile(r"(?<=<!-- pays: )([\w -]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
-#: of the README's table
-SHOWN = ("plain", "gce", BASE, "splitter mix")
+#: the README's table, and how it calls them
+SHOWN = {
+    "plain": "softmax without smoothing",
+    "gce": "generalised cross-entropy",
+    BASE: "`TopKErrorLoss({1: .5, K: .5})`",
+    "error:ksubset pure": "`TopKErrorLoss({K: 1})`",
+    "splitter mix": "`TopKCrossEntropyLoss({1: .5, K: .5})`, the paper's",
+}
 
 INTRODUCTION = paragraph(
     """Written by `make evidence` from the run summaries in `evidence/summaries`; do not edit. What is asked, how everything is
@@ -125,9 +132,9 @@ def page(evidence: Evidence, images: Path | None = None) -> str:
         "",
         *_main(evidence),
         *_rule(evidence),
-        *_which_k(evidence),
-        *_knobs(evidence),
-        *_stops(evidence, images),
+        *_asked(evidence, "q2", "Which k gains where", WHICH_K, _which_k),
+        *_asked(evidence, "q3", "Knobs, one at a time", KNOBS, _knobs),
+        *_asked(evidence, "q4", "Where it stops paying", STOPS, partial(_stops, images=images)),
         *_heads(evidence),
         *_claims(evidence),
         *_settings(evidence),
@@ -146,20 +153,40 @@ def sentence(evidence: Evidence) -> str:
         open_still = [SETS[name].title for name in DECIDE if not _complete(evidence, name, (*plan.COMPARED,))]
         told = f"no complete runs yet of {'; '.join(open_still)}" if open_still else "some methods are not measured yet"
         return f"**Not decided yet**: {told}."
-    seen = "; ".join(f"{name} {_both(evidence, name, chosen.method)}" for name in DECIDE if _has(evidence, name, chosen.method))
-    gains = f"gains the list on {_counts(len(chosen.gained))} four sets"
-    words = (
-        "passes the rule" if chosen.passes else f"is the best by the mean of both, but nothing passes the rule ({_why(chosen)})"
-    )
-    return f"**`{chosen.method}` {words}**: it {gains}. Points against softmax with tuned smoothing, top-1 | top-K: {seen}."
+    rule_words = "no top-1 lost on any of the four sets, the list gained on three"
+    if chosen.passes:
+        told = [f"**`{chosen.method}` passes the rule that was set before the runs**: {rule_words}."]
+    else:
+        told = [f"**No loss passes the rule that was set before the runs**: {rule_words}."]
+    quiet = []
+    for name in DECIDE:
+        found, k = rule.main_differences(evidence.sets[name], "softmax"), SETS[name].k
+        sure = {
+            (method, each): found[method, each].paired.difference
+            for method in SHOWN
+            for each in (1, k)
+            if "TopK" in SHOWN[method] and (method, each) in found and _sure(found[method, each])
+        }
+        words = [
+            f"{_loss(method, k)} {'gains' if gain > 0 else 'loses'} {100 * abs(gain):.2f} points of top-{each}"
+            for (method, each), gain in sure.items()
+        ]
+        if words:
+            told.append(f"On {SETS[name].title}, {', '.join(words)}.")
+        else:
+            quiet.append(SETS[name].title)
+    if quiet:
+        told.append(f"No sure difference: {'; '.join(quiet)}.")
+    return " ".join(told)
 
 
-def _counts(number: int) -> str:
-    return {0: "none of the", len(DECIDE): "all"}.get(number, f"{number} of the")
+def _loss(method: str, k: int) -> str:
+    """What is typed for a method of the README's table.
 
-
-def _why(judged: rule.Judged) -> str:
-    return "; ".join(judged.reasons)
+    >>> _loss("error:ksubset mix", 10)
+    '`TopKErrorLoss({1: .5, 10: .5})`'
+    """
+    return SHOWN[method].partition(", the")[0].replace("K:", f"{k}:")
 
 
 def _has(evidence: Evidence, name: str, method: str) -> bool:
@@ -175,7 +202,11 @@ def _both(evidence: Evidence, name: str, method: str, against: str = "softmax") 
 def _points(one: Tested) -> str:
     """A difference in points; bold where it is sure by the rule's level."""
     words = tables.points(one.paired.difference)
-    return f"**{words}**" if one.p is not None and one.p < rule.SURE else words
+    return f"**{words}**" if _sure(one) else words
+
+
+def _sure(one: Tested) -> bool:
+    return one.p is not None and one.p < rule.SURE
 
 
 def _complete(evidence: Evidence, name: str, methods: Sequence[str]) -> bool:
@@ -183,17 +214,17 @@ def _complete(evidence: Evidence, name: str, methods: Sequence[str]) -> bool:
     return all(len(evidence.sets[name].runs(f"main: {method}")) >= len(each.seeds) for method in methods)
 
 
-def overview(evidence: Evidence, methods: Sequence[str], sets: Sequence[str] = DECIDE) -> list[str]:
-    """The sets side by side: softmax in percent, the others as points against it, top-1 | top-K."""
+def overview(evidence: Evidence, methods: Mapping[str, str], sets: Sequence[str] = DECIDE) -> list[str]:
+    """The sets side by side: softmax in percent, the others, as they are called, as points against it, top-1 | top-K."""
     rows = []
     softmax = []
     for name in sets:
         means = [evidence.values(name, "main: softmax", f"top{k}") for k in (1, SETS[name].k)]
         softmax.append(" \\| ".join(tables.percent(statistics.mean(one)) for one in means) if all(means) else "–")
     rows.append(("softmax, tuned smoothing, %", *softmax))
-    for method in methods:
+    for method, words in methods.items():
         cells = [_both(evidence, name, method).replace("|", "\\|") if _has(evidence, name, method) else "–" for name in sets]
-        rows.append((title(method), *cells))
+        rows.append((words, *cells))
     return lines_of(["top-1 \\| top-K", *(SETS[name].title for name in sets)], rows)
 
 
@@ -213,7 +244,16 @@ def fragment(evidence: Evidence) -> str:
     )
 
 
-QUOTES: Mapping[str, Callable[[Evidence], str]] = {"main": fragment, "sentence": sentence}
+def diagonal(evidence: Evidence, name: str = "completion") -> str:
+    """What the guide quotes: the points that P_K brings at each k."""
+    rows = []
+    for cell in plan.cells("q2", name)[2:]:
+        found = [rule.difference(evidence.sets[name], cell.id, "q2: softmax", f"top{k}") for k in plan.KS]
+        rows.append((f"`{cell.name}`", *("–" if one is None else tables.points(one.difference) for one in found)))
+    return "\n".join(lines_of(["P_K", *(f"top-{k}" for k in plan.KS)], rows))
+
+
+QUOTES: Mapping[str, Callable[[Evidence], str]] = {"main": fragment, "sentence": sentence, "which k": diagonal}
 
 
 def quoted(text: str, evidence: Evidence, guide: bool = False) -> str:
@@ -237,7 +277,14 @@ def pages(root: Path, evidence: Evidence) -> dict[Path, str]:
 
 
 def _main(evidence: Evidence) -> list[str]:
-    lines = ["## Main table", "", *READING, "", *overview(evidence, [name for name in plan.ALL if name != "softmax"]), ""]
+    lines = [
+        "## Main table",
+        "",
+        *READING,
+        "",
+        *overview(evidence, {name: title(name) for name in METHODS if name != "softmax"}),
+        "",
+    ]
     lines += [*paragraph("Bold: p < .01 after Holm against softmax. Each set with its intervals, and against gce:"), ""]
     for name, each in SETS.items():
         lines += heading(name)
@@ -331,43 +378,42 @@ def _any(evidence: Evidence, question: str, name: str) -> bool:
     return any(evidence.sets[name].runs(cell.id) for cell in plan.cells(question, name))
 
 
-def _which_k(evidence: Evidence) -> list[str]:
-    lines = [
-        "## Which k gains where",
-        "",
-        *WHICH_K,
-        "",
-        *EXPLORED,
-        "",
-    ]
-    for name in plan.QUESTIONS["q2"][0]:
+def _asked(
+    evidence: Evidence, question: str, title: str, told: Sequence[str], answer: Callable[[Evidence, str], list[str]]
+) -> list[str]:
+    """The section of a question: what is asked, and for each set the answer, as far as there are runs."""
+    lines = [f"## {title}", "", *told, "", *EXPLORED, ""]
+    for name in plan.QUESTIONS[question][0]:
         lines += heading(name)
-        if not _any(evidence, "q2", name):
-            lines += _nothing("q2", name)
-            continue
-        kept, cells = evidence.sets[name], plan.cells("q2", name)
-        means = {
-            (cell.id, k): statistics.mean(values)
-            for cell in cells
-            for k in plan.KS
-            if (values := evidence.values(name, cell.id, f"top{k}"))
-        }
-        rows = []
-        for cell in cells:
-            row = [cell.name]
-            for k in plan.KS:
-                own = means.get((cell.id, k))
-                if own is None:
-                    row.append("–")
-                    continue
-                best = own == max(value for (other, each), value in means.items() if each == k)
-                percent = f"**{tables.percent(own)}**" if best else tables.percent(own)
-                found = rule.difference(kept, cell.id, "q2: softmax", f"top{k}")
-                row.append(percent if found is None else f"{percent} ({tables.points(found.difference)})")
-            rows.append(row)
-        lines += [*lines_of(["trained for", *(f"top-{k}" for k in plan.KS)], rows), ""]
-        lines += [*_diagonal(evidence, name, means), *_incomplete(evidence, "q2", name)]
+        if _any(evidence, question, name):
+            lines += [*answer(evidence, name), *_incomplete(evidence, question, name)]
+        else:
+            lines += _nothing(question, name)
     return lines
+
+
+def _which_k(evidence: Evidence, name: str) -> list[str]:
+    kept, cells = evidence.sets[name], plan.cells("q2", name)
+    means = {
+        (cell.id, k): statistics.mean(values)
+        for cell in cells
+        for k in plan.KS
+        if (values := evidence.values(name, cell.id, f"top{k}"))
+    }
+    rows = []
+    for cell in cells:
+        row = [cell.name]
+        for k in plan.KS:
+            own = means.get((cell.id, k))
+            if own is None:
+                row.append("–")
+                continue
+            best = own == max(value for (other, each), value in means.items() if each == k)
+            percent = f"**{tables.percent(own)}**" if best else tables.percent(own)
+            found = rule.difference(kept, cell.id, "q2: softmax", f"top{k}")
+            row.append(percent if found is None else f"{percent} ({tables.points(found.difference)})")
+        rows.append(row)
+    return [*lines_of(["trained for", *(f"top-{k}" for k in plan.KS)], rows), "", *_diagonal(evidence, name, means)]
 
 
 def _diagonal(evidence: Evidence, name: str, means: Mapping[tuple[str, int], float]) -> list[str]:
@@ -394,47 +440,33 @@ GROUPS = {
 }
 
 
-def _knobs(evidence: Evidence) -> list[str]:
-    lines = [
-        "## Knobs, one at a time",
-        "",
-        *KNOBS,
-        "",
-        *EXPLORED,
-        "",
-    ]
-    for name in plan.QUESTIONS["q3"][0]:
-        lines += heading(name)
-        if not _any(evidence, "q3", name):
-            lines += _nothing("q3", name)
-            continue
-        kept, k = evidence.sets[name], SETS[name].k
-        values = kept.tuned.get(BASE, {}).get("values", {})
-        tuned = ", ".join(f"{knob.replace('_', ' ')} {value:g}" for knob, value in values.items())
-        base = " \\| ".join(_mean(evidence.values(name, "q3: tuned", f"top{each}")) for each in (1, k))
-        lines += [*paragraph(f"As tuned ({tuned or 'not yet'}): {base}."), ""]
-        for word, mark in GROUPS.items():
-            cells = [cell for cell in plan.cells("q3", name) if mark in cell.id]
-            pairs = [
-                pair
-                for pair in plan.pairs("q3", name)
-                if mark in pair[0] and pair[1] in ("q3: tuned", f"{pair[0].rpartition(' ')[0]} 64")
-            ]
-            tested = rule.family(kept, pairs, ["top1", f"top{k}"])
-            against = dict(pairs)
-            rows = []
-            for cell in cells:
-                label = cell.name if word == "m" else cell.name.removeprefix(mark)
-                if cell.id in kept.head["chosen"]:
-                    label += f" (temperature {kept.head['chosen'][cell.id]['temperature']:g})"
-                elif _is_tuned(cell, values):
-                    label += ", as tuned"
-                means = [_mean(evidence.values(name, cell.id, f"top{each}")) for each in (1, k)]
-                found = [tested.get((cell.id, against.get(cell.id, ""), f"top{each}")) for each in (1, k)]
-                rows.append((label, *means, *map(_told, found)))
-            to = "to m = 64" if word == "m" else "to tuned"
-            lines += [*lines_of([word, "top-1", f"top-{k}", f"{to}, top-1", f"{to}, top-{k}"], rows), ""]
-        lines += _incomplete(evidence, "q3", name)
+def _knobs(evidence: Evidence, name: str) -> list[str]:
+    kept, k = evidence.sets[name], SETS[name].k
+    values = kept.tuned.get(BASE, {}).get("values", {})
+    tuned = ", ".join(f"{knob.replace('_', ' ')} {value:g}" for knob, value in values.items())
+    base = " \\| ".join(_mean(evidence.values(name, "q3: tuned", f"top{each}")) for each in (1, k))
+    lines = [*paragraph(f"As tuned ({tuned or 'not yet'}): {base}."), ""]
+    for word, mark in GROUPS.items():
+        cells = [cell for cell in plan.cells("q3", name) if mark in cell.id]
+        pairs = [
+            pair
+            for pair in plan.pairs("q3", name)
+            if mark in pair[0] and pair[1] in ("q3: tuned", f"{pair[0].rpartition(' ')[0]} 64")
+        ]
+        tested = rule.family(kept, pairs, ["top1", f"top{k}"])
+        against = dict(pairs)
+        rows = []
+        for cell in cells:
+            label = cell.name if word == "m" else cell.name.removeprefix(mark)
+            if cell.id in kept.head["chosen"]:
+                label += f" (temperature {kept.head['chosen'][cell.id]['temperature']:g})"
+            elif _is_tuned(cell, values):
+                label += ", as tuned"
+            means = [_mean(evidence.values(name, cell.id, f"top{each}")) for each in (1, k)]
+            found = [tested.get((cell.id, against.get(cell.id, ""), f"top{each}")) for each in (1, k)]
+            rows.append((label, *means, *map(_told, found)))
+        to = "to m = 64" if word == "m" else "to tuned"
+        lines += [*lines_of([word, "top-1", f"top-{k}", f"{to}, top-1", f"{to}, top-{k}"], rows), ""]
     return lines
 
 
@@ -456,45 +488,32 @@ AXES = {
 }
 
 
-def _stops(evidence: Evidence, images: Path | None) -> list[str]:
-    lines = [
-        "## Where it stops paying",
-        "",
-        *STOPS,
-        "",
-        *EXPLORED,
-        "",
-    ]
-    for name in plan.QUESTIONS["q4"][0]:
-        lines += heading(name)
-        if not _any(evidence, "q4", name):
-            lines += _nothing("q4", name)
-            continue
-        for file, dimensions in FIGURES.items() if name == FIGURED else ():
-            if _drawable(evidence, name, dimensions):
-                if images is not None:
-                    draw(evidence, name, dimensions, images / f"{file}.svg")
-                told = " and ".join(f"the {AXES[dimension]}" for dimension in dimensions)
-                lines += [f"![Points against softmax over {told}](images/{file}.svg)", ""]
-        kept, k = evidence.sets[name], SETS[name].k
-        for dimension, levels in plan.levels(name).items():
-            pairs = [
-                (f"q4: {dimension} {level}, {one}", f"q4: {dimension} {level}, {other}")
-                for level in levels
-                for one, other in (("gce", "softmax"), (BASE, "softmax"), (BASE, "gce"))
-            ]
-            tested = rule.family(kept, pairs, ["top1", f"top{k}"])
-            rows = []
-            for level in levels:
-                own = [pair for pair in pairs if pair[0].startswith(f"q4: {dimension} {level}, ")]
-                softmax = " \\| ".join(
-                    _mean(evidence.values(name, f"q4: {dimension} {level}, softmax", f"top{each}")) for each in (1, k)
-                )
-                rows.append((level, softmax, *(_told(tested.get((*pair, f"top{each}"))) for pair in own for each in (1, k))))
-            head = [AXES[dimension], f"softmax, top-1 \\| top-{k}"]
-            head += [f"{words}, top-{each}" for words in ("gce", "error", "error to gce") for each in (1, k)]
-            lines += [*lines_of(head, rows), ""]
-        lines += _incomplete(evidence, "q4", name)
+def _stops(evidence: Evidence, name: str, images: Path | None) -> list[str]:
+    lines = []
+    for file, dimensions in FIGURES.items() if name == FIGURED else ():
+        if _drawable(evidence, name, dimensions):
+            if images is not None:
+                draw(evidence, name, dimensions, images / f"{file}.svg")
+            told = " and ".join(f"the {AXES[dimension]}" for dimension in dimensions)
+            lines += [f"![Points against softmax over {told}](images/{file}.svg)", ""]
+    kept, k = evidence.sets[name], SETS[name].k
+    for dimension, levels in plan.levels(name).items():
+        pairs = [
+            (f"q4: {dimension} {level}, {one}", f"q4: {dimension} {level}, {other}")
+            for level in levels
+            for one, other in (("gce", "softmax"), (BASE, "softmax"), (BASE, "gce"))
+        ]
+        tested = rule.family(kept, pairs, ["top1", f"top{k}"])
+        rows = []
+        for level in levels:
+            own = [pair for pair in pairs if pair[0].startswith(f"q4: {dimension} {level}, ")]
+            softmax = " \\| ".join(
+                _mean(evidence.values(name, f"q4: {dimension} {level}, softmax", f"top{each}")) for each in (1, k)
+            )
+            rows.append((level, softmax, *(_told(tested.get((*pair, f"top{each}"))) for pair in own for each in (1, k))))
+        head = [AXES[dimension], f"softmax, top-1 \\| top-{k}"]
+        head += [f"{words}, top-{each}" for words in ("gce", "error", "error to gce") for each in (1, k)]
+        lines += [*lines_of(head, rows), ""]
     return lines
 
 

@@ -189,14 +189,14 @@ class Study:
             seeds = sorted(set(rows[0]) & set(rows[1]))
             lines = [[row[seed] for row in rows] for seed in seeds]
             both = [
-                [self._read(made.folder(_recipe(self.shared, line.own))) if line.test else None for line in pair]
+                [self._read(made.folder(_recipe(self.shared, line.own))) if line.validation else None for line in pair]
                 for pair in lines
             ]
-            if not any(line.test for pair in lines for line in pair):
+            if not any(line.validation for pair in lines for line in pair):
                 gone.append((one, other))
                 continue
             if any(
-                line.test and ranks is None
+                line.validation and ranks is None
                 for pair, read in zip(lines, both, strict=True)
                 for line, ranks in zip(pair, read, strict=True)
             ):
@@ -303,7 +303,7 @@ def status(out: Path) -> Iterator[str]:
     total = 0.0
     for name, each in plan.SETS.items():
         kept = Kept(each, out)
-        full = [line.seconds for line in kept.lines.values() if line.own.get("epochs", 0) == 0 and line.test]
+        full = [line.seconds for line in kept.lines.values() if line.own.get("epochs", 0) == 0 and line.validation]
         seconds = plain_statistics.median(full) if full else each.seconds
         left = 0.0
         for method in each.methods:

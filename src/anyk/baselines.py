@@ -117,7 +117,10 @@ class SmoothTopKLoss(TopKLoss, name="smooth"):
         temperature: t > 0.
         margin: by how much the target must be ahead, in the mean of k scores.
         hard_threshold: where to switch; None never does. The smooth form is stable everywhere, so that is safe.
-        reduction, ignore_index, weight, label_smoothing: as for ``torch.nn.CrossEntropyLoss``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: class index of examples that do not count.
+        weight: (n,) weight of each class.
+        label_smoothing: mixes the target with the uniform distribution over the classes.
 
     Example:
         >>> criterion = anyk.SmoothTopKLoss(k=5)
@@ -196,7 +199,10 @@ class TopKHingeLoss(TopKLoss, name="hinge"):
         k: the k of top-k.
         variant: ``"alpha"`` or ``"beta"``.
         margin: by how much the target must be ahead.
-        reduction, ignore_index, weight, label_smoothing: as for ``torch.nn.CrossEntropyLoss``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: class index of examples that do not count.
+        weight: (n,) weight of each class.
+        label_smoothing: mixes the target with the uniform distribution over the classes.
 
     Example:
         >>> anyk.TopKHingeLoss(k=2)(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([0]))
@@ -229,7 +235,10 @@ class TruncatedTopKEntropyLoss(TopKLoss, name="truncated"):
 
     Args:
         k: the k of top-k; 1 is softmax cross-entropy.
-        reduction, ignore_index, weight, label_smoothing: as for ``torch.nn.CrossEntropyLoss``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: class index of examples that do not count.
+        weight: (n,) weight of each class.
+        label_smoothing: mixes the target with the uniform distribution over the classes.
 
     Example:
         >>> anyk.TruncatedTopKEntropyLoss(k=2)(torch.tensor([[0.0, 9.0, 0.0]]), torch.tensor([0]))
@@ -259,7 +268,10 @@ class SoftmaxAtKLoss(TopKLoss, name="softmax_at_k"):
         k: the k of top-k.
         temperature: t > 0, in units of the scores. The paper has two, for the weight and for the softmax; this is their
             quotient, which its code tries from 1 to 300.
-        reduction, ignore_index, weight, label_smoothing: as for ``torch.nn.CrossEntropyLoss``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: class index of examples that do not count.
+        weight: (n,) weight of each class.
+        label_smoothing: mixes the target with the uniform distribution over the classes.
 
     Example:
         >>> anyk.SoftmaxAtKLoss(k=2)(torch.zeros(1, 10), torch.tensor([0]))  # log(10) / 2

@@ -48,7 +48,8 @@ class LinearHead(nn.Module):
         bias: whether the layer has a bias. A bias of -inf marks a class as padding.
         chunk_size: how many classes to score at once.
         sparse: whether the gradients of weight and bias shall be sparse.
-        device, dtype: of the parameters.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Shape:
         x (B, d), (d,) or (B, d1, …, d); target class indices of the shape of x without the last dimension.
@@ -224,9 +225,23 @@ class LinearTopKCrossEntropy(LinearHead):
     """``LinearHead(in_features, num_classes, TopKCrossEntropyLoss(p_k, operator, **settings))``, for short.
 
     Args:
-        in_features, num_classes, bias, chunk_size, sparse, device, dtype: see :class:`LinearHead`.
-        p_k, operator: see :class:`TopKCrossEntropyLoss`.
-        settings: m, top1, softmax_over, reduction, ignore_index, weight, label_smoothing, see there.
+        in_features: d, the size of the inputs.
+        num_classes: n.
+        p_k: weights of top-1, …, top-k: ``[.5, 0, 0, 0, .5]``, ``{1: .5, 5: .5}``, a tensor (k,) or (n, k).
+        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``SortingNetwork("splitter")``.
+        bias: whether the layer has a bias. A bias of -inf marks a class as padding.
+        chunk_size: how many classes to score at once.
+        sparse: whether the gradients of weight and bias shall be sparse.
+        device: of the parameters.
+        dtype: of the parameters.
+        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
+        top1: the top-1 part: ``"separate"``, softmax cross-entropy beside the rest; ``"mixed"``, softmax inside the logarithm;
+            ``"operator"``, the operator's own T_1.
+        softmax_over: ``"all"`` classes or the ``"candidates"``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: class index of examples that do not count.
+        weight: (n,) weight of each class.
+        label_smoothing: mixes the target with the uniform distribution over the classes that are not padding.
 
     Example:
         >>> head = anyk.LinearTopKCrossEntropy(16, 1000, [0.5, 0, 0, 0, 0.5], m=20)

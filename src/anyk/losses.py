@@ -285,7 +285,7 @@ def topk_cross_entropy(
             k that counts; a tensor is taken as it is. None with ``example_p_k``.
         operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``SortingNetwork("splitter")``.
         m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
-        top1: how the top-1 part is measured, see above.
+        top1: which of the three: how the top-1 part is measured.
         softmax_over: ``"all"`` classes or the ``"candidates"``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         ignore_index: class index of examples that do not count.
@@ -333,13 +333,22 @@ def topk_error(
     T above 1 (SoftSort, NeuralSort) counts as 1.
 
     Args:
-        scores, target, p_k, m, reduction, ignore_index, weight, example_p_k: as for :func:`topk_cross_entropy`. With class
-            probabilities, what lies outside the candidates costs its cross-entropy in the guide and 1 / power in the rest (its
-            cross-entropy if power is 0).
-        operator: the relaxation of sorting, or its name; None means ``KSubset()``.
+        scores: (B, n), (n,) or (B, n, d1, …), as for ``torch.nn.functional.cross_entropy``. -inf marks padding.
+        target: class indices without the class dimension, or class probabilities of the shape of ``scores``. For
+            probabilities q the loss is ``sum_c q_c L(s, c)``; q outside the candidates costs its cross-entropy in the guide and
+            1 / power in the rest (its cross-entropy if power is 0).
+        p_k: the weights of top-1, …, top-k, summing to 1: a list ``[.5, 0, 0, 0, .5]``, a mapping ``{1: .5, 5: .5}``, a tensor
+            (k,), or (n, k) with one distribution for each class. Zeros at the end of a list are dropped, since k is the largest
+            k that counts; a tensor is taken as it is. None with ``example_p_k``.
+        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``KSubset()``.
+        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
         guide: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy and runs no operator, 0 has no softmax.
         power: between 0 and 1; smaller is nearer to cross-entropy.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: class index of examples that do not count.
+        weight: (n,) weight of each class.
         label_smoothing: of the guide alone: the other part takes the label as it is. Needs a guide.
+        example_p_k: (B, k) or (B, d1, …, k), one distribution for each example, instead of ``p_k``.
 
     Returns:
         The loss, at least float32; of the shape of the class indices with ``reduction="none"``.
@@ -489,8 +498,15 @@ class TopKCrossEntropyLoss(TopKLossModule):
     Args:
         p_k: weights of top-1, …, top-k: ``[.5, 0, 0, 0, .5]``, ``{1: .5, 5: .5}``, a tensor (k,) or (n, k); None if every call
             brings ``example_p_k``.
-        operator: the relaxation of sorting, or its name; None means ``SortingNetwork("splitter")``.
-        m, top1, softmax_over, reduction, ignore_index, weight, label_smoothing: see :func:`topk_cross_entropy`.
+        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``SortingNetwork("splitter")``.
+        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
+        top1: the top-1 part: ``"separate"``, softmax cross-entropy beside the rest; ``"mixed"``, softmax inside the logarithm;
+            ``"operator"``, the operator's own T_1.
+        softmax_over: ``"all"`` classes or the ``"candidates"``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: class index of examples that do not count.
+        weight: (n,) weight of each class.
+        label_smoothing: mixes the target with the uniform distribution over the classes that are not padding.
 
     Shape:
         scores (B, n), (n,) or (B, n, d1, …); target class indices (B,), (), (B, d1, …), or probabilities like scores.
@@ -532,10 +548,15 @@ class TopKErrorLoss(TopKLossModule):
     Args:
         p_k: weights of top-1, …, top-k: ``{1: .5, 5: .5}``, ``[.5, 0, 0, 0, .5]``, a tensor (k,) or (n, k); None if every call
             brings ``example_p_k``.
-        operator: the relaxation of sorting, or its name; None means ``KSubset()``.
-        guide: the share of softmax cross-entropy. May move over the run: it can be assigned at any time.
-        power: 1 is the expected top-k error, 0 its limit -log.
-        m, reduction, ignore_index, weight, label_smoothing: see :func:`topk_error`.
+        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``KSubset()``.
+        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
+        guide: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy and runs no operator, 0 has no softmax.
+            May move over the run: it can be assigned at any time.
+        power: between 0 and 1: 1 is the expected top-k error, smaller is nearer to cross-entropy, 0 its limit -log.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: class index of examples that do not count.
+        weight: (n,) weight of each class.
+        label_smoothing: of the guide alone: the other part takes the label as it is. Needs a guide.
 
     Shape:
         scores (B, n), (n,) or (B, n, d1, …); target class indices (B,), (), (B, d1, …), or probabilities like scores.

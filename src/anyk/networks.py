@@ -150,6 +150,9 @@ def _cached(build: Build) -> Build:
 def odd_even(n: int) -> Network:
     """Odd-even transposition sort: n layers of neighbours, alternating.
 
+    Args:
+        n: the number of values, one on each wire.
+
     Example:
         >>> anyk.networks.odd_even(4).layers[0]
         ((0, 1), (2, 3))
@@ -162,6 +165,9 @@ def odd_even(n: int) -> Network:
 @_cached
 def bitonic(n: int) -> Network:
     """Batcher's bitonic sorting network, for any n: p(p+1)/2 layers with p = ceil(log2 n).
+
+    Args:
+        n: the number of values, one on each wire.
 
     Example:
         >>> anyk.networks.bitonic(10450).depth
@@ -177,6 +183,10 @@ def splitter(n: int, k: int) -> Network:
     Every wire carries the least rank that its value can still have. Wires of equal least rank r know nothing of each
     other; a splitter cascade over them raises the i-th to r + 2^(set bits of i) - 1. A wire that reaches k drops out.
     This is repeated, from rank k-1 down to 0, until every rank below k has one wire.
+
+    Args:
+        n: the number of values, one on each wire.
+        k: how many of them are wanted.
 
     Example:
         >>> anyk.networks.splitter(1024, 5).depth, anyk.networks.splitter(1024, 5).packed().depth
@@ -224,6 +234,10 @@ class Cascade:
 
 def splitter_cascades(n: int, k: int) -> tuple[Cascade, ...]:
     """The cascades of :func:`splitter`, in the order in which they are laid out.
+
+    Args:
+        n: the number of values, one on each wire.
+        k: how many of them are wanted.
 
     Example:
         >>> anyk.networks.splitter_cascades(4, 2)[0].ranks

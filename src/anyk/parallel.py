@@ -73,15 +73,23 @@ def topk_cross_entropy(
             the loss is then a DTensor too, over the whole batch.
         target: (B,), indices among all classes, the same in every process. With a DTensor whose batch is sharded: a
             DTensor, or the targets of this process's rows.
-        p_k: as there; the same in every process, like all arguments that follow.
-        operator: as there.
+        p_k: the weights of top-1, …, top-k, summing to 1: a list ``[.5, 0, 0, 0, .5]``, a mapping ``{1: .5, 5: .5}``, a tensor
+            (k,), or (n, k) with one distribution for each class. Zeros at the end of a list are dropped, since k is the largest
+            k that counts; a tensor is taken as it is. None with ``example_p_k``. The
+            same in every process, like all arguments that follow.
+        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``SortingNetwork("splitter")``.
         group: the processes that share the classes; None means all.
         slices: how many classes each process has, in the order of the ranks; None asks them, and whether they agree in all
             arguments. With it there is one all-gather, no check, and the host does not wait for the device.
-        m: as there. With None every process gets all scores.
-        top1, softmax_over, reduction, ignore_index: as there.
+        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all,
+            for which every process gets all scores.
+        top1: the top-1 part: ``"separate"``, softmax cross-entropy beside the rest; ``"mixed"``, softmax inside the logarithm;
+            ``"operator"``, the operator's own T_1.
+        softmax_over: ``"all"`` classes or the ``"candidates"``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: class index of examples that do not count.
         weight: (n,), for all classes.
-        label_smoothing: as there, below 1.
+        label_smoothing: mixes the target with the uniform distribution over the classes, below 1.
         example_p_k: (B, k), instead of ``p_k``. With a DTensor, like the target.
 
     Returns:
@@ -123,8 +131,28 @@ def topk_error(
     """:func:`anyk.topk_error` of scores whose classes are sharded over the processes of a group.
 
     Args:
-        local_scores, target, group, slices, weight, example_p_k: as for :func:`topk_cross_entropy` here.
-        p_k, operator, m, guide, power, reduction, ignore_index, label_smoothing: as for :func:`anyk.topk_error`.
+        local_scores: (B, n_local), the scores of this process's classes; the slices may differ in size or be empty. Or a
+            ``DTensor`` with ``Shard(1)`` on one dimension of its mesh, and ``Shard(0)`` or ``Replicate()`` on the others:
+            the loss is then a DTensor too, over the whole batch.
+        target: (B,), indices among all classes, the same in every process. With a DTensor whose batch is sharded: a
+            DTensor, or the targets of this process's rows.
+        p_k: the weights of top-1, …, top-k, summing to 1: a list ``[.5, 0, 0, 0, .5]``, a mapping ``{1: .5, 5: .5}``, a tensor
+            (k,), or (n, k) with one distribution for each class. Zeros at the end of a list are dropped, since k is the largest
+            k that counts; a tensor is taken as it is. None with ``example_p_k``. The
+            same in every process, like all arguments that follow.
+        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``KSubset()``.
+        group: the processes that share the classes; None means all.
+        slices: how many classes each process has, in the order of the ranks; None asks them, and whether they agree in all
+            arguments. With it there is one all-gather, no check, and the host does not wait for the device.
+        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all,
+            for which every process gets all scores.
+        guide: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy and runs no operator, 0 has no softmax.
+        power: between 0 and 1: 1 is the expected top-k error, smaller is nearer to cross-entropy, 0 its limit -log.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: class index of examples that do not count.
+        weight: (n,), for all classes.
+        label_smoothing: of the guide alone: the other part takes the label as it is. Needs a guide.
+        example_p_k: (B, k), instead of ``p_k``. With a DTensor, like the target.
 
     Returns:
         The loss, at least float32, the same in every process. It can be differentiated once.
@@ -165,10 +193,20 @@ class TopKCrossEntropyLoss(_Sharded, losses.TopKCrossEntropyLoss):
     """:func:`anyk.parallel.topk_cross_entropy` as a module.
 
     Args:
-        p_k, operator: see :class:`anyk.TopKCrossEntropyLoss`.
+        p_k: weights of top-1, …, top-k: ``[.5, 0, 0, 0, .5]``, ``{1: .5, 5: .5}``, a tensor (k,) or (n, k); None if every call
+            brings ``example_p_k``.
+        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``SortingNetwork("splitter")``.
         group: the processes that share the classes; None means all, or those of the DTensor's mesh.
         slices: how many classes each has; None asks them at each call.
-        settings: m, top1, softmax_over, reduction, ignore_index, weight, label_smoothing, see :func:`topk_cross_entropy`.
+        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all,
+            for which every process gets all scores.
+        top1: the top-1 part: ``"separate"``, softmax cross-entropy beside the rest; ``"mixed"``, softmax inside the logarithm;
+            ``"operator"``, the operator's own T_1.
+        softmax_over: ``"all"`` classes or the ``"candidates"``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: class index of examples that do not count.
+        weight: (n,) weight of each class.
+        label_smoothing: mixes the target with the uniform distribution over the classes, below 1.
 
     Shape:
         local_scores (B, n_local); target class indices (B,).
@@ -187,10 +225,19 @@ class TopKErrorLoss(_Sharded, losses.TopKErrorLoss):
     """:func:`anyk.parallel.topk_error` as a module.
 
     Args:
-        p_k, operator: see :class:`anyk.TopKErrorLoss`.
+        p_k: weights of top-1, …, top-k: ``[.5, 0, 0, 0, .5]``, ``{1: .5, 5: .5}``, a tensor (k,) or (n, k); None if every call
+            brings ``example_p_k``.
+        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``KSubset()``.
         group: the processes that share the classes; None means all, or those of the DTensor's mesh.
         slices: how many classes each has; None asks them at each call.
-        settings: m, guide, power, reduction, ignore_index, weight, label_smoothing, see :func:`topk_error`.
+        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all,
+            for which every process gets all scores.
+        guide: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy and runs no operator, 0 has no softmax.
+        power: between 0 and 1: 1 is the expected top-k error, smaller is nearer to cross-entropy, 0 its limit -log.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: class index of examples that do not count.
+        weight: (n,) weight of each class.
+        label_smoothing: of the guide alone: the other part takes the label as it is. Needs a guide.
 
     Shape:
         local_scores (B, n_local); target class indices (B,).
@@ -284,9 +331,15 @@ def topk_hits(
     """:func:`anyk.topk_hits` of sharded classes: every process counts its classes that are not behind the target.
 
     Args:
-        local_scores, target, group, slices: as for :func:`topk_cross_entropy`.
+        local_scores: (B, n_local), the scores of this process's classes; the slices may differ in size or be empty. Or a
+            ``DTensor`` with ``Shard(1)`` on one dimension of its mesh, and ``Shard(0)`` or ``Replicate()`` on the others.
+        target: (B,), indices among all classes, the same in every process. With a DTensor whose batch is sharded: a
+            DTensor, or the targets of this process's rows.
         ks: the values of k.
         ignore_index: a target that does not count.
+        group: the processes that share the classes; None means all.
+        slices: how many classes each process has, in the order of the ranks; None asks them, and whether they agree in all
+            arguments. With it there is one all-gather, no check, and the host does not wait for the device.
 
     Returns:
         ``{k: count}``, the same in every process; with a DTensor, over the whole batch.
@@ -332,9 +385,15 @@ def topk_accuracy(
     """:func:`anyk.topk_accuracy` of sharded classes.
 
     Args:
-        local_scores, target, group, slices: as for :func:`topk_cross_entropy`.
+        local_scores: (B, n_local), the scores of this process's classes; the slices may differ in size or be empty. Or a
+            ``DTensor`` with ``Shard(1)`` on one dimension of its mesh, and ``Shard(0)`` or ``Replicate()`` on the others.
+        target: (B,), indices among all classes, the same in every process. With a DTensor whose batch is sharded: a
+            DTensor, or the targets of this process's rows.
         ks: the values of k.
         ignore_index: a target that does not count.
+        group: the processes that share the classes; None means all.
+        slices: how many classes each process has, in the order of the ranks; None asks them, and whether they agree in all
+            arguments. With it there is one all-gather, no check, and the host does not wait for the device.
 
     Returns:
         ``{k: fraction}``, the same in every process; NaN for an empty batch.

@@ -112,6 +112,10 @@ LOSSES: Registry[type[Any]] = Registry()
 def operator(given: Operator | str, **settings: Any) -> Operator:
     """An operator as it comes, or made with these settings by its name or the name of its network.
 
+    Args:
+        given: an operator, which needs no settings, or a name.
+        settings: the arguments of the operator's class, such as ``temperature``.
+
     Example:
         >>> anyk.registry.operator("lapsum", temperature=0.5)
         LapSum(temperature=0.5)

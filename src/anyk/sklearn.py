@@ -65,12 +65,15 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             the default is softmax regression.
         operator: "splitter", "bitonic", "odd_even", "lapsum", "ksubset", "softsort", "neuralsort", "sinkhorn", or an
             ``anyk.Operator``, which then brings its own temperature; None: that of the loss, "splitter" or "ksubset".
-        loss: "cross_entropy" or "error", which is bounded: see :func:`anyk.topk_cross_entropy` and :func:`anyk.topk_error`.
+        loss: "cross_entropy", -log of the probability that the label is among the first k (:func:`anyk.topk_cross_entropy`), or
+            "error", one minus it, which is bounded (:func:`anyk.topk_error`).
         temperature: of an operator given by name; smaller is harder.
         m: number of best classes of each example that are ranked; None: all; "auto": 64, or four times the k of P_K if that is
             more.
-        top1: of "cross_entropy": "separate", "mixed" or "operator".
-        guide, power: of "error".
+        top1: of "cross_entropy", the top-1 part: "separate", softmax cross-entropy beside the rest; "mixed", softmax inside the
+            logarithm; "operator", the operator's own.
+        guide: of "error": the share of softmax cross-entropy, between 0 and 1.
+        power: of "error": 1 is the expected top-k error, smaller is nearer to cross-entropy.
         hidden_layer_sizes: widths of hidden layers (ReLU); () is a linear model.
         standardize: subtract each feature's mean and divide by its standard deviation, both from the data given to ``fit``;
             "auto": dense input yes, sparse input no, since rare words would get the largest weights. ``coefs_`` are for
@@ -78,7 +81,8 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         alpha: L2 penalty, on the weights of the standardised features.
         solver: "lbfgs": all examples in each step, in float64, to convergence, with nothing to tune; "adam": mini-batches in
             float32, learning rate falling to zero by a cosine; "auto": lbfgs for up to 10 000 examples.
-        learning_rate, batch_size: of adam.
+        learning_rate: of adam, at the start.
+        batch_size: of adam: examples in a step.
         max_iter: the most iterations of lbfgs or epochs of adam; None: 500 iterations, or 20 epochs and at least 2000 steps.
         tol: lbfgs ends when no entry of the gradient is larger, or when a step lowers the loss by less than a ten-thousandth
             of this. With early stopping, what counts as an improvement.
@@ -614,6 +618,9 @@ def topk_score(estimator: Any, X: Any, y: Any, k: int, sample_weight: Any = None
 
 def topk_scorer(k: int) -> Callable[..., float]:
     """:func:`topk_score` for this k as a scorer: ``scoring=`` of ``GridSearchCV``, ``cross_val_score`` and the like.
+
+    Args:
+        k: how many guesses count.
 
     Example:
         >>> from sklearn.datasets import load_digits

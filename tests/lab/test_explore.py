@@ -1,5 +1,6 @@
 """The page to play with: its numbers against the library's, and its controls, in a real browser."""
 
+import functools
 import itertools
 import json
 import math
@@ -35,6 +36,12 @@ OPERATORS = [
 TEMPERATURES = (0.05, 1, 20)
 P_KS = ([1.0, 0, 0, 0, 0], [0.3, 0.2, 0.5, 0, 0], [0.5, 0, 0, 0, 0.5], [0.2] * 5, [0, 0, 0, 0, 1.0])
 MODES = ("separate", "mixed", "operator")
+CROSS_ENTROPY = [({"top1": top1}, functools.partial(anyk.topk_cross_entropy, top1=top1)) for top1 in MODES]
+ERROR = [
+    ({"family": "error", "guide": guide, "q": power}, functools.partial(anyk.topk_error, guide=guide, power=power))
+    for guide, power in ((0.2, 1.0), (0.0, 0.5), (0.5, 0.25), (0.2, 0.0), (1.0, 1.0))
+]
+"""the settings of the page, and the function that they are"""
 
 
 def operator(case, temperature):
@@ -103,9 +110,9 @@ def assert_agree(cases, found, expected, tolerance=1e-6):
     assert differences.max() < tolerance, [(differences[number].item(), cases[number]) for number in worst]
 
 
-def losses_and_gradients(rows, targets, op, **keywords):
+def losses_and_gradients(loss, rows, targets, op, **keywords):
     scores = rows.clone().requires_grad_()
-    losses = anyk.topk_cross_entropy(scores, targets, operator=op, reduction="none", **keywords)
+    losses = loss(scores, targets, operator=op, reduction="none", **keywords)
     (gradients,) = torch.autograd.grad(losses.sum(), scores)
     return torch.cat([losses.detach()[:, None], gradients], 1)
 
@@ -126,20 +133,21 @@ def gathered_over_ties(results, rows, targets):
 
 @NEEDS_BROWSER
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_loss_and_gradient_agree_with_the_library(page, page_file, temperature):
+@pytest.mark.parametrize("family", [CROSS_ENTROPY, ERROR], ids=["cross_entropy", "error"])
+def test_loss_and_gradient_agree_with_the_library(page, page_file, family, temperature):
     page.open(page_file)
     rows, targets = score_rows()
-    batches = [(p_k, top1) for p_k in ([P_KS[0]], [P_KS[1]], P_KS[2:]) for top1 in MODES]  # those of equal k together
+    batches = [(p_k, *form) for p_k in ([P_KS[0]], [P_KS[1]], P_KS[2:]) for form in family]  # those of equal k together
     cases, expected, log_t = [], [], []
     for settings in OPERATORS:
         op = operator(settings, temperature)
-        for p_ks, top1 in batches:
+        for p_ks, form, loss in batches:
             k = max(k for p_k in p_ks for k in range(1, 6) if p_k[k - 1] > 0)
             every_row, every_target = rows.repeat(len(p_ks), 1), targets.repeat(len(p_ks))
             weights = torch.tensor([p_k[:k] for p_k in p_ks], dtype=torch.float64).repeat_interleave(len(rows), 0)
-            expected.append(losses_and_gradients(every_row, every_target, op, p_k=weights[0], example_p_k=weights, top1=top1))
+            expected.append(losses_and_gradients(loss, every_row, every_target, op, p_k=weights[0], example_p_k=weights))
             for p_k in p_ks:
-                cases += with_scores({**settings, "temperature": temperature, "pK": p_k, "top1": top1}, rows, targets)
+                cases += with_scores({**settings, "temperature": temperature, "pK": p_k, **form}, rows, targets)
             if settings["operator"] == "sinkhorn":
                 log_t.append(op.log_inclusion(every_row, every_target, k)[:, -1])
             else:
@@ -159,6 +167,19 @@ def test_loss_and_gradient_agree_with_the_library(page, page_file, temperature):
     difference, size = (found - expected)[far].abs(), expected[far].abs()
     assert (difference[:, 0] <= 1e-4 * size[:, 0].clamp(min=1)).all()
     assert (difference[:, 1:] <= 0.05 * size[:, 1:].amax(1, keepdim=True).clamp(min=1)).all()
+
+
+@NEEDS_BROWSER
+def test_t_above_1_counts_as_1_as_in_the_library(page, page_file):
+    page.open(page_file)
+    rows, targets = torch.tensor([[3.0, 2.7, 2.4, 1.7, 1.3] + [-6.0] * 7], dtype=torch.float64), torch.tensor([2])
+    op, p_k = anyk.SoftSort(), P_KS[4]
+    assert op.inclusion(rows, targets, 5).max() > 1.01
+    cases, expected = [], []
+    for form, loss in (*CROSS_ENTROPY, *ERROR):
+        cases += with_scores({"operator": "softsort", "pK": p_k, **form}, rows, targets)
+        expected.append(losses_and_gradients(loss, rows, targets, op, p_k=p_k))
+    assert_agree(cases, computed(page, LOSS_AND_GRADIENT, cases), torch.cat(expected))
 
 
 ALL_NUMBERS = "c => { const { P, T } = anykCompute(c); return [...P.flat().map(p => p ?? 0), ...T.flat()]; }"
@@ -204,7 +225,10 @@ def test_candidates_agree_with_the_library(page, page_file, m):
         for softmax_over, top1 in itertools.product(("all", "candidates"), MODES):
             keywords = {"m": m, "top1": top1, "softmax_over": softmax_over}
             losses[0].extend(with_scores({**settings, "softmaxOver": softmax_over, "top1": top1}, rows, targets))
-            losses[1].extend(losses_and_gradients(rows, targets, op, p_k=p_k, **keywords))
+            losses[1].extend(losses_and_gradients(anyk.topk_cross_entropy, rows, targets, op, p_k=p_k, **keywords))
+        for form, loss in ERROR:
+            losses[0].extend(with_scores({**settings, **form}, rows, targets))
+            losses[1].extend(losses_and_gradients(loss, rows, targets, op, p_k=p_k, m=m))
     assert_agree(matrices[0], computed(page, ALL_NUMBERS, matrices[0]), stacked(matrices[1]))
     assert_agree(losses[0], computed(page, LOSS_AND_GRADIENT, losses[0]), stacked(losses[1]))
 
@@ -214,10 +238,11 @@ def test_all_numbers_are_finite_wherever_the_controls_go(page, page_file):
     page.open(page_file)
     rows = [[6.0] + [-6.0] * 11, [-6.0] + [6.0] * 11, [-6.0, 6.0] * 6, [0.0] * N]
     some = [settings for settings in OPERATORS if settings.get("wires", "target") == "target"]
+    forms = ({"top1": "operator"}, {"family": "error", "guide": 0, "q": 0.5})
     cases = [
-        {**settings, "temperature": temperature, "pK": p_k, "m": m, "top1": "operator", "scores": row, "target": target}
-        for settings, temperature, p_k, m, row, target in itertools.product(
-            some, (0.001, 1000), (P_KS[0], P_KS[3]), (5, None), rows, (0, 3)
+        {**settings, "temperature": temperature, "pK": p_k, "m": m, **form, "scores": row, "target": target}
+        for settings, temperature, p_k, m, form, row, target in itertools.product(
+            some, (0.001, 1000), (P_KS[0], P_KS[3]), (5, None), forms, rows, (0, 3)
         )
     ]
     results = "const r = anykCompute(c); return [r.loss, ...r.gradient, ...r.P.flat().map(p => p ?? 0), ...r.T.flat()]"
@@ -322,6 +347,14 @@ def test_every_control_changes_the_numbers_to_those_of_python(page, page_file):
         ("#operator", "lapsum"),
         ("#operator", "ksubset"),
         ("#presets button:nth-child(2)", None),
+        ("#family", "error"),
+        ("#guide", "0.4"),
+        ("#q", "0.35"),
+        ("#q", "0"),
+        ("#guide", "0"),
+        ("#q", "1"),
+        ("#guide", "1"),
+        ("#family", "cross_entropy"),
         ("label[for=class-H]", None),
         ("#step", None),
         ("#plain-step", None),
@@ -377,12 +410,12 @@ def test_scores_can_be_dragged_and_typed(page, page_file):
 def test_scenes_say_something_and_are_true(page, page_file):
     page.open(page_file)
     said = set()
-    for scene in range(1, 8):
+    for scene in range(1, 9):
         page.click(*middle(page, f"#scenes button:nth-of-type({scene})"))
         assert page.evaluate(f"document.querySelector('#scenes button:nth-of-type({scene})').ariaPressed") == "true"
         said.add(shown(page, "#told"))
         assert_shows_what_python_says(page)
-    assert len(said) == 7
+    assert len(said) == 8
     # the idea of it all: the target is third, and the top-5 loss has let go of it
     page.click(*middle(page, "#scenes button:nth-of-type(1)"))
     _, gradient, _, inclusion = python_of_the_page(page)

@@ -50,7 +50,7 @@ def drawn(tmp_path, monkeypatch):
         folder = tmp_path / str(len(figures_made))
         for number, (recipe, test) in enumerate(runs):
             for seed in range(seeds):
-                made.run_folder(folder / f"{number}-{seed}", recipe.but(seed=seed), test)
+                made.run_folder(folder / f"{number}-{seed}", recipe.but(seed=seed), test(seed) if callable(test) else test)
         plots.plot(table(collect([folder])), tmp_path / "plot.svg")
         figures_made[-1].draw_without_rendering()
         return figures_made[-1]
@@ -121,6 +121,27 @@ def test_labels_do_not_lie_on_each_other(drawn):
     assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
     points = axes.transData.transform([label.xy for label in labels_of(axes).values()])
     assert not any(box.contains(*point) for box in boxes for point in points)
+
+
+def test_no_label_is_cut_off(drawn):
+    """Of the study on embeddings (evidence/summaries): five points in a heap near the edge, with long names."""
+    points = {
+        *(("softmax", 1.0, 64.13, 89.11), ("neuralsort", 8.0, 62.28, 89.25), ("softsort", 2.0, 63.49, 89.32)),
+        *(("lapsum", 4.0, 63.98, 89.265), ("ksubset", 4.0, 63.93, 89.26), ("splitter", 4.0, 63.93, 89.227)),
+        *(("bitonic", 2.0, 63.82, 89.228), ("sinkhorn", 16.0, 63.84, 89.322)),
+    }
+    runs = [
+        (
+            BASE.but(loss=loss, temperature=temperature),
+            lambda seed, x=x, y=y: {"top1": x / 100 + 0.001 * (seed - 1), "top5": y / 100 + 0.001 * (seed - 1)},
+        )
+        for loss, temperature, x, y in sorted(points)
+    ]
+    (axes,) = drawn(*runs, seeds=3).get_axes()
+    boxes = {name: plots.Text.get_window_extent(label) for name, label in labels_of(axes).items()}
+    assert len(boxes) == len(points)
+    assert [name for name, box in boxes.items() if not all(axes.bbox.contains(*corner) for corner in box.corners())] == []
+    assert not any(one.overlaps(other) for name, one in boxes.items() for last, other in boxes.items() if last != name)
 
 
 def test_many_points_are_numbered_and_the_best_are_named_below(drawn):

@@ -236,7 +236,7 @@ def _name_points(
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
     figure.draw_without_rendering()  # the layout decides where the points are
     figure.set_layout_engine("none")  # and labels should not move them
-    taken = []
+    taken, labels = [], list[Bbox]()
     for x, y, x_std, y_std in points:
         for dx, dy in ((x_std, 0.0), (0.0, y_std)):
             low, high = axes.transData.transform([(x - dx, y - dy), (x + dx, y + dy)])
@@ -247,7 +247,7 @@ def _name_points(
     sides = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))
     for (x, y), name in named.items():
         tried: list[tuple[float, int, Annotation, Bbox]] = []
-        for reach in (8, 16, 28):
+        for reach in (8, 16, 28, 44):
             for dx, dy in sides:
                 label = axes.annotate(
                     name,
@@ -264,12 +264,14 @@ def _name_points(
                 label.update_positions(renderer)
                 box = Text.get_window_extent(label, renderer)  # without the arrow
                 outside = sum(not axes.bbox.contains(*corner) for corner in box.corners())
-                tried.append((sum(box.overlaps(other) for other in taken) + outside, len(tried), label, box))
+                covered = sum(box.overlaps(other) for other in taken)
+                unreadable = outside + sum(box.overlaps(other) for other in labels)  # a bar behind a label is not as bad
+                tried.append((covered + 10 * unreadable, len(tried), label, box))
         _, _, chosen, box = min(tried, key=lambda each: each[:2])
         for _, _, label, _ in tried:
             if label is not chosen:
                 label.remove()
-        taken.append(box)
+        labels.append(box)
 
 
 # --- bars -------------------------------------------------------------------------------------------------------------

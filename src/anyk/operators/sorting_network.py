@@ -77,8 +77,9 @@ class SortingNetwork(Operator):
     Args:
         kind: ``"splitter"`` (selection network), ``"bitonic"`` or ``"odd_even"`` (sorting networks).
         temperature: t, a positive number or a one-element tensor.
-        swap: the soft comparator: ``"logistic"``, ``"logistic_art"``, ``"cauchy"``, ``"gaussian"``, ``"reciprocal"``,
-            ``"optimal"``; see :mod:`anyk.swaps`.
+        swap: the soft comparator, which decides how fast a class far behind is let go: exponentially by ``"logistic"``, faster
+            by ``"gaussian"``, as exp(-root of the distance) by ``"logistic_art"``, as 1 / distance by ``"cauchy"``,
+            ``"reciprocal"`` and ``"optimal"``.
         wires: where the classes start, which matters to a network. ``"target"``: the target on one fixed wire, the others
             in descending order on the rest, so that T is continuous in the scores and does not depend on the order of the
             classes. ``"sorted"``: all in descending order. ``"given"``: in the order of the classes, the last class on the

@@ -71,6 +71,8 @@ def test_a_comparison_from_end_to_end(finished: tuple[Comparison, Path, list[str
         assert method.longer is not None
         assert method.same_length is not None
         assert method.same_length["mean"] == taken.scores[0]
+    tuning = [json.loads(file.read_text()) for file in out.glob("runs/*/result.json")]
+    assert {bool(run["test"]) for run in tuning if run["recipe"]["seed"] in search.TUNING_SEED_NUMBERS} == {False}
     assert len({sum(made.epochs == 4 for made in method.tries) for method in done.methods}) == 1  # as many tries
     weights = load_file(out / "model.safetensors")
     assert any(

@@ -104,7 +104,7 @@ def test_a_comparison_finds_the_runs_of_an_earlier_version(points: str) -> None:
     assert now.identity == before
     assert {"hidden": 512, "dropout": 0.0}.items() <= before.items()
     for name in ADDED:
-        value = {"split": "last", "mask_seen": True, "tied": True, "part": 0.5}.get(name, 7)
+        value = {"split": "last", "mask_seen": True, "tied": True, "part": 0.5, "tested": False}.get(name, 7)
         assert now.but(**{name: value}).identity == {**before, name: value}
 
 

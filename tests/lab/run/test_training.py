@@ -22,7 +22,7 @@ import lab_data
 from anyk import info
 from anyk.lab.data import split
 from anyk.lab.errors import LabError
-from anyk.lab.run import evaluation, losses, names, training
+from anyk.lab.run import evaluation, losses, names, summaries, training
 from anyk.lab.run.folder import Run
 from anyk.lab.run.recipe import Recipe
 
@@ -458,6 +458,20 @@ def test_a_run_keeps_what_it_does_with_each_test_example(tmp_path: Path) -> None
     assert [names[group] for group in kept["groups"].tolist()] == [f"file {group}" for group in groups[index].tolist()]
     for k in (1, 3, 5, 10, 20):
         assert result["test"][f"top{k}"] == (kept["ranks"] <= k).sum().item() / len(index)
+
+
+@pytest.mark.parametrize("select", ["mean", "each"])
+def test_a_run_that_is_not_tested_is_the_same_run_without_a_test(data: str, tmp_path: Path, select: str) -> None:
+    tested, untested = (
+        training.train(quick(data, epochs=2, select=select, tested=tested), tmp_path / str(tested)) for tested in (True, False)
+    )
+    assert untested["test"] == {}
+    assert not (tmp_path / "False" / "test.safetensors").exists()
+    assert untested["validation"] == tested["validation"]
+    models = [load_file(tmp_path / name / "model.safetensors") for name in ("True", "False")]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    shown = summaries.table(summaries.collect([tmp_path]))
+    assert len(shown.rows) == 2
 
 
 def test_what_auto_comes_to_stands_beside_the_recipe(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def command(
     if json:
         say_json(result)
         return 0
-    for part in ("validation", "test"):
+    for part in ("validation", "test") if result["test"] else ("validation",):
         shown = (one for one in result[part].items() if one[0].startswith("top") or one[0] in RANKING)
         say(f"{part:10}  {'  '.join(f'{name} {percent(value)} %' for name, value in shown)}")
     used = result["recipe"]

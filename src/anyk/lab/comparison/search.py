@@ -274,9 +274,9 @@ class Search(Tuner):
         self.failed: list[Failure] = []
 
     def recipe(self, trial: Trial) -> Recipe:
-        """What a trial runs."""
+        """What a trial runs. It does not look at the test examples."""
         epochs = self.short_epochs if trial.short else self.start.epochs
-        return self.at(trial.point).but(epochs=epochs, seed=TUNING_SEED_NUMBERS[trial.seed])
+        return self.at(trial.point).but(epochs=epochs, seed=TUNING_SEED_NUMBERS[trial.seed], tested=False)
 
     @property
     def short_epochs(self) -> int:
@@ -339,8 +339,9 @@ class _Study(Runs):
         if best is None:
             self.failures += [failure for failure in search.failed if failure not in self.failures][:1]
             return found
-        tuned = found.recipe.but(seed=TUNING_SEED_NUMBERS[0])
-        again, longer, *seeded = self.run([tuned, tuned.but(epochs=2 * tuned.epochs), *self._seeded(tuned)])
+        tuned = found.recipe
+        same = tuned.but(seed=TUNING_SEED_NUMBERS[0], tested=False)
+        again, longer, *seeded = self.run([same, same.but(epochs=2 * tuned.epochs), *self._seeded(tuned)])
         return dataclasses.replace(
             found,
             runs=self._seed_runs(tuned, seeded),

@@ -217,7 +217,7 @@ class Setting:
     @property
     def identity(self) -> dict[str, Any]:
         """The same, without what an earlier version did not know and did as it is here: equal for equal runs of both."""
-        usual = Setting()
+        usual = Recipe()
         return {name: value for name, value in self.to_json().items() if name not in ADDED or value != getattr(usual, name)}
 
     @classmethod
@@ -255,11 +255,13 @@ class Setting:
 class Recipe(Setting):
     """One training run."""
 
-    loss: str = "splitter"
+    loss: str = "error"
     """softmax; gce; error or error:OPERATOR; an operator (splitter, bitonic, odd_even, neuralsort, softsort, sinkhorn, lapsum,
     ksubset) for the cross-entropy with it; or smooth, hinge, truncated, softmax_at_k, for the one k = length of P_K"""
     seed: int = 0
     """initial weights, order of the examples, augmentation"""
+    tested: bool = True
+    """measure the test examples when the run ends; without it they stay unseen, as they do while `anyk compare` tunes"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -271,8 +273,8 @@ class Recipe(Setting):
 #: what runs did before there was a field for it, where the field's default is something else
 BEFORE = {"standardize": False, "hidden": 512, "dropout": 0.0}
 
-#: the fields that came with the sequences; with their defaults, other runs are what they were
-ADDED = frozenset(("part", "split", "mask_seen", "width", "context", "embedding", "layers", "heads", "tied"))
+#: the fields that came later; with their defaults, runs are what they were
+ADDED = frozenset(("part", "split", "mask_seen", "width", "context", "embedding", "layers", "heads", "tied", "tested"))
 
 #: what the zeros and "auto" of a setting stand for
 BY_KIND: dict[str, dict[str, Any]] = {

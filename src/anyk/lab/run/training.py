@@ -412,21 +412,23 @@ class _Training:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
 
     def _conclude(self, started: float) -> dict[str, Any]:
-        """Measure the chosen weights on the test examples, once."""
+        """Measure the chosen weights on the test examples, once, if the recipe says so."""
         test: dict[str, float] = {}
         chosen: dict[str, Tensor] = {}
         each: dict[str, Tensor] = {}
         guesses = min(GUESSES, len(self.dataset.classes))
         for metric in self.best:
             weights = self.unsaved.get(metric) or self.ranks.broadcast(partial(self._best_weights, metric))
+            chosen = chosen or weights
+            if not self.recipe.tested:
+                continue
             self.model.load_state_dict(weights)
             examined = self._examine(self.parts.test, self.parts.test_index, guesses)
             measured = examined.accuracies(self.ks, self.recipe.want)
             if self.recipe.select == "each":
                 test[metric] = measured[metric]
-                chosen = chosen or weights
             else:
-                test, chosen = measured, weights
+                test = measured
                 each = {"ranks": examined.ranks, "guesses": examined.guesses}
                 if self.parts.test.groups is not None:
                     each["groups"] = self.parts.test.groups[self.parts.test_index]
