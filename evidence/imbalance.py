@@ -12,6 +12,10 @@ What is asked, written down before the runs:
 3. Does the balanced noised top-k hinge (k = 5), or its form for imbalanced classes, have more top-5 than that?
 4. What happens to the classes with few examples?
 
+Added when the first tuning runs of the imbalanced hinge were seen, which is the one with features and weights of length 1:
+
+5. Is it that layer? The two adjusted losses with it, tau = 1, the scale of the scores as their knob.
+
 How: the cut is the usual one. Of class c = 0 … 99, in the order of the class list, there are int(500 * 100^(-c/99))
 training examples: 500 of the first, 5 of the last, 10,847 in all. A linear layer on standardised features, trained as the
 lab does by default (Adam, batches of 500, 20 epochs, cosine schedule), the model of the last step. Each method has its
@@ -109,6 +113,11 @@ def per_class(counts: Tensor, tail: float) -> Tensor:
     return p_k
 
 
+def scaled(loss: Loss, scale: float) -> Loss:
+    """A loss of scores between -1 and 1, made larger."""
+    return lambda scores, target: loss(scale * scores, target)
+
+
 def noised(counts: Tensor, epsilon: float) -> Loss:
     from pytopk import BalNoisedTopK
 
@@ -121,6 +130,7 @@ def noised_imbalanced(counts: Tensor, margin: float) -> Loss:
     return ImbalNoisedTopK(k=5, epsilon=0.1, max_m=margin, cls_num_list=counts.tolist())
 
 
+SCALES = (8.0, 16.0, 32.0, 64.0)
 POWERS, TAUS = (0.25, 0.5, 0.75, 1.0), (0.5, 1.0, 1.5, 2.0)
 METHODS = {
     "softmax": Method(
@@ -130,7 +140,7 @@ METHODS = {
     "adjusted": Method("logit-adjusted softmax", "tau", TAUS, lambda n, value: adjusted(nn.CrossEntropyLoss(), n, value)),
     "noised": Method("balanced noised top-5 hinge", "epsilon", (0.1, 0.3, 1.0, 3.0), noised),
     "noised_imbalanced": Method(
-        "imbalanced noised top-5 hinge", "largest margin", (0.1, 0.2, 0.3, 0.5), noised_imbalanced, cosine=True
+        "imbalanced noised top-5 hinge, length 1", "largest margin", (0.1, 0.2, 0.3, 0.5), noised_imbalanced, cosine=True
     ),
     "error": Method("TopKErrorLoss", "guide", (0.1, 0.2, 0.5, 0.8), lambda n, value: anyk.TopKErrorLoss(P_K, guide=value)),
     "error_weighted": Method(
@@ -144,6 +154,20 @@ METHODS = {
     ),
     "error_adjusted": Method(
         "TopKErrorLoss, logit-adjusted", "tau", TAUS, lambda n, value: adjusted(anyk.TopKErrorLoss(P_K), n, value)
+    ),
+    "adjusted_cosine": Method(
+        "logit-adjusted softmax, length 1",
+        "scale",
+        SCALES,
+        lambda n, value: scaled(adjusted(nn.CrossEntropyLoss(), n, 1.0), value),
+        cosine=True,
+    ),
+    "error_adjusted_cosine": Method(
+        "TopKErrorLoss, logit-adjusted, length 1",
+        "scale",
+        SCALES,
+        lambda n, value: scaled(adjusted(anyk.TopKErrorLoss(P_K), n, 1.0), value),
+        cosine=True,
     ),
 }
 
