@@ -1,8 +1,10 @@
-# make demo    sets everything up and compares softmax with a top-k loss on characters in many fonts
+# make demo    sets everything up and compares softmax with a top-k loss: the next token of Python's own library, by a tiny model
 # make test    sets everything up, checks lint, format and types, and runs the tests
-# make test-full make test, then the tests that take long and the torture
+# make test-full make test, then the tests that take long, the torture and release-check
 # make native  builds the native library, src/anyk/kernels/_native.so, if a C file changed; the targets that use it do so too
 # make wheel   builds a wheel with the native library for any Linux that is not too old, into dist/
+# make dist    builds sdist, wheel with the native library and pure wheel into dist/
+# make release-check make dist, then twine, schemas, README as an index shows it, and installations with and without a compiler
 # make check   lint, format and types alone
 # make floor   runs the tests with the oldest torch that pyproject.toml allows, in an environment of its own (several gigabytes)
 # make bench   measures speed and memory beside cross-entropy, writes benchmarks/results.md and the pages that quote it
@@ -17,10 +19,11 @@ FLOOR := .venv-floor
 LIBRARY := src/anyk/kernels/_native.so
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-full check native wheel floor bench docs pictures evidence torture format clean
+.PHONY: demo test test-full check native wheel dist release-check floor bench docs pictures evidence torture format clean
 
 demo: $(VENV)/demo $(LIBRARY)
-	$(BIN)/anyk compare glyphs:50 --losses softmax splitter --epochs 6 --out demo
+	$(BIN)/anyk compare completion --losses softmax gce error --part 0.1 --epochs 1 --learning-rate 0.05 \
+		--context 4 --embedding 16 --hidden 24 --dropout 0 --out demo
 
 test: $(VENV)/test $(LIBRARY) check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not full"
@@ -28,6 +31,7 @@ test: $(VENV)/test $(LIBRARY) check
 test-full: test $(VENV)/loggers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m full
 	$(MAKE) torture
+	$(MAKE) release-check
 
 check: $(VENV)/test
 	$(BIN)/ruff check .
@@ -42,6 +46,14 @@ wheel: $(VENV)/wheel
 	ANYK_NATIVE=require $(BIN)/python -m hatchling build --target wheel --directory build/wheel
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --plat manylinux_2_28_$$(uname -m) \
 		--wheel-dir dist build/wheel/*.whl
+
+dist: $(VENV)/release
+	rm -rf dist
+	$(MAKE) wheel
+	ANYK_NATIVE=off $(BIN)/python -m hatchling build --directory dist
+
+release-check: dist
+	$(BIN)/python release/check.py dist
 
 floor: $(FLOOR)/test $(LIBRARY)
 	OMP_NUM_THREADS=1 $(FLOOR)/bin/python -m pytest -n 2
@@ -106,6 +118,10 @@ $(VENV)/loggers: $(VENV)/test pyproject.toml
 $(VENV)/wheel: $(VENV)/torch pyproject.toml
 	$(INSTALL) --editable .[wheel]
 	touch $@
+
+$(VENV)/release: $(VENV)/torch pyproject.toml
+	$(INSTALL) --editable .[release]
+	touch $@ $(VENV)/wheel
 
 # All but torch is as pinned; torch 2.6 wants one version of sympy, not the pinned one.
 $(FLOOR)/test: constraints.txt pyproject.toml

@@ -55,7 +55,7 @@ def cost(results: str) -> str:
         "splitter": ("splitter", "native default"),
         "LapSum": ("LapSum", "native default"),
         "splitter, pure": ("splitter", "native pure"),
-        "KSubset, error": ("KSubset", "native error"),
+        "LapSum, error": ("LapSum", "native error"),
         "splitter, plain code": ("splitter", "plain default"),
     }
     rows = []

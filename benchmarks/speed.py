@@ -316,7 +316,7 @@ def training_a_head(plan: Plan) -> str:
     criteria: dict[str, Loss] = {
         "default, splitter, m = 16": anyk.TopKCrossEntropyLoss(p_k, m=16),
         "default, splitter, m = 64": anyk.TopKCrossEntropyLoss(p_k),
-        "error, KSubset, m = 64": anyk.TopKErrorLoss(p_k),
+        "error, KSubset, m = 64": anyk.TopKErrorLoss(p_k, KSubset()),
     }
 
     lines = [("softmax", "torch", nn.CrossEntropyLoss())]

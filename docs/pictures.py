@@ -72,7 +72,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, command in COMMANDS.items():
         try:
-            cli.main([*command.split(), "-o", str(folder / name)])
+            cli.main([*command.split(), "--force", "-o", str(folder / name)])
         except SystemExit as end:  # the command line ends the process
             if end.code:
                 raise

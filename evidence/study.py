@@ -63,6 +63,7 @@ class Recorded(Recipe):
     standardize: bool = False
     hidden: int = 512
     dropout: float | None = 0.0
+    loss: str = "splitter"
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-import venv
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 import anyk
 from anyk import lab
+from release.check import empty_environment, needed_by
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "anyk"
@@ -87,29 +87,7 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Nothing is downloaded: what it depends on is linked from here.
     """
-    place = tmp_path_factory.mktemp("bare")
-    venv.create(place, with_pip=False, symlinks=True)
-    python = place / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", wheel)
-    (site,) = place.glob("lib/python*/site-packages")
-    (own,) = importlib.metadata.distributions(name="anyk", path=[str(site)])
-    for distribution in needed_by(own):
-        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
-            if not (site / top).exists():
-                (site / top).symlink_to(str(distribution.locate_file(top)))
-    return place / "bin"
-
-
-def needed_by(distribution: importlib.metadata.Distribution) -> Iterator[importlib.metadata.Distribution]:
-    """What is installed here of what a distribution depends on, and so on."""
-    seen, waiting = set(), [distribution]
-    while waiting:
-        for requirement in map(Requirement, waiting.pop().requires or ()):
-            name = canonicalize_name(requirement.name)
-            if name not in seen and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
-                seen.add(name)
-                waiting.append(importlib.metadata.distribution(name))
-                yield waiting[-1]
+    return empty_environment(tmp_path_factory.mktemp("bare"), wheel)
 
 
 def test_the_wheel_holds_the_package_and_says_what_it_needs(wheel):
@@ -141,9 +119,9 @@ def test_the_sdist_carries_what_its_tests_need(sdist):
     assert " passed" in run(*tests, *quick, cwd=sdist, source=sdist / "src").stdout
     kept = {place.name for place in sdist.iterdir()} - {".pytest_cache", ".hypothesis", "__pycache__"}
     assert kept == {
-        *("src", "tests", "docs", "examples", "benchmarks", "evidence"),
+        *("src", "tests", "docs", "examples", "benchmarks", "evidence", "release", ".github"),
         *("pyproject.toml", "constraints.txt", "conftest.py", "hatch_build.py", "Makefile", "PKG-INFO", ".gitignore"),
-        *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
+        *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE"),
     }
 
 
@@ -246,13 +224,15 @@ def test_what_the_core_imports_at_its_start_is_a_dependency():
         ("docs/*.py", ["docs"]),
         ("examples/*.py", ["examples"]),
         ("benchmarks/*.py", ["bench"]),
+        ("release/*.py", ["release"]),
         ("evidence/**/*.py", ["lab"]),
         ("tests/**/*.py", ["test", "loggers"]),
     ],
 )
 def test_every_import_is_declared(files, extras):
     paths = sorted(ROOT.glob(files))
-    files_beside = [file for folder in ("tests", "evidence", "benchmarks", "docs") for file in (ROOT / folder).rglob("*.py")]
+    folders = ("tests", "evidence", "benchmarks", "docs", "release")
+    files_beside = [ROOT / "hatch_build.py", *(file for folder in folders for file in (ROOT / folder).rglob("*.py"))]
     beside = {name for file in files_beside for name in (file.stem, file.parent.name)}  # a module, or the package it is in
     modules = imported(paths) - ELSEWHERE - (set() if files.startswith("src") else beside)
     assert modules

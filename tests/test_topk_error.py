@@ -454,7 +454,7 @@ def test_module_is_the_function():
     )
     for setting in ("p_k=[0.5, 0.0, 0.2, 0.0, 0.3]", "guide=0.9", "power=0.6", "LapSum(temperature=0.5)", "m=8"):
         assert setting in repr(criterion)
-    assert "KSubset" in repr(TopKErrorLoss(P_K))
+    assert "LapSum" in repr(TopKErrorLoss(P_K))
 
 
 @both_backends

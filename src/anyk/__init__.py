@@ -8,7 +8,7 @@ from anyk.losses import TopKCrossEntropyLoss, TopKErrorLoss, topk_cross_entropy,
 from anyk.metrics import mean_reciprocal_rank, ndcg, target_ranks, topk_accuracy, topk_hits
 from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SinkhornSort, SoftSort, SortingNetwork
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "KSubset",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from anyk import candidates, checks, kernels, registry
 from anyk import p_k as p_ks
 from anyk.conventions import Batch, ClassIndices, Conventions, Reduction, Rows, Scores, shared_repr
-from anyk.operators import KSubset, Operator, SortingNetwork
+from anyk.operators import KSubset, LapSum, Operator, SortingNetwork
 from anyk.p_k import PK, Distribution
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ def topk_error(
         p_k: the weights of top-1, …, top-k, summing to 1: a list ``[.5, 0, 0, 0, .5]``, a mapping ``{1: .5, 5: .5}``, a tensor
             (k,), or (n, k) with one distribution for each class. Zeros at the end of a list are dropped, since k is the largest
             k that counts; a tensor is taken as it is. None with ``example_p_k``.
-        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``KSubset()``.
+        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``LapSum()``.
         m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
         guide: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy and runs no operator, 0 has no softmax.
         power: between 0 and 1; smaller is nearer to cross-entropy.
@@ -356,7 +356,7 @@ def topk_error(
     Example:
         >>> scores = torch.tensor([[2.0, 1.0, 0.5, 0.0], [0.0, 0.5, 1.0, 2.0]])
         >>> anyk.topk_error(scores, torch.tensor([1, 3]), {1: 0.5, 2: 0.5})
-        tensor(0.5747)
+        tensor(0.5667)
     """
     spec = error_spec(p_k, operator, m, guide, power, label_smoothing)
     return topk_loss(spec, scores, target, Conventions(reduction, ignore_index, weight, label_smoothing), example_p_k)
@@ -373,7 +373,7 @@ def error_spec(
     p_k: Distribution | None, operator: Operator | str | None, m: M, guide: float, power: float, label_smoothing: float
 ) -> ErrorSpec:
     """The arguments of :func:`topk_error` as one value, checked."""
-    return ErrorSpec(_read(p_k, m), _operator(operator, _SUBSET), m, guide, power, label_smoothing)
+    return ErrorSpec(_read(p_k, m), _operator(operator, _THRESHOLD), m, guide, power, label_smoothing)
 
 
 def _read(given: Distribution | None, m: M) -> PK | None:
@@ -404,7 +404,7 @@ def _operator(given: Operator | str | None, default: Operator) -> Operator:
 
 
 # Of the functions, made once: to make an nn.Module takes as long as a small loss.
-_NETWORK, _SUBSET = SortingNetwork("splitter"), KSubset()
+_NETWORK, _THRESHOLD = SortingNetwork("splitter"), LapSum()
 
 
 class TopKLossModule(nn.Module, ABC):
@@ -548,7 +548,7 @@ class TopKErrorLoss(TopKLossModule):
     Args:
         p_k: weights of top-1, …, top-k: ``{1: .5, 5: .5}``, ``[.5, 0, 0, 0, .5]``, a tensor (k,) or (n, k); None if every call
             brings ``example_p_k``.
-        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``KSubset()``.
+        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``LapSum()``.
         m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
         guide: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy and runs no operator, 0 has no softmax.
             May move over the run: it can be assigned at any time.
@@ -582,7 +582,7 @@ class TopKErrorLoss(TopKLossModule):
         weight: Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> None:
-        operator = KSubset() if operator is None else operator
+        operator = LapSum() if operator is None else operator
         spec = error_spec(p_k, operator, m, guide, power, label_smoothing)
         super().__init__(spec, Conventions(reduction, ignore_index, weight, label_smoothing))
         self.guide, self.power = guide, power

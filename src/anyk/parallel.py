@@ -140,7 +140,7 @@ def topk_error(
             (k,), or (n, k) with one distribution for each class. Zeros at the end of a list are dropped, since k is the largest
             k that counts; a tensor is taken as it is. None with ``example_p_k``. The
             same in every process, like all arguments that follow.
-        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``KSubset()``.
+        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``LapSum()``.
         group: the processes that share the classes; None means all.
         slices: how many classes each process has, in the order of the ranks; None asks them, and whether they agree in all
             arguments. With it there is one all-gather, no check, and the host does not wait for the device.
@@ -162,7 +162,7 @@ def topk_error(
         >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> scores = torch.tensor([[2.0, 1.0, 0.5, 0.0], [0.0, 0.5, 1.0, 2.0]])
         >>> anyk.parallel.topk_error(scores, torch.tensor([1, 3]), {1: 0.5, 2: 0.5})
-        tensor(0.5747)
+        tensor(0.5667)
         >>> torch.distributed.destroy_process_group()
     """
     spec = losses.error_spec(p_k, operator, m, guide, power, label_smoothing)
@@ -227,7 +227,7 @@ class TopKErrorLoss(_Sharded, losses.TopKErrorLoss):
     Args:
         p_k: weights of top-1, …, top-k: ``[.5, 0, 0, 0, .5]``, ``{1: .5, 5: .5}``, a tensor (k,) or (n, k); None if every call
             brings ``example_p_k``.
-        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``KSubset()``.
+        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``LapSum()``.
         group: the processes that share the classes; None means all, or those of the DTensor's mesh.
         slices: how many classes each has; None asks them at each call.
         m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all,

@@ -39,7 +39,7 @@ from anyk.operators import Operator
 __all__ = ["TopKClassifier", "topk_score", "topk_scorer"]
 
 #: the loss and the operator that it has by default
-LOSSES = {"cross_entropy": "splitter", "error": "ksubset"}
+LOSSES = {"cross_entropy": "splitter", "error": "lapsum"}
 SOLVERS = ("auto", "lbfgs", "adam")
 MOST_EXAMPLES_FOR_LBFGS = 10_000
 LBFGS_ITERATIONS = 500
@@ -64,7 +64,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             the others scaled to sum to 1 (to top-1 alone if none is left). ``p_k_`` is what was used; for 5 classes or fewer
             the default is softmax regression.
         operator: "splitter", "bitonic", "odd_even", "lapsum", "ksubset", "softsort", "neuralsort", "sinkhorn", or an
-            ``anyk.Operator``, which then brings its own temperature; None: that of the loss, "splitter" or "ksubset".
+            ``anyk.Operator``, which then brings its own temperature; None: that of the loss, "splitter" or "lapsum".
         loss: "cross_entropy", -log of the probability that the label is among the first k (:func:`anyk.topk_cross_entropy`), or
             "error", one minus it, which is bounded (:func:`anyk.topk_error`).
         temperature: of an operator given by name; smaller is harder.

@@ -51,7 +51,7 @@ def _load() -> tuple[_Library | None, str]:
     """The library, or why there is none."""
     path = Path(__file__).with_name(FILE)
     if not path.exists():
-        return None, "not built: there was no C compiler when anyk was installed"
+        return None, "not in this installation: it is of a wheel for any machine, or there was no C compiler"
     try:
         library = ctypes.CDLL(str(path))
         if library.anyk_abi() != ABI:

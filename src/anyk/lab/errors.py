@@ -32,6 +32,13 @@ class Failure:
     error: str
 
 
+def reuse_sentence(runs: int) -> str:
+    """Of runs that are not run again."""
+    if runs == 1:
+        return "1 run had ended before and is taken as it is."
+    return f"{runs} runs had ended before and are taken as they are."
+
+
 def failure_sentences(failures: Iterable[Failure]) -> list[str]:
     """Runs that failed, as sentences: equal errors once, with the number of runs.
 

@@ -43,7 +43,9 @@ def test_the_code_has_the_recipe_in_it():
     assert code(Recipe(loss="error:lapsum", guide=0.5, m=None)).splitlines()[-1] == (
         "criterion = anyk.TopKErrorLoss([0.5, 0.0, 0.0, 0.0, 0.5], anyk.LapSum(temperature=1.0), m=None, guide=0.5)"
     )
-    assert code(Recipe(loss="gce", power=0.4)).splitlines()[-1] == "criterion = anyk.TopKErrorLoss({1: 1.0}, m=None, power=0.4)"
+    assert code(Recipe(loss="gce", power=0.4)).splitlines()[-1] == (
+        "criterion = anyk.TopKErrorLoss({1: 1.0}, anyk.KSubset(), m=None, power=0.4)"
+    )
     assert "k=3, temperature=0.5" in code(Recipe(loss="smooth", p_k=(0.5, 0.0, 0.5, 0.0), temperature=0.5))
 
 

@@ -254,7 +254,7 @@ def test_csv_with_a_named_label_and_quotes(tmp_path):
     dataset = embeddings.read(tmp_path / "set")
     same(dataset)
     assert dataset.classes[0] == 'a, "b"'
-    with pytest.raises(LabError, match=r"a.csv has no column 'sort': its first line has kind, x, y, z"):
+    with pytest.raises(LabError, match=r"a.csv has no column 'sort': its columns are, the likeliest first, kind, y, x, z\."):
         arrays.import_file(tmp_path / "a.csv", out=tmp_path / "set2", label_column="sort")
     with pytest.raises(LabError, match=r"a.csv has a cell that is not a number in line 2 .* name the label column"):
         arrays.read(tmp_path / "a.csv")

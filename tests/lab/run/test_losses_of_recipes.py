@@ -49,7 +49,7 @@ def test_temperature_and_p_k_move_with_the_error():
     recipe = Recipe(loss="error", temperature=1.0, temperature_end=4.0, p_k=(1.0, 0.0), p_k_end=(0.0, 1.0))
     made = criterion(recipe, 100)
     reschedule(made, recipe, 0.5)
-    expected = anyk.topk_error(SCORES, TARGET, [0.5, 0.5], anyk.KSubset(2.0))
+    expected = anyk.topk_error(SCORES, TARGET, [0.5, 0.5], anyk.LapSum(2.0))
     torch.testing.assert_close(made(SCORES, TARGET), expected)
     assert trained_ks(made, recipe) == [1, 2]
 

@@ -13,7 +13,7 @@ from anyk.lab.plots import plot
 from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.summaries import collect, curves, table
 
-BASE = Recipe(data="some_data")
+BASE = Recipe(data="some_data", loss="splitter")
 ERROR = "Traceback\n  ...\nValueError: scores are NaN\n"
 
 

@@ -3,19 +3,19 @@
 Each command is a file, and imports what it needs when it is called: `anyk --help` should not wait for it.
 """
 
-import difflib
 import os
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 
-import tyro
-
 import anyk
-from anyk.lab.cli import compare, draw, embed, export, import_arrays, info, predict, report, reproduce, sweep, train
+from anyk.lab.cli import compare, draw, embed, export, import_arrays, info, parsing, predict, report, reproduce, sweep, train
 from anyk.lab.cli.signals import interrupt, no_more_signals
 from anyk.lab.cli.words import command_line, say, understood, warn
 from anyk.lab.errors import LabError, Stopped
+from anyk.lab.nearest import nearest
 from anyk.lab.run import processes
 
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -32,28 +32,22 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "info": info.command,
 }
 
+GROUPS = {
+    "training": ("compare", "train", "sweep", "reproduce"),
+    "output": ("report", "draw"),
+    "model": ("predict", "export"),
+    "data": ("embed", "import"),
+    "installation": ("info",),
+}
+"""the commands as `anyk --help` shows them"""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process."""
     former = signal.signal(signal.SIGTERM, interrupt)
     words = understood(sys.argv[1:] if arguments is None else arguments)
     try:
-        if words[:1] == ["--version"]:
-            say(f"anyk {anyk.__version__}")
-            sys.exit(0)
-        if words and words[0] not in COMMANDS and not words[0].startswith("-"):
-            near = difflib.get_close_matches(words[0], COMMANDS, n=1)
-            hint = f"did you mean anyk {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}."
-            raise LabError(f"there is no command {words[0]!r}: {hint}")
-        if processes.launched() > 1 and words and words[0] in COMMANDS and words[0] != "train":
-            raise LabError(f"anyk {words[0]} is one process: start it without torchrun, which is for anyk train.")
-        code = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
-            prog="anyk",
-            description="Train for 'the right class is among the first k', and find out whether it helps.",
-            args=words,
-            console_outputs=processes.speaks(),
-        )
+        code = _run(words)
     except LabError as error:
         if not processes.speaks() and not isinstance(error, (processes.Agreed, processes.OwnError)):
             processes.wait_to_be_ended()
@@ -80,3 +74,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _run(words: Sequence[str]) -> int:
+    first = words[0] if words else None
+    if first in ("--version", "-h", "--help"):
+        if processes.speaks():
+            say(f"anyk {anyk.__version__}" if first == "--version" else _overview())
+        return 0
+    if first is None:
+        raise LabError(f"a command should be given: {_names()} anyk --help tells what they do.")
+    if first not in COMMANDS and not first.startswith("--tyro-"):  # which write completions for a shell
+        if first.startswith("-"):
+            raise LabError(f"{first} should stand after a command, or be --help or --version: {_names()}")
+        near = nearest(first, COMMANDS)
+        raise LabError(f"there is no command {first!r}: {f'did you mean anyk {near[0]}?' if near else _names()}")
+    if processes.launched() > 1 and first != "train":
+        raise LabError(f"anyk {first} is one process: start it without torchrun, which is for anyk train.")
+    return parsing.call(COMMANDS, words, speaks=processes.speaks())
+
+
+def _names() -> str:
+    return f"the commands are {', '.join(COMMANDS)}."
+
+
+def _overview() -> str:
+    """What `anyk --help` says: of each command the first line of its own help."""
+    parts = {
+        group: [(name, (COMMANDS[name].__doc__ or "").split("\n")[0]) for name in names] for group, names in GROUPS.items()
+    }
+    parts["options"] = [
+        ("-h, --help", "this page; anyk COMMAND --help lists the options of a command"),
+        ("--version", f"which anyk this is: {anyk.__version__}"),
+    ]
+    lines = ["usage: anyk COMMAND [OPTIONS]", ""]
+    lines += ["Train for 'the right class is among the first k', and find out whether it helps."]
+    width = min(shutil.get_terminal_size().columns, 110)
+    for part, rows in parts.items():
+        lines += ["", part]
+        for name, told in rows:
+            lines += textwrap.wrap(told, width, initial_indent=f"  {name:12}", subsequent_indent=" " * 14)
+    return "\n".join(lines)

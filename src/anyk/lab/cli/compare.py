@@ -1,12 +1,28 @@
 """`anyk compare`."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from anyk.lab.cli.words import CommonSetting, Flag, Loggers, command_line, say, say_json, slug
+from anyk.lab.cli.words import CommonSetting, Flag, Group, Loggers, command_line, say, say_json, slug, warn
+from anyk.lab.errors import reuse_sentence
 
 NOT_DECIDED = 3
 """the exit code of a comparison that has no answer yet"""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the results go."""
+
+    out: Path | None = None
+    """folder for the outcome; by default anyk-runs/compare-DATA"""
+    log: Loggers = ()
+    """hand the metrics of all runs on: tensorboard, wandb, mlflow, or several"""
+    quiet: Flag = False
+    """show no progress"""
+    json: Flag = False
+    """print the results as JSON instead of words"""
 
 
 def command(
@@ -17,10 +33,7 @@ def command(
     budget: int | None = None,
     time: str | None = None,
     jobs: int = 0,
-    out: Path | None = None,
-    log: Loggers = (),
-    quiet: Flag = False,
-    json: Flag = False,
+    output: Group[Output],
 ) -> int:
     """Does top-k training help on your data, which variant, by how much, and is that luck?
 
@@ -36,10 +49,6 @@ def command(
         budget: the most points of each loss to try at full length; by default as many as it takes.
         time: what the whole may take, such as 90s, 10m or 2h; by default as long as it takes.
         jobs: runs at a time; 0 is one for each core.
-        out: folder for the outcome; by default anyk-runs/compare-DATA.
-        log: hand the metrics of all runs on: tensorboard, wandb, mlflow, or several.
-        quiet: show no progress.
-        json: print the results as JSON instead of words.
     """
     from anyk.lab import tables
     from anyk.lab.comparison.outcome import BASELINE, chosen, decided
@@ -48,9 +57,17 @@ def command(
     from anyk.lab.comparison.snippet import code
     from anyk.lab.comparison.verdict import table, verdict
     from anyk.lab.progress import watched
+    from anyk.lab.run.training import Progress
 
-    out = out or Path("anyk-runs") / f"compare-{slug(setting.data)}"
-    with watched(expected_runs(len({BASELINE, *losses}), seeds), quiet, log) as display:
+    def show(folder: Path, progress: Progress) -> None:
+        if folder in had_ended:
+            reused.add(folder)
+        display.show(folder, progress)
+
+    out = output.out or Path("anyk-runs") / f"compare-{slug(setting.data)}"
+    had_ended = {path.parent for path in (out / "runs").glob("*/result.json")}
+    reused: set[Path] = set()
+    with watched(expected_runs(len({BASELINE, *losses}), seeds), output.quiet, output.log) as display:
         outcome = compare(
             setting,
             losses,
@@ -60,10 +77,12 @@ def command(
             budget=budget,
             time=seconds_of(time) if time is not None else None,
             command=command_line(),
-            on_progress=display.show,
+            on_progress=show,
             on_plan=display.tell,
         )
-    if json:
+    if reused:
+        warn(reuse_sentence(len(reused)))
+    if output.json:
         say_json(to_json(outcome))
     else:
         say(tables.render(table(outcome), "terminal"))

@@ -1,37 +1,52 @@
 """`anyk import`."""
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from anyk.lab.cli.words import Flag, say, warn
+from anyk.lab.cli.words import Flag, Group, say, warn
 from anyk.lab.errors import LabError
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How the file is read."""
+
+    classes: Path | None = None
+    """a file with the class names in the order of the labels, one on a line or a JSON list"""
+    test: Path | None = None
+    """a file of the same form with the test examples"""
+    label_column: str | None = None
+    """.csv: the column with the label; by default the last one"""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is written."""
+
+    out: Path | None = None
+    """the folder of the new set; by default the file's name without its suffix"""
+    name: str | None = None
+    """what to call it; by default like the file"""
+    half: Flag = False
+    """store float16"""
+    force: Flag = False
+    """replace a set that is there"""
 
 
 def command(
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE]")],
     *,
-    out: Path | None = None,
-    name: str | None = None,
-    classes: Path | None = None,
-    test: Path | None = None,
-    label_column: str | None = None,
-    half: Flag = False,
-    force: Flag = False,
+    data: Group[DataOptions],
+    output: Group[Output],
 ) -> int:
     """An array file to an embedding set: .npz, .npy, .csv, .p, .pt. Nothing in the file is executed.
 
     Args:
         files: the file; or two .npy files, the embeddings and the labels.
-        out: the folder of the new set; by default the file's name without its suffix.
-        name: what to call it; by default like the file.
-        classes: a file with the class names in the order of the labels, one on a line or a JSON list.
-        test: a file of the same form with the test examples.
-        label_column: .csv: the column with the label; by default the last one.
-        half: store float16.
-        force: replace a set that is there.
     """
     from anyk.lab.data import arrays
 
@@ -39,13 +54,13 @@ def command(
         raise LabError("give the file to import.")
     folder = arrays.import_file(
         *files,
-        out=out or files[0].with_suffix(""),
-        name=name,
-        classes_file=classes,
-        test=test,
-        label_column=label_column,
-        half=half,
-        force=force,
+        out=output.out or files[0].with_suffix(""),
+        name=output.name,
+        classes_file=data.classes,
+        test=data.test,
+        label_column=data.label_column,
+        half=output.half,
+        force=output.force,
         note=warn,
     )
     say(f"{folder} is ready: anyk compare {shlex.quote(str(folder))}")

@@ -5,30 +5,61 @@ import csv
 import json as jsons
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import tyro
 
-from anyk.lab.cli.words import Flag, warn
+from anyk.lab.cli.words import Flag, Group, warn
 
 if TYPE_CHECKING:
     from anyk.lab.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How the files are read."""
+
+    backbone: str | None = None
+    """for images, where the model was trained on embeddings of images: what made them, as for anyk embed"""
+    label_column: str | None = None
+    """.csv: a column to leave out; by default the last, where there is one more than the model takes"""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What guesses."""
+
+    model: str | None = None
+    """for a model of your own, the function that made it: module:function. A file alone imports no code"""
+    batch_size: int = 256
+    """examples at once"""
+    device: str = "cpu"
+    """cpu, cuda, mps"""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is written."""
+
+    k: int = 5
+    """guesses for each example"""
+    json: Flag = False
+    """JSON instead of CSV"""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """the file to write; by default standard output"""
+    force: Flag = False
+    """replace a file that is there"""
 
 
 def command(
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
     files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE [FILE ...]")],
     *,
-    k: int = 5,
-    model: str | None = None,
-    json: Flag = False,
-    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None,
-    force: Flag = False,
-    backbone: str | None = None,
-    label_column: str | None = None,
-    batch_size: int = 256,
-    device: str = "cpu",
+    data: Group[DataOptions],
+    model: Group[ModelOptions],
+    output: Group[Output],
 ) -> int:
     """The first k guesses of a trained model for new data, with probabilities, as CSV or JSON.
 
@@ -39,23 +70,14 @@ def command(
         files: images, files of arrays or tables (.npz, .npy, .csv, .pt, .safetensors), with labels or without; or folders. For
             a model of sequences, texts, one sequence a line: words, or items between blanks (between tabs, if their names have
             blanks). For code completion, Python source: what follows its end is guessed.
-        k: guesses for each example.
-        model: for a model of your own, the function that made it: module:function. A file alone imports no code.
-        json: JSON instead of CSV.
-        out: the file to write; by default standard output.
-        force: replace a file that is there.
-        backbone: for images, where the model was trained on embeddings of images: what made them, as for anyk embed.
-        label_column: .csv: a column to leave out; by default the last, where there is one more than the model takes.
-        batch_size: examples at once.
-        device: cpu, cuda, mps.
     """
     from anyk.lab.files import refuse_to_overwrite
     from anyk.lab.prediction import predict
     from anyk.lab.run import models
 
-    if out is not None:
-        refuse_to_overwrite(out, force)
-    classifier = models.load(run, model=model)
+    if output.out is not None:
+        refuse_to_overwrite(output.out, output.force)
+    classifier = models.load(run, model=model.model)
     failed = []
 
     def unreadable(sentence: str) -> None:
@@ -65,18 +87,18 @@ def command(
     found = predict(
         classifier,
         files,
-        k=k,
-        batch_size=batch_size,
-        backbone=backbone,
-        label_column=label_column,
-        device=device,
+        k=output.k,
+        batch_size=model.batch_size,
+        backbone=data.backbone,
+        label_column=data.label_column,
+        device=model.device,
         unreadable=unreadable,
     )
-    with _opened(out) as file:
-        if json:
+    with _opened(output.out) as file:
+        if output.json:
             _write_json(found, file)
         else:
-            _write_csv(found, min(k, len(classifier.classes)), file)
+            _write_csv(found, min(output.k, len(classifier.classes)), file)
     return 1 if failed else 0
 
 

@@ -1,38 +1,47 @@
 """`anyk report`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from anyk.lab.cli.words import say, warn
+from anyk.lab.cli.words import Group, say, warn
 from anyk.lab.tables import Format
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is written."""
+
+    format: Format = "terminal"
+    """of the table"""
+    plot: Path | None = None
+    """also draw to this .png, .svg or .pdf file: lines over the number that was swept, else top-1 against top-k"""
+    curves: Path | None = None
+    """also write every evaluation of every run to this .csv file"""
 
 
 def command(
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER ...]")] = (Path("anyk-runs"),),
     *,
-    format: Format = "terminal",
     fields: tuple[str, ...] | None = None,
     metrics: tuple[str, ...] | None = None,
     sort: str | None = None,
-    plot: Path | None = None,
-    curves: Path | None = None,
+    output: Group[Output],
 ) -> int:
     """Any set of runs as a table, and as a plot.
 
     Args:
         folders: run folders, or folders that hold some.
-        format: of the table.
         fields: the recipe's fields to show; by default those that differ.
         metrics: top1, top5, mrr, ndcg10, validation_top1, ...; by default those that were measured.
         sort: a field or a metric; --sort=-top1 for the worst first.
-        plot: also draw to this .png, .svg or .pdf file: lines over the number that was swept, else top-1 against top-k.
-        curves: also write every evaluation of every run to this .csv file.
     """
     from anyk.lab import files, tables
     from anyk.lab.run import summaries
 
+    plot, curves = output.plot, output.curves
     if curves is not None:
         files.refuse_to_overwrite(curves, force=True)
     found = summaries.collect(folders)
@@ -43,8 +52,8 @@ def command(
         from anyk.lab import plots
 
         plots.plot(table, plot, without=() if metrics is not None else summaries.RANKING)
-    say(tables.render(table, format))
-    if format == "csv":  # which has no place for them
+    say(tables.render(table, output.format))
+    if output.format == "csv":  # which has no place for them
         for note in table.notes:
             warn(note)
     return 0

@@ -1,13 +1,26 @@
 """`anyk reproduce`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from anyk.lab.cli.words import Flag, say, tell_failures
+from anyk.lab.cli.words import Flag, Group, say, tell_failures, warn
 from anyk.lab.errors import LabError
 from anyk.lab.tables import Format
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the results go."""
+
+    out: Path | None = None
+    """folder for the runs; by default anyk-runs/EXPERIMENT"""
+    format: Format = "terminal"
+    """of the table"""
+    quiet: Flag = False
+    """show no progress"""
 
 
 def command(
@@ -19,10 +32,8 @@ def command(
     source: Literal["paper", "official"] = "paper",
     network: str = "splitter",
     grid: tuple[float, ...] = (1.0,),
-    out: Path | None = None,
     jobs: int = 0,
-    format: Format = "terminal",
-    quiet: Flag = False,
+    output: Group[Output],
 ) -> int:
     """A table or a figure of the paper, our numbers beside its own.
 
@@ -34,10 +45,7 @@ def command(
         source: the paper's settings or the official code's, where they differ.
         network: of the rows called DiffSortNets.
         grid: factors of the published temperature to try; validation chooses.
-        out: folder for the runs; by default anyk-runs/EXPERIMENT.
         jobs: runs at a time; 0 is one for each core.
-        format: of the table.
-        quiet: show no progress.
     """
     from anyk.lab import tables
     from anyk.lab.engines import sweep
@@ -47,7 +55,7 @@ def command(
     from anyk.lab.run.folder import Run
 
     chosen = experiments.experiment(experiment)
-    out = out or Path("anyk-runs") / (f"{experiment}-smoke" if smoke else experiment)
+    out = output.out or Path("anyk-runs") / (f"{experiment}-smoke" if smoke else experiment)
     places: str | dict[str, str] | None
     if smoke:
         with Run(out).locked():
@@ -60,12 +68,12 @@ def command(
     outcomes = {}
     recipes = chosen.recipes(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
     if recipes:
-        with watched(len(recipes), quiet) as display:
-            outcomes = sweep.run_all(recipes, out / "runs", jobs=jobs, on_progress=display.show)
+        with watched(len(recipes), output.quiet) as display:
+            outcomes = sweep.run_all(recipes, out / "runs", jobs=jobs, on_progress=display.show, on_note=warn)
     results = {name: outcome.result for name, outcome in outcomes.items() if outcome.result is not None}
     for table in chosen.compare(results, smoke=smoke):
         say(f"{table.title}\n")
-        say(tables.render(table, format) + "\n")
+        say(tables.render(table, output.format) + "\n")
     return tell_failures(failures(outcomes))
 
 

@@ -1,11 +1,24 @@
 """`anyk sweep`."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from anyk.lab.cli.words import Flag, Loggers, WholeRecipe, say, tell_failures, warn
+from anyk.lab.cli.words import Flag, Group, Loggers, WholeRecipe, say, tell_failures, warn
 from anyk.lab.errors import LabError
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the results go."""
+
+    out: Path = Path("anyk-runs/sweep")
+    """folder for the runs"""
+    log: Loggers = ()
+    """hand the metrics on: tensorboard, wandb, mlflow, or several"""
+    quiet: Flag = False
+    """show no progress"""
 
 
 def command(
@@ -13,12 +26,10 @@ def command(
     *,
     grid: tuple[str, ...] = (),
     file: Path | None = None,
-    out: Path = Path("anyk-runs/sweep"),
     jobs: int = 0,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
-    log: Loggers = (),
-    quiet: Flag = False,
+    output: Group[Output],
 ) -> int:
     """Many runs, in parallel processes or on a cluster.
 
@@ -28,12 +39,9 @@ def command(
         base: what all runs have in common.
         grid: axes such as loss=softmax,splitter seed=0,1,2 m=16,none p_k=1,.5/.5; every combination is a run.
         file: a JSON file with "grid" or "runs", and "base", instead of --grid.
-        out: folder for the runs.
         jobs: runs at a time; 0 is one for each core, or on a cluster as many as it has room for.
         engine: local is this machine; ray is a Ray cluster, whose nodes must see the folders of data and runs.
         address: HOST:PORT of the Ray cluster; by default the environment variable RAY_ADDRESS.
-        log: hand the metrics on: tensorboard, wandb, mlflow, or several.
-        quiet: show no progress.
     """
     from anyk.lab import tables
     from anyk.lab.engines import sweep
@@ -50,7 +58,8 @@ def command(
         if not address:
             raise LabError("--engine ray needs --address HOST:PORT, which `ray start --head` tells.")
     recipes = sweep.read(file, base) if file is not None else sweep.grid(base, sweep.parse_axes(grid))
-    with watched(len(recipes), quiet, log) as display:
+    out = output.out
+    with watched(len(recipes), output.quiet, output.log) as display:
         outcomes = sweep.run_all(recipes, out, jobs=jobs, address=address, on_progress=display.show, on_note=warn)
     say(tables.render(summaries.table(summaries.collect([out])), "terminal"))
     return tell_failures(failures(outcomes))

@@ -2,54 +2,59 @@
 
 import itertools
 import shlex
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from anyk.lab.cli.signals import stop_signal
-from anyk.lab.cli.words import Flag, Loggers, WholeRecipe, say, say_json, slug
+from anyk.lab.cli.words import Flag, Group, Loggers, WholeRecipe, say, say_json, slug, warn
 from anyk.lab.errors import LabError
 from anyk.lab.run import processes
 from anyk.lab.run.recipe import Recipe
 
 
-def command(
-    recipe: WholeRecipe,
-    *,
-    out: Path | None = None,
-    log: Loggers = (),
-    quiet: Flag = False,
-    json: Flag = False,
-) -> int:
+@dataclass(frozen=True)
+class Output:
+    """Where the results go."""
+
+    out: Path | None = None
+    """the run folder; by default anyk-runs/DATA-LOSS-seedSEED"""
+    log: Loggers = ()
+    """hand the metrics on: tensorboard, wandb, mlflow, or several"""
+    quiet: Flag = False
+    """show no progress"""
+    json: Flag = False
+    """print the result as JSON instead of words"""
+
+
+def command(recipe: WholeRecipe, *, output: Group[Output]) -> int:
     """One run with every knob. Killed or stopped, the same command goes on where it stood.
 
     torchrun --nproc-per-node N -m anyk train … is the same run in N processes.
-
-    Args:
-        recipe: what to train.
-        out: the run folder; by default anyk-runs/DATA-LOSS-seedSEED.
-        log: hand the metrics on: tensorboard, wandb, mlflow, or several.
-        quiet: show no progress.
-        json: print the result as JSON instead of words.
     """
     from anyk.lab.progress import watched
     from anyk.lab.run import evaluation, loggers, training
     from anyk.lab.run.summaries import RANKING
     from anyk.lab.tables import percent
 
-    out = out or Path("anyk-runs") / f"{slug(recipe.data)}-{recipe.loss}-seed{recipe.seed}"
+    log = output.log
+    out = output.out or Path("anyk-runs") / f"{slug(recipe.data)}-{recipe.loss}-seed{recipe.seed}"
     with processes.joined(recipe.device) as together:
         together.broadcast(lambda: loggers.check(log))
         training.check(recipe, together)
         together.broadcast(lambda: _check_folder(out, recipe))
+        had_ended = (out / "result.json").exists()
         with (
-            watched(1, quiet or not together.first, log if together.first else ()) as display,
+            watched(1, output.quiet or not together.first, log if together.first else ()) as display,
             stop_signal(together.world_size > 1) as stopped,
         ):
             result = training.train(recipe, out, on_progress=partial(display.show, out), should_stop=stopped, ranks=together)
             display.show(out, training.Progress(1, 1))  # one that had ended before has made no progress now
     if not together.first:
         return 0
-    if json:
+    if had_ended:
+        warn(f"{out} had ended before and is shown as it is: nothing was trained.")
+    if output.json:
         say_json(result)
         return 0
     for part in ("validation", "test") if result["test"] else ("validation",):

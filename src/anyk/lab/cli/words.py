@@ -5,8 +5,9 @@ import shlex
 import sys
 import typing
 from collections.abc import Sequence
+from dataclasses import dataclass
 from json import dumps
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -14,12 +15,45 @@ from anyk.lab.errors import Failure, failure_sentences
 from anyk.lab.files import slug as slug
 from anyk.lab.run import processes
 from anyk.lab.run.loggers import LoggerName
-from anyk.lab.run.recipe import TYPES, Recipe, Setting
+from anyk.lab.run.recipe import (
+    TYPES,
+    DataFields,
+    LossFields,
+    LossName,
+    ModelFields,
+    Recipe,
+    Seed,
+    Setting,
+    TrainingFields,
+)
 
+T = TypeVar("T")
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-CommonSetting = Annotated[Setting, tyro.conf.OmitArgPrefixes]
 Loggers = tuple[LoggerName, ...]
-WholeRecipe = Annotated[Recipe, tyro.conf.OmitArgPrefixes]
+#: a dataclass whose fields are options that `--help` shows together
+Group = Annotated[T, tyro.conf.OmitArgPrefixes]
+
+
+@dataclass(frozen=True)
+class _LossOfRun(LossFields, LossName):
+    """What to train for."""
+
+
+@dataclass(frozen=True)
+class _TrainingOfRun(TrainingFields, Seed):
+    """How to train, and what is measured on the way."""
+
+
+def _setting(data: DataFields, model: ModelFields, loss: LossFields, training: TrainingFields) -> Setting:
+    return Setting(**vars(data), **vars(model), **vars(loss), **vars(training))
+
+
+def _recipe(data: DataFields, model: ModelFields, loss: _LossOfRun, training: _TrainingOfRun) -> Recipe:
+    return Recipe(**vars(data), **vars(model), **vars(loss), **vars(training))
+
+
+CommonSetting = Annotated[Setting, tyro.conf.OmitArgPrefixes, tyro.conf.arg(constructor=_setting, name="")]
+WholeRecipe = Annotated[Recipe, tyro.conf.OmitArgPrefixes, tyro.conf.arg(constructor=_recipe, name="")]
 
 
 def say(words: str) -> None:

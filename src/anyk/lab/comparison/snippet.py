@@ -31,7 +31,7 @@ def code(recipe: Recipe, classes: int | None = None) -> str:
     elif loss.family == "softmax":
         imports, call = ["import torch"], f"torch.nn.{loss.make.__name__}({', '.join(settings)})"
     elif loss.family == "gce":
-        call = f"anyk.TopKErrorLoss({', '.join(['{1: 1.0}', 'm=None', *settings])})"
+        call = f"anyk.TopKErrorLoss({', '.join(['{1: 1.0}', 'anyk.KSubset()', 'm=None', *settings])})"
     elif loss.family == "one k":
         k = str(max(place for place, weight in enumerate(recipe.p_k, start=1) if weight > 0))
         if recipe.p_k_file is not None:

@@ -25,12 +25,16 @@ from torch import Tensor
 from anyk.lab.data import embeddings, pickles
 from anyk.lab.data.sets import Dataset, Split, check_classes, class_names, with_statistics
 from anyk.lab.errors import LabError
+from anyk.lab.nearest import nearest
 
 SUFFIXES = (".npz", ".npy", ".csv", ".tsv", ".p", ".pkl", ".pickle", ".pt", ".pth")
 """The files that `read` and `import_file` take."""
 
 _EMBEDDING_WORDS = {"x", "embedding", "embeddings", "feature", "features", "data", "inputs", "image", "images"}
 _LABEL_WORDS = {"y", "label", "labels", "target", "targets"}
+_LABEL_TITLES = {"class", "category", "kind"}
+"""what a column of labels may be called besides"""
+_TITLES_SHOWN = 100
 _CLASS_WORDS = {"classes", "class_names", "names"}
 _GROUP_WORD = "groups"
 """the array, or the column of a .csv file, that tells which examples belong together"""
@@ -488,7 +492,7 @@ def _read_csv(path: Path, label_column: str | None, is_test: bool) -> _Pair:
                 if not row:
                     continue
                 if width < 0:
-                    width, column = len(row), _label_place(row, label_column, path)
+                    width, column = len(row), _label_place(row, label_column, path, rows)
                     if width < 2:
                         raise LabError(f"{path} has one column only: it needs numbers and a label, with , ; or tab between.")
                     if label_column is not None or _is_header(row, column):
@@ -517,7 +521,7 @@ def _read_csv(path: Path, label_column: str | None, is_test: bool) -> _Pair:
     counts = np.bincount(np.frombuffer(codes, dtype=np.int64))
     if "" in names:
         raise _unlabeled(counts[names[""]], "an empty label", f"{path}", f"line {lines[names['']]}")
-    _refuse_wrong_column(path, titles, column, width, names, is_test or counts.max() > 1)
+    _refuse_wrong_column(path, titles, column, names, is_test or counts.max() > 1)
     negative = [place for name, place in names.items() if re.fullmatch(r"-[0-9]+", name)]
     if negative and all(re.fullmatch(r"-?[0-9]+", name) for name in names):
         raise _unlabeled(int(counts[negative].sum()), _NEGATIVE, f"{path}", f"line {lines[negative[0]]}")
@@ -526,9 +530,7 @@ def _read_csv(path: Path, label_column: str | None, is_test: bool) -> _Pair:
     return _Pair(table, np.asarray(list(names))[np.frombuffer(codes, dtype=np.int64)], groups)
 
 
-def _refuse_wrong_column(
-    path: Path, titles: list[str] | None, column: int, width: int, names: Iterable[str], repeated: bool
-) -> None:
+def _refuse_wrong_column(path: Path, titles: list[str] | None, column: int, names: Iterable[str], repeated: bool) -> None:
     """Raise where a column of measurements was taken for the labels."""
     fraction = next((name for name in names if _has_fraction(name)), None)
     if fraction is None and repeated:
@@ -540,9 +542,9 @@ def _refuse_wrong_column(
             "add a line of titles, and name the right one with anyk import --label-column",
         )
     else:
-        others = ", ".join(_shown(title) for place, title in enumerate(titles) if place != column and place < 12)
+        others = _listed(_likeliest_first([*titles[:column], *titles[column + 1 :]]))
         taken = f"the column {_shown(titles[column])!r} of {path}"
-        way = f"name the right one with anyk import --label-column; the others are {others}{', …' if width > 12 else ''}"
+        way = f"name the right one with anyk import --label-column; the others are {others}"
     raise LabError(f"{taken} was taken for the labels, but {problem}: {way}.")
 
 
@@ -554,13 +556,38 @@ def _has_fraction(text: str) -> bool:
     return not value.is_integer() if math.isfinite(value) else False
 
 
-def _label_place(first: list[str], label_column: str | None, path: Path) -> int:
+def _label_place(first: list[str], label_column: str | None, path: Path, following: Iterable[list[str]] = ()) -> int:
     if label_column is None:
         return len(first) - 1
     titles = [title.strip() for title in first]
     if label_column not in titles:
-        raise LabError(f"{path} has no column {label_column!r}: its first line has {', '.join(map(_shown, titles[:10]))}.")
+        ordered = _likeliest_first(titles, label_column, next(iter(following), []))
+        raise LabError(f"{path} has no column {label_column!r}: its columns are, the likeliest first, {_listed(ordered)}.")
     return titles.index(label_column)
+
+
+def _likeliest_first(titles: list[str], typed: str = "", cells: Sequence[str] = ()) -> list[str]:
+    """Titles with the ones first that may be the labels': like what was typed, called so, or above what is no number."""
+    near = nearest(typed, titles) if typed else []
+    values = dict(zip(titles, cells, strict=False))
+
+    def unlikely(title: str) -> tuple[bool, ...]:
+        return title not in near, title.lower() not in _LABEL_WORDS | _LABEL_TITLES, _is_number(values.get(title, "0"))
+
+    return sorted(titles, key=unlikely)
+
+
+def _listed(titles: list[str]) -> str:
+    shown = [_shown(title) for title in titles[:_TITLES_SHOWN]]
+    return ", ".join(shown) + (f" and {len(titles) - len(shown)} more" if len(titles) > len(shown) else "")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_header(first: list[str], column: int) -> bool:
@@ -568,11 +595,7 @@ def _is_header(first: list[str], column: int) -> bool:
     cells = [cell.strip() for place, cell in enumerate(first) if place != column]
     if cells == [str(number) for number in range(len(cells))] and len(cells) > 1:
         return True
-    try:
-        [float(cell) for cell in cells]
-    except ValueError:
-        return True
-    return False
+    return not all(map(_is_number, cells))
 
 
 # --- pickles ----------------------------------------------------------------------------------------------------------

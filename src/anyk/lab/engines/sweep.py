@@ -1,6 +1,5 @@
 """`anyk sweep`: a grid of recipes, or a list of them, as many runs in one folder."""
 
-import difflib
 import itertools
 import os
 import typing
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from anyk.lab import files
 from anyk.lab.engines.attempt import Outcome, ended
 from anyk.lab.engines.local import Pool
-from anyk.lab.errors import LabError
+from anyk.lab.errors import LabError, reuse_sentence
+from anyk.lab.nearest import nearest
 from anyk.lab.run import losses as losses_of_recipes
 from anyk.lab.run.folder import Run
 from anyk.lab.run.reading import CHECKED, READ, check_setting, read_data
@@ -102,18 +102,20 @@ def run_all(
     for name in recipes:
         if name in ("", ".", "..") or "/" in name or "\\" in name:
             raise LabError(f"the name of a run should be a plain word, but is {name!r}.")
-    _check(recipes, out, here=address is None)
+    before = {name: ended(out / name, recipe) for name, recipe in recipes.items()}
+    _check([recipe for name, recipe in recipes.items() if before[name] is None], here=address is None)
+    if reused := sum(outcome is not None and outcome.result is not None for outcome in before.values()):
+        on_note(reuse_sentence(reused))
     engine = _engine(out, jobs, address, on_progress, on_note)
     with Run(out).locked(), engine as pool:
         outcomes = pool.run({out / name: recipe for name, recipe in recipes.items()})
     return {name: outcomes[out / name] for name in recipes}
 
 
-def _check(recipes: Mapping[str, Recipe], out: Path, here: bool) -> None:
-    """Raise what would make runs fail that have not ended: once, before any of them starts."""
-    waiting = [recipe for name, recipe in recipes.items() if ended(out / name, recipe) is None]
-    different = {tuple(getattr(recipe, field) for field in CHECKED): recipe for recipe in waiting}
-    sources = {tuple(getattr(recipe, field) for field in READ): recipe for recipe in waiting}
+def _check(recipes: Sequence[Recipe], here: bool) -> None:
+    """Raise what would make runs fail: once, before any of them starts."""
+    different = {tuple(getattr(recipe, field) for field in CHECKED): recipe for recipe in recipes}
+    sources = {tuple(getattr(recipe, field) for field in READ): recipe for recipe in recipes}
     for source, first in sources.items():
         dataset = read_data(first)
         for recipe in different.values():
@@ -137,7 +139,7 @@ def _engine(
 
 def _nearest(name: str) -> str:
     """The fields that may have been meant, or all."""
-    near = difflib.get_close_matches(name.lower().replace("-", "_"), TYPES)
+    near = nearest(name, TYPES)
     return (
         f"the nearest {'field is' if len(near) == 1 else 'fields are'} {', '.join(near)}"
         if near

@@ -113,7 +113,7 @@ def find(name: str) -> Loss:
     if name in ("softmax", "gce"):
         return Loss(name, name)  # type: ignore[arg-type]
     if family == "error" and (not colon or registry.is_operator(operator)):
-        return Loss(name, "error", operator or "ksubset")
+        return Loss(name, "error", operator or "lapsum")
     if name in registry.LOSSES:
         return Loss(name, "one k")
     if registry.is_operator(name):

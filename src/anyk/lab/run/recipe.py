@@ -1,7 +1,7 @@
 """A recipe: everything that one training run depends on, as plain data.
 
-The same fields are the options of `anyk train`, the `config.json` of a run folder, the axes of `anyk sweep` and the
-columns of `anyk report`. Two runs with equal recipes on the same machine end with the same bits.
+The same fields are the options of `anyk train`, in groups as they are written here, the `config.json` of a run folder, the
+axes of `anyk sweep` and the columns of `anyk report`. Two runs with equal recipes on the same machine end with the same bits.
 """
 
 import dataclasses
@@ -11,11 +11,13 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
 from anyk.lab.errors import LabError
+from anyk.lab.nearest import nearest
 from anyk.lab.run import names, own_models
 
 Metric = Literal["top1", "top5", "top10", "mean", "mrr", "ndcg10", "macro_top1", "macro_top5"]
@@ -26,8 +28,8 @@ Self = TypeVar("Self", bound="Setting")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What the runs of a comparison have in common. Zeros and "auto" are filled in by :meth:`resolved`."""
+class DataFields:
+    """What to learn from."""
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]")] = "glyphs"
     """completion, completion:CLASSES, glyphs, glyphs:CLASSES, cifar100, cifar100:PATH, sequences:FILE, movielens:PATH,
@@ -50,6 +52,11 @@ class Setting:
     standardize: bool = True
     """features of embeddings and tables: subtract the mean and divide by the standard deviation of the training part"""
 
+
+@dataclass(frozen=True)
+class ModelFields:
+    """What learns."""
+
     model: str = "auto"
     """linear, mlp; cnn, resnet18; context, gru, attention for sequences; module:function, a function of yours that is called
     with the shape of one example and the number of classes and returns an nn.Module; timm:NAME or timm:NAME:pretrained; auto:
@@ -70,6 +77,11 @@ class Setting:
     """heads of the attention, which divide its numbers for a token"""
     tied: bool = False
     """sequences: the same numbers for a token as input and as class"""
+
+
+@dataclass(frozen=True)
+class LossFields:
+    """What to train for."""
 
     want: tuple[int, ...] = ()
     """the k that you will show to people; by default 1 and 5. The metric "mean" is over these, and `anyk compare` trains for
@@ -104,6 +116,11 @@ class Setting:
     """the rank anchors of sinkhorn"""
     label_smoothing: float = 0.0
     """as in torch.nn.CrossEntropyLoss; of error losses, in the guide alone"""
+
+
+@dataclass(frozen=True)
+class TrainingFields:
+    """How to train, and what is measured on the way."""
 
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """sgd has momentum 0.9"""
@@ -153,6 +170,11 @@ class Setting:
     threads: int = 1
     """CPU threads; other numbers may round differently"""
 
+
+@dataclass(frozen=True)
+class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the fields of the last come first
+    """What the runs of a comparison have in common. Zeros and "auto" are filled in by :meth:`resolved`."""
+
     def __post_init__(self) -> None:
         types_of = _types(type(self))  # type: ignore[arg-type]  # which takes the class for its instances
         for field in dataclasses.fields(self):
@@ -160,7 +182,7 @@ class Setting:
             kind = types_of[field.name]
             accepted, value = _accept(value, kind)
             if not accepted:
-                raise LabError(f"{field.name} should be {_describe(kind)}, but is {value!r}.")
+                raise LabError(f"{field.name} should be {describe(kind)}, but is {value!r}.")
             object.__setattr__(self, field.name, value)
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name, None)
@@ -226,7 +248,9 @@ class Setting:
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(fields) - known)
         if unknown:
-            raise LabError(f"{source} has the unknown field {unknown[0]!r}; the fields are {', '.join(sorted(known))}.")
+            near = nearest(unknown[0], sorted(known))
+            hint = f"did you mean {' or '.join(near)}?" if near else f"the fields are {', '.join(sorted(known))}."
+            raise LabError(f"{source} has the unknown field {unknown[0]!r}: {hint}")
         try:
             return cls(**fields)
         except LabError as error:
@@ -252,16 +276,27 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Recipe(Setting):
-    """One training run."""
+class LossName:
+    """Which loss."""
 
     loss: str = "error"
     """softmax; gce; error or error:OPERATOR; an operator (splitter, bitonic, odd_even, neuralsort, softsort, sinkhorn, lapsum,
     ksubset) for the cross-entropy with it; or smooth, hinge, truncated, softmax_at_k, for the one k = length of P_K"""
+
+
+@dataclass(frozen=True)
+class Seed:
+    """Which of several runs."""
+
     seed: int = 0
     """initial weights, order of the examples, augmentation"""
     tested: bool = True
     """measure the test examples when the run ends; without it they stay unseen, as they do while `anyk compare` tunes"""
+
+
+@dataclass(frozen=True)
+class Recipe(Seed, LossName, Setting):
+    """One training run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -398,11 +433,14 @@ def _accept(value: Any, kind: Any) -> tuple[bool, Any]:
     return type(value) is kind and value == value, value
 
 
-def _describe(kind: Any) -> str:
+def describe(kind: Any) -> str:
+    """What a value of a type is, in words."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return " or ".join(_describe(option) for option in typing.get_args(kind))
+        return " or ".join(describe(option) for option in typing.get_args(kind))
     if typing.get_origin(kind) is Literal:
         return ", ".join(map(str, typing.get_args(kind)))
     if typing.get_origin(kind) is tuple:
-        return f"a list of {_describe(typing.get_args(kind)[0])}"
-    return {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "nothing"}[kind]
+        item = typing.get_args(kind)[0]
+        return {int: "integers", float: "numbers", str: "texts"}.get(item) or f"some of {describe(item)}"
+    words = {int: "an integer", float: "a number", bool: "true or false", str: "a text", Path: "a path", type(None): "nothing"}
+    return words[kind]

@@ -1,0 +1,338 @@
+"""The words of the command line: its help, and what it says where words are wrong."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import tyro
+
+import anyk as package
+import lab_data
+import made
+from anyk.lab import cli
+from anyk.lab.cli import parsing
+from anyk.lab.comparison import search
+from anyk.lab.nearest import nearest
+from anyk.lab.run.recipe import Recipe
+
+RECIPE = ("data", "model", "loss", "training", "output")
+GROUPS = {
+    "compare": RECIPE,
+    "train": RECIPE,
+    "sweep": RECIPE,
+    "report": ("output",),
+    "predict": ("data", "model", "output"),
+    "export": ("output",),
+    "reproduce": ("output",),
+    "embed": ("model", "output"),
+    "import": ("data", "output"),
+    "draw": ("network", "matrix", "loss", "output"),
+    "info": (),
+}
+QUICK = ("--epochs", "1", "--batch-size", "32", "--m", "8", "--quiet")
+
+
+@pytest.fixture
+def data(tmp_path):
+    return str(lab_data.write_embedding_set(tmp_path / "points"))
+
+
+def boxes(page: str) -> dict[str, str]:
+    """The groups of a page of help, by title, as tyro writes them where it does not know the terminal."""
+    return dict(re.findall(r"^ ([a-z ]+?) *\n -{10,} \n(.*?)(?=\n \S|\Z)", page, re.DOTALL | re.MULTILINE))
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_shows_every_command_once_and_the_version(anyk, word):
+    code, page, err = anyk(word)
+    assert (code, err) == (0, "")
+    assert "--version" in page
+    assert package.__version__ in page
+    groups = [part.split("\n", 1) for part in page.split("\n\n")[2:]]
+    assert [title for title, _ in groups] == ["training", "output", "model", "data", "installation", "options"]
+    shown = re.findall(r"^  ([a-z]+) ", "\n".join(rows for _, rows in groups), re.MULTILINE)
+    assert sorted(shown) == sorted(cli.COMMANDS)
+    assert max(map(len, page.splitlines())) <= 80  # what a terminal has that does not tell
+
+
+@pytest.mark.parametrize("command", GROUPS)
+def test_help_of_a_command_is_grouped(anyk, command):
+    code, page, err = anyk(command, "--help")
+    assert (code, err) == (0, "")
+    found = boxes(page)
+    groups = [f"{group} options" for group in GROUPS[command]]
+    assert [title for title in found if title not in ("positional arguments", "options")] == groups
+    for title in groups:
+        assert "--" in found[title]
+    for name, argument in parsing.arguments(cli.COMMANDS[command]).items():
+        where = [title for title, rows in found.items() if re.search(rf"--{name}\b(?!-)", rows)]
+        assert argument.positional or where, name
+
+
+def test_options_stand_where_they_are_looked_for(anyk):
+    found = boxes(anyk("train", "--help")[1])
+    for option, group in {
+        "part": "data",
+        "image-size": "data",
+        "model": "model",
+        "heads": "model",
+        "loss": "loss",
+        "p-k": "loss",
+        "label-smoothing": "loss",
+        "seed": "training",
+        "learning-rate": "training",
+        "device": "training",
+        "out": "output",
+        "json": "output",
+    }.items():
+        assert re.search(rf"^  --{option}\b", found[f"{group} options"], re.MULTILINE), option
+
+
+def test_completions_for_a_shell_are_still_written(anyk):
+    code, out, _ = anyk("--tyro-print-completion", "bash")
+    assert (code or 0) == 0
+    assert all(command in out for command in cli.COMMANDS)
+
+
+# --- options that are none --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    {
+        "lr": "learning-rate",
+        "bs": "batch-size",
+        "wd": "weight-decay",
+        "ls": "label-smoothing",
+        "pk": "p-k",
+        "hlr": "head-learning-rate",
+        "head-lr": "head-learning-rate",
+        "max-lr": "learning-rate",
+        "num-epochs": "epochs",
+        "n_epochs": "epochs",
+        "epoch": "epochs",
+        "max-epochs": "epochs",
+        "opt": "optimizer",
+        "temp": "temperature",
+        "batch": "batch-size",
+        "batchsize": "batch-size",
+        "decay": "weight-decay",
+        "smoothing": "label-smoothing",
+        "random-seed": "seed",
+        "num-layers": "layers",
+        "hidden-size": "hidden",
+        "dropout-rate": "dropout",
+        "embedding-dim": "embedding",
+        "grad-clip": "clip",
+        "output-dir": "out",
+        "outdir": "out",
+        "lerning-rate": "learning-rate",
+        "img-size": "image-size",
+        "losses": "loss",
+        "lr-schedule": "schedule",
+        "size": "image-size or --batch-size",
+        "no-standardise": "no-standardize",
+    }.items(),
+)
+def test_what_people_type_for_an_option(anyk, typed, meant):
+    code, out, err = anyk("train", f"--{typed}", "3")
+    assert (code, out, err) == (2, "", f"anyk: --{typed} is no option of anyk train: did you mean --{meant}?\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train", "--lr=3"), "--lr is no option of anyk train: did you mean --learning-rate?"),
+        (
+            ("train", "points", "--lr", "3", "--bs", "4"),
+            "--lr is no option of anyk train: did you mean --learning-rate? "
+            "--bs is no option of anyk train: did you mean --batch-size?",
+        ),
+        (("train", "--want", "1", "5", "--lr", "3"), "--lr is no option of anyk train: did you mean --learning-rate?"),
+        (("train", "--gpu"), "--gpu is no option of anyk train: anyk train --help lists them."),
+        (("train", "--data", "points"), "--data is no option of anyk train: DATA stands by itself, anyk train DATA."),
+        (("train", "--dataset", "points"), "--dataset is no option of anyk train: DATA stands by itself, anyk train DATA."),
+        (("compare", "--seed", "1"), "--seed is no option of anyk compare: did you mean --seeds?"),
+        (("compare", "--loss", "error"), "--loss is no option of anyk compare: did you mean --losses?"),
+        (("report", "runs", "--sorted", "top1"), "--sorted is no option of anyk report: did you mean --sort?"),
+        (("predict", "--foo"), "--foo is no option of anyk predict: anyk predict --help lists them."),
+        (("predict", "run", "new.npz", "--topk", "3"), "--topk is no option of anyk predict: anyk predict --help lists them."),
+        (("import", "--label", "y"), "--label is no option of anyk import: did you mean --label-column?"),
+        (("draw", "--temp", "1"), "--temp is no option of anyk draw: did you mean --temperatures or --temperature?"),
+        (("info", "--yaml"), "--yaml is no option of anyk info: anyk info --help lists them."),
+        (("train", "-x"), "there is no use for '-x' beside DATA: anyk train --help tells what it takes."),
+        (("train", "a", "b", "c"), "there is no use for 'b' and 'c' beside DATA: anyk train --help tells what it takes."),
+        (("info", "x"), "there is no use for 'x': anyk info --help tells what it takes."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_words_that_a_command_does_not_know_are_one_line(anyk, words, message):
+    assert anyk(*words) == (2, "", f"anyk: {message}\n")
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_no_option_is_said_to_be_none(anyk, command):
+    """The table that unknown options are found by has all that tyro shows."""
+    rows = re.findall(r"^  (--?[a-z].*)", anyk(command, "--help")[1], re.MULTILINE)
+    shown = {option for row in rows for option in re.findall(r"(?<=--)[a-z0-9-]+", row.split("   ")[0])}
+    assert shown > {"help"}
+    assert shown - {"help"} <= set(parsing.arguments(cli.COMMANDS[command]))
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train", "--learning-rate", "fast"), "--learning-rate should be a number, but is 'fast'."),
+        (("train", "--learning_rate=fast"), "--learning-rate should be a number, but is 'fast'."),
+        (("train", "--epochs", "1.5"), "--epochs should be an integer, but is '1.5'."),
+        (("train", "--epochs"), "--epochs should be an integer, but has no value."),
+        (("train", "--loss", "--epochs", "3"), "--loss should be a text, but has no value."),
+        (("train", "--optimizer", "adm"), "--optimizer should be adam, adamw, sgd, but is 'adm'."),
+        (("train", "--m", "all"), "--m should be an integer or auto or none, but is 'all'."),
+        (("train", "--clip", "x"), "--clip should be a number or none, but is 'x'."),
+        (("train", "--p-k", ".5,x"), "--p-k should be numbers, but is '.5 x'."),
+        (("train", "--log", "excel"), "--log should be some of tensorboard, wandb, mlflow, but is 'excel'."),
+        (("train", "--loss", "spliter"), None),
+        (("compare", "--seeds", "x"), "--seeds should be an integer, but is 'x'."),
+        (("report", "--format", "pdf"), "--format should be terminal, markdown, latex, csv, but is 'pdf'."),
+        (("draw", "picture"), "WHAT should be network, matrix, loss, but is 'picture'."),
+        (("draw", "--out"), "--out should be a path or none, but has no value."),
+        (("draw", "-o"), "--out should be a path or none, but has no value."),
+        (("export",), "RUN should be given: anyk export --help tells what that is."),
+        (("predict",), "RUN should be given: anyk predict --help tells what that is."),
+        (("embed",), "FOLDER should be given: anyk embed --help tells what that is."),
+        (("reproduce",), "EXPERIMENT should be given: anyk reproduce --help tells what that is."),
+        (("import",), "give the file to import."),
+        ((), "a command should be given: the commands are compare, train,"),
+        (("--lr", "3"), "--lr should stand after a command, or be --help or --version: the commands are compare,"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_values_are_one_line_of_the_same_style(anyk, words, message):
+    code, out, err = anyk(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"anyk: {message or ''}")
+    assert not re.search("[╭│]", err)
+
+
+@pytest.mark.parametrize("change", ["gone", "other fields"])
+def test_where_tyro_has_changed_its_own_words_remain(anyk, monkeypatch, change):
+    if change == "gone":
+        monkeypatch.delattr(tyro, "_errors")
+    else:
+        monkeypatch.setattr(parsing, "_sentence", lambda event, words, known: event.nothing_of_the_kind)
+    code, _, err = anyk("train", "--epochs", "x")
+    assert code == 2
+    assert "--epochs" in err
+    assert anyk("train", "--lr", "3")[2] == "anyk: --lr is no option of anyk train: did you mean --learning-rate?\n"
+
+
+def test_axes_and_fields_are_guessed_alike(anyk, data):
+    assert "the nearest field is learning_rate." in anyk("sweep", data, "--grid", "lr=1,2")[2]
+    with pytest.raises(package.lab.errors.LabError, match=r"unknown field 'bs': did you mean batch_size\?"):
+        Recipe.from_json({"bs": 3})
+
+
+def test_nothing_is_nearest_to_nonsense():
+    assert nearest("xyzzy", list(parsing.arguments(cli.COMMANDS["train"]))) == []
+    assert nearest("lr", []) == []
+
+
+# --- runs that had ended ----------------------------------------------------------------------------------------------
+
+
+def test_train_says_that_a_run_had_ended(anyk, data):
+    words = ("train", data, "--loss", "lapsum", *QUICK)
+    assert anyk(*words)[::2] == (0, "")
+    note = "anyk-runs/points-lapsum-seed0 had ended before and is shown as it is: nothing was trained.\n"
+    code, first, err = anyk(*words)
+    assert (code, err) == (0, note)
+    code, _, err = anyk(*words, "--json")
+    assert (code, err) == (0, note)
+    assert "test" in first
+    assert anyk(*words, "--seed", "1")[::2] == (0, "")
+
+
+def test_sweep_says_how_many_had_ended(anyk, data):
+    words = ("sweep", data, *QUICK, "--jobs", "1", "--grid")
+    assert anyk(*words, "seed=0")[::2] == (0, "")
+    assert anyk(*words, "seed=0,1")[::2] == (0, "1 run had ended before and is taken as it is.\n")
+    assert anyk(*words, "seed=0,1")[::2] == (0, "2 runs had ended before and are taken as they are.\n")
+
+
+def test_compare_says_how_many_had_ended(anyk, data, tmp_path):
+    words = ("compare", data, "--losses", "lapsum", "--seeds", "1", "--budget", "1", *QUICK)
+    assert anyk(*words)[2] == ""
+    runs = list(Path("anyk-runs/compare-points/runs").glob("*/result.json"))
+    assert anyk(*words)[2] == f"{len(runs)} runs had ended before and are taken as they are.\n"
+    made.run_folder(tmp_path / "anyk-runs/compare-points/runs/other", Recipe(), {"top1": 0.5, "top5": 0.9})
+    assert anyk(*words)[2].startswith(f"{len(runs)} runs")  # not those that this comparison does not need
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [("network", "-o", "a.svg"), ("matrix", "-o", "a.svg"), ("loss",), ("--interactive",)])
+def test_draw_replaces_a_file_only_by_force(anyk, tmp_path, words):
+    file = tmp_path / {"loss": "loss.svg", "--interactive": "explore.html"}.get(words[0], "a.svg")
+    file.write_text("mine")
+    refused = f"anyk: {file.name} is there already: name another file, or give --force to replace it.\n"
+    assert anyk("draw", *words) == (2, "", refused)
+    assert file.read_text() == "mine"
+    assert anyk("draw", *words, "--force") == (0, f"{file.name}\n", "")
+    assert file.read_text() != "mine"
+
+
+@pytest.mark.parametrize(
+    ("typed", "first", "order"),
+    [
+        ("foo", "length,kind,width,wear\n3,a,4,7\n", "kind, length, width, wear"),  # whose cell is no number
+        ("knd", "length,colour,kind,width\n3,red,0,4\n", "kind, colour, length, width"),  # like the word
+        ("foo", "length,width,label,weight\n3,4,0,7\n", "label, length, width, weight"),  # called so
+        ("foo", "length,width\n", "length, width"),
+    ],
+)
+def test_import_lists_all_columns_the_likeliest_first(anyk, tmp_path, typed, first, order):
+    (tmp_path / "t.csv").write_text(first)
+    message = f"t.csv has no column '{typed}': its columns are, the likeliest first, {order}."
+    assert anyk("import", "t.csv", "--label-column", typed) == (2, "", f"anyk: {message}\n")
+
+
+def test_import_lists_many_columns(anyk, tmp_path):
+    titles = [f"x{number}" for number in range(60)]
+    (tmp_path / "t.csv").write_text(",".join([*titles, "species", "id"]) + "\n" + "1," * 60 + "cat,7\n")
+    err = anyk("import", "t.csv", "--label-column", "foo")[2]
+    assert err.endswith(f"likeliest first, species, {', '.join(titles)}, id.\n")
+    (tmp_path / "t.csv").write_text(",".join(["x"] * 300 + ["species"]) + "\n" + "1," * 300 + "cat\n")
+    err = anyk("import", "t.csv", "--label-column", "foo")[2]
+    assert "likeliest first, species, x, x" in err
+    assert err.endswith("x and 201 more.\n")
+
+
+# --- advice -----------------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_guide_compares_what_the_lab_compares():
+    losses = inspect.signature(cli.COMMANDS["compare"]).parameters["losses"].default
+    assert losses == search.LOSSES
+    advised = re.search(r"anyk compare DATA --losses (.*)\n", (ROOT / "docs/choosing.md").read_text())
+    assert advised is not None
+    assert list(losses)[: len(advised[1].split())] == advised[1].split()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/start.md", "docs/tools.md"])
+def test_the_first_line_to_copy_is_the_same_everywhere(page):
+    first = re.search(r"anyk\.TopK\w+Loss\([^)]*", (ROOT / page).read_text())
+    assert first is not None
+    chosen = re.search(r"anyk\.TopK\w+Loss\([^),]*,[^),]*", (ROOT / "docs/choosing.md").read_text())
+    assert chosen is not None
+    assert first[0] == chosen[0]
