@@ -52,8 +52,10 @@ def test_the_losses_are_what_they_are_called():
     torch.testing.assert_close(p_k.sum(1), torch.ones(6))
     assert p_k[0, 0] == 0.75
     assert p_k[-1, 0] == 0.25
-    rows = anyk.TopKErrorLoss(None)(scores, target, example_p_k=p_k[target])
+    rows = anyk.TopKErrorLoss(None, anyk.KSubset())(scores, target, example_p_k=p_k[target])
     torch.testing.assert_close(made["error_per_class"], rows)
+    shifted = anyk.TopKErrorLoss({1: 0.5, 5: 0.5}, anyk.LapSum())(scores + frequent.log(), target)
+    torch.testing.assert_close(made["lapsum_adjusted"], shifted)
 
 
 def test_accuracies_by_classes():
@@ -118,7 +120,7 @@ def test_the_tables_say_what_is_sure():
     lines = imbalance.tables(made_summary()).splitlines()
     first = {line.split(" | ")[0].removeprefix("| "): line for line in lines[:5]}
     assert "| 50.00 ± 0.00 | – |" in first["logit-adjusted softmax"]
-    assert "60.00 ± 0.01 | **+10.00** (+9.98 … +10.02)" in first["softmax"]
+    assert "60.00 ± 0.01 | **+10.00** (+9.98 to +10.02)" in first["softmax"]
     assert "**" not in first["TopKErrorLoss"]
     assert "0.001, guide 0.2 |" in lines[-1]
     assert imbalance.placed("a\n<!-- imbalance -->\n\nold\n\n<!-- end -->\nb", "new") == (
