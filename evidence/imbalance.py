@@ -70,6 +70,8 @@ TUNING_SEEDS, SEEDS = (101, 102), (1, 2, 3, 4, 5)
 P_K = {1: 0.5, 5: 0.5}
 BASE = "adjusted"
 GROUPS = ("many", "medium", "few")
+STEPS = ("softmax", "adjusted", "adjusted_cosine", "lapsum_adjusted_cosine")
+"""one thing more at a time, the default of TopKErrorLoss last"""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -339,6 +341,21 @@ def run_all(place: str, file: Path) -> dict[str, Any]:
 # The page ------------------------------------------------------------------------------------------------------------------
 
 
+def steps(summary: Mapping[str, Any]) -> str:
+    """What each step gives, on a balanced test and with the classes as frequent as in training."""
+    methods = summary["methods"]
+    rows = []
+    for before, name in zip((None, *STEPS), STEPS, strict=False):
+        row = [METHODS[name].title]
+        for metric in ("top1", "top5", "frequent_top1", "frequent_top5"):
+            mean = statistics.mean(methods[name]["test"][metric])
+            gain = "" if before is None else f" ({points(mean - statistics.mean(methods[before]['test'][metric]))})"
+            row.append(f"{100 * mean:.2f}{gain}")
+        rows.append(row)
+    titles = ["", "top-1 %, macro", "top-5 %, macro", "top-1 %, as frequent", "top-5 %, as frequent"]
+    return "\n".join(markdown(titles, rows))
+
+
 def tables(summary: Mapping[str, Any]) -> str:
     """The tables of the page, in Markdown."""
     methods = summary["methods"]
@@ -418,11 +435,15 @@ def tuned(name: str, method: Mapping[str, Any]) -> str:
     return f"{10 ** best['exponent']:.2g}, {knob.knob} {best['knob']:g}{end}"
 
 
-def placed(page: str, content: str) -> str:
-    """The page with the tables between its marks."""
-    return re.sub(
-        r"(<!-- imbalance -->\n).*?(\n<!-- end -->)", lambda found: f"{found[1]}\n{content}\n{found[2]}", page, flags=re.DOTALL
-    )
+def written(page: str, summary: Mapping[str, Any]) -> str:
+    """The page with the tables of the summary."""
+    return placed(placed(page, "steps", steps(summary)), "all", tables(summary))
+
+
+def placed(page: str, name: str, content: str) -> str:
+    """The page with the content between the marks of that name."""
+    marks = rf"(<!-- imbalance: {name} -->\n).*?(\n<!-- end -->)"
+    return re.sub(marks, lambda found: f"{found[1]}\n{content}\n{found[2]}", page, flags=re.DOTALL)
 
 
 def main() -> None:
@@ -434,7 +455,7 @@ def main() -> None:
     if arguments.what == "run":
         SUMMARY.write_text(json.dumps(run_all(arguments.data, arguments.runs), indent=1) + "\n")
     else:
-        PAGE.write_text(placed(PAGE.read_text(), tables(json.loads(SUMMARY.read_text()))))
+        PAGE.write_text(written(PAGE.read_text(), json.loads(SUMMARY.read_text())))
 
 
 if __name__ == "__main__":

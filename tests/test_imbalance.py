@@ -123,9 +123,19 @@ def test_the_tables_say_what_is_sure():
     assert "60.00 ± 0.01 | **+10.00** (+9.98 to +10.02)" in first["softmax"]
     assert "**" not in first["TopKErrorLoss"]
     assert "0.001, guide 0.2 |" in lines[-1]
-    assert imbalance.placed("a\n<!-- imbalance -->\n\nold\n\n<!-- end -->\nb", "new") == (
-        "a\n<!-- imbalance -->\n\nnew\n\n<!-- end -->\nb"
-    )
+
+
+def test_the_steps_are_differences_of_one_row_to_the_next(monkeypatch):
+    monkeypatch.setattr(imbalance, "STEPS", ("adjusted", "softmax"))
+    _, _, first, second = imbalance.steps(made_summary()).splitlines()
+    assert first == "| logit-adjusted softmax | 50.00 | 50.00 | 50.00 | 50.00 |"
+    assert second == f"| softmax {'| 60.00 (+10.00) ' * 4}|"
+
+
+def test_tables_stand_between_their_marks():
+    page = "a\n<!-- imbalance: {} -->\n\n{}\n\n<!-- end -->\nb"
+    assert imbalance.placed(page.format("all", "old"), "all", "new") == page.format("all", "new")
+    assert imbalance.placed(page.format("steps", "old"), "all", "new") == page.format("steps", "old")
 
 
 def test_the_page_has_the_tables_of_the_summary():
@@ -133,4 +143,6 @@ def test_the_page_has_the_tables_of_the_summary():
     summary = json.loads(imbalance.SUMMARY.read_text())
     assert set(summary["methods"]) == set(imbalance.METHODS)
     assert all(len(each["test"]["top5"]) == len(imbalance.SEEDS) for each in summary["methods"].values())
-    assert page == imbalance.placed(page, imbalance.tables(summary))
+    assert page == imbalance.written(page, summary)
+    assert imbalance.steps(summary) in page
+    assert imbalance.tables(summary) in page
