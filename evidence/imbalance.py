@@ -34,7 +34,10 @@ The test part is balanced, so micro and macro averages agree. "As frequent" is t
 training: what a micro average would be on a test that is as imbalanced. Many, medium, few: classes with more than 100 training
 examples, 20 to 100, fewer than 20 (35, 35 and 30 classes).
 
-A difference to logit-adjusted softmax counts as found at p < .05 of the paired t-test after Holm over all of the first table.
+A difference to logit-adjusted softmax counts as found at p < .05 of the paired t-test after Holm over the first table, as
+questions 1 to 4 have it. The rows that were added are a family of their own: looking further must not change what was asked
+first. It would: over all rows together the top-1 of question 2 has p = .07 instead of .047. What was not asked before has no
+test: the pairs of the two losses have their intervals alone.
 It is what other seeds and other cuts would show; that the test examples are a sample too is not in it.
 """
 
@@ -70,8 +73,19 @@ TUNING_SEEDS, SEEDS = (101, 102), (1, 2, 3, 4, 5)
 P_K = {1: 0.5, 5: 0.5}
 BASE = "adjusted"
 GROUPS = ("many", "medium", "few")
+ADDED = ("adjusted_cosine", "error_adjusted_cosine", "lapsum_adjusted", "lapsum_adjusted_cosine")
+"""the methods of questions 5 and 6"""
 STEPS = ("softmax", "adjusted", "adjusted_cosine", "lapsum_adjusted_cosine")
 """one thing more at a time, the default of TopKErrorLoss last"""
+PAIRS = {
+    "nothing": ("error", "softmax"),
+    "class weights": ("error_weighted", "weighted"),
+    "logit adjustment": ("error_adjusted", "adjusted"),
+    "logit adjustment, LapSum": ("lapsum_adjusted", "adjusted"),
+    "logit adjustment, length 1": ("error_adjusted_cosine", "adjusted_cosine"),
+    "logit adjustment, length 1, LapSum": ("lapsum_adjusted_cosine", "adjusted_cosine"),
+}
+"""what is done about the imbalance -> TopKErrorLoss and softmax with it"""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -356,6 +370,16 @@ def steps(summary: Mapping[str, Any]) -> str:
     return "\n".join(markdown(titles, rows))
 
 
+def losses(summary: Mapping[str, Any]) -> str:
+    """TopKErrorLoss to softmax, with the same done about the imbalance."""
+    test = {name: method["test"] for name, method in summary["methods"].items()}
+    rows = [
+        [title, *(interval(statistics.paired(test[error][metric], test[softmax][metric])) for metric in ("top1", "top5"))]
+        for title, (error, softmax) in PAIRS.items()
+    ]
+    return "\n".join(markdown(["both with", "top-1", "top-5"], rows))
+
+
 def tables(summary: Mapping[str, Any]) -> str:
     """The tables of the page, in Markdown."""
     methods = summary["methods"]
@@ -367,16 +391,16 @@ def tables(summary: Mapping[str, Any]) -> str:
         if name != BASE
         for metric in ("top1", "top5")
     }
-    corrected = dict(zip(pairs, statistics.holm([pair.p for pair in pairs.values()]), strict=True))
+    corrected: dict[tuple[str, str], float | None] = {}
+    for added in (False, True):
+        family = [key for key in pairs if (key[0] in ADDED) == added]
+        corrected |= zip(family, statistics.holm([pairs[key].p for key in family]), strict=True)
 
     def difference(name: str, metric: str) -> str:
         if name == BASE:
             return "–"
-        pair, p = pairs[name, metric], corrected[name, metric]
-        words = points(pair.difference)
-        if p is not None and p < statistics.SIGNIFICANT:
-            words = f"**{words}**"
-        return words if pair.low is None or pair.high is None else f"{words} ({points(pair.low)} to {points(pair.high)})"
+        p = corrected[name, metric]
+        return interval(pairs[name, metric], bold=p is not None and p < statistics.SIGNIFICANT)
 
     first = [
         [METHODS[name].title]
@@ -395,7 +419,8 @@ def tables(summary: Mapping[str, Any]) -> str:
             *markdown(["", "top-1 %", "to logit-adjusted", "top-5 %", "to logit-adjusted"], first),
             "",
             f"Mean ± standard deviation of {len(summary['seeds'])} seeds; differences in points, on the same seeds, with their",
-            "95 % interval; bold: p < .05 after Holm. The same by classes, top-1 | top-5:",
+            "95 % interval; bold: p < .05 after Holm, over the rows that were planned and over the four that were added.",
+            "The same by classes, top-1 | top-5:",
             "",
             *markdown(["", *titles], second),
         ]
@@ -405,6 +430,11 @@ def tables(summary: Mapping[str, Any]) -> str:
 def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     marks = [":--", *["--:"] * (len(titles) - 1)]
     return [f"| {' | '.join(row)} |" for row in (titles, marks, *rows)]
+
+
+def interval(pair: statistics.Paired, bold: bool = False) -> str:
+    words = f"**{points(pair.difference)}**" if bold else points(pair.difference)
+    return words if pair.low is None or pair.high is None else f"{words} ({points(pair.low)} to {points(pair.high)})"
 
 
 def points(difference: float) -> str:
@@ -437,7 +467,9 @@ def tuned(name: str, method: Mapping[str, Any]) -> str:
 
 def written(page: str, summary: Mapping[str, Any]) -> str:
     """The page with the tables of the summary."""
-    return placed(placed(page, "steps", steps(summary)), "all", tables(summary))
+    for name, content in (("steps", steps), ("losses", losses), ("all", tables)):
+        page = placed(page, name, content(summary))
+    return page
 
 
 def placed(page: str, name: str, content: str) -> str:

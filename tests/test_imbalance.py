@@ -132,6 +132,27 @@ def test_the_steps_are_differences_of_one_row_to_the_next(monkeypatch):
     assert second == f"| softmax {'| 60.00 (+10.00) ' * 4}|"
 
 
+def test_the_losses_are_compared_on_the_same_seeds(monkeypatch):
+    monkeypatch.setattr(imbalance, "PAIRS", {"nothing": ("softmax", "adjusted")})
+    *_, row = imbalance.losses(made_summary()).splitlines()
+    assert row == f"| nothing {'| +10.00 (+9.98 to +10.02) ' * 2}|"
+
+
+def test_rows_that_were_added_do_not_change_what_was_found(monkeypatch):
+    """Of one pair the p is .02: found alone, not among more."""
+    summary = made_summary()
+    summary["methods"]["weighted"] = json.loads(json.dumps(summary["methods"]["adjusted"]))
+    summary["methods"]["weighted"]["test"]["top1"] = [0.5 + lead for lead in (0.05, 0.08, 0.05)]
+    del summary["methods"]["error"], summary["methods"]["softmax"]
+    (row,) = [line for line in imbalance.tables(summary).splitlines() if "weight 1" in line and "±" in line]
+    assert "**+6.00**" in row
+    more = made_summary()["methods"]["error"]
+    summary["methods"] |= dict.fromkeys(imbalance.ADDED, more)
+    assert row in imbalance.tables(summary)
+    monkeypatch.setattr(imbalance, "ADDED", ())
+    assert row not in imbalance.tables(summary)
+
+
 def test_tables_stand_between_their_marks():
     page = "a\n<!-- imbalance: {} -->\n\n{}\n\n<!-- end -->\nb"
     assert imbalance.placed(page.format("all", "old"), "all", "new") == page.format("all", "new")
@@ -145,4 +166,5 @@ def test_the_page_has_the_tables_of_the_summary():
     assert all(len(each["test"]["top5"]) == len(imbalance.SEEDS) for each in summary["methods"].values())
     assert page == imbalance.written(page, summary)
     assert imbalance.steps(summary) in page
+    assert imbalance.losses(summary) in page
     assert imbalance.tables(summary) in page
