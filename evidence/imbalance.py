@@ -366,7 +366,7 @@ def steps(summary: Mapping[str, Any]) -> str:
             gain = "" if before is None else f" ({points(mean - statistics.mean(methods[before]['test'][metric]))})"
             row.append(f"{100 * mean:.2f}{gain}")
         rows.append(row)
-    titles = ["", "top-1 %, macro", "top-5 %, macro", "top-1 %, as frequent", "top-5 %, as frequent"]
+    titles = ["%", "top-1, macro", "top-5, macro", "top-1, frequent", "top-5, frequent"]
     return "\n".join(markdown(titles, rows))
 
 
@@ -413,7 +413,7 @@ def tables(summary: Mapping[str, Any]) -> str:
         + [tuned(name, methods[name])]
         for name in names
     ]
-    titles = ("many", "medium", "few examples", "as frequent as in training", "tuned: learning rate, knob")
+    titles = ("many", "medium", "few examples", "frequent", "tuned: learning rate, knob")
     return "\n".join(
         [
             *markdown(["", "top-1 %", "to logit-adjusted", "top-5 %", "to logit-adjusted"], first),
