@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import platform
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -176,3 +177,12 @@ def machine() -> str:
         f"{model}, {os.cpu_count()} cores, {platform.system()}; torch {torch.__version__}, "
         f"Python {platform.python_version()}; {now}"
     )
+
+
+def record(path: Path, title: str, sections: Sequence[str], command: str, section: str, lines: Sequence[str]) -> None:
+    """Replaces one section of a page, with the command that made it, and keeps the others."""
+    kept = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", path.read_text(), re.M | re.S)) if path.exists() else {}
+    kept[section] = "\n".join([f"`python benchmarks/{command}`, {machine()}.", "", *lines])
+    text = "\n\n".join([f"# {title}", *(f"## {name}\n\n{kept[name].strip()}" for name in sections if name in kept)])
+    path.write_text(text + "\n")
+    print(kept[section])

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from measuring import machine, markdown_table
+from measuring import markdown_table, record
 
 from anyk.lab.data import Dataset, Split, embeddings
 from anyk.lab.run import training
@@ -201,17 +201,6 @@ def shuffle(folder: Path, data: Path, seeds: int, epochs: int) -> list[str]:
     ]
 
 
-def record(path: Path, section: str, options: str, lines: list[str]) -> None:
-    """Replaces one section of the page and keeps the others."""
-    kept = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", path.read_text(), re.M | re.S)) if path.exists() else {}
-    command = f"`python benchmarks/streaming.py {section} {options}`, {machine()}."
-    kept[section] = "\n".join(["", command, "", *lines, ""]) + "\n"
-    title = "# Sets larger than the memory"
-    text = "\n\n".join([title, *(f"## {name}\n\n{kept[name].strip()}" for name in SECTIONS if name in kept)])
-    path.write_text(text + "\n")
-    print(kept[section])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("section", choices=SECTIONS)
@@ -240,7 +229,7 @@ def main() -> None:
         else:
             options = f"{given.data.name} --seeds {given.seeds} --epochs {given.epochs}"
             lines = shuffle(Path(name), given.data, given.seeds, given.epochs)
-    record(given.out, given.section, options, lines)
+    record(given.out, "Sets larger than the memory", SECTIONS, f"streaming.py {given.section} {options}", given.section, lines)
 
 
 if __name__ == "__main__":

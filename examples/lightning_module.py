@@ -18,10 +18,10 @@ CLASSES, WIDTH = 100, 32
 
 
 class Classifier(pl.LightningModule):
-    def __init__(self, p_k: list[float]) -> None:
+    def __init__(self, p_k: dict[int, float]) -> None:
         super().__init__()
         self.model = torch.nn.Linear(WIDTH, CLASSES)
-        self.criterion = anyk.TopKCrossEntropyLoss(p_k, m=16)
+        self.criterion = anyk.TopKErrorLoss(p_k)
 
     def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
         x, y = batch
@@ -52,7 +52,7 @@ def main() -> None:
         enable_model_summary=False,
     )
     trainer.fit(
-        Classifier([0.5, 0, 0, 0, 0.5]),
+        Classifier({1: 0.5, 5: 0.5}),
         DataLoader(train, batch_size=100, shuffle=True),
         DataLoader(validation, batch_size=500),
     )

@@ -50,7 +50,7 @@ def main() -> None:
     differences: dict[int, list[float]] = {1: [], 5: []}
     for seed in range(arguments.seeds):
         softmax = train(torch.nn.CrossEntropyLoss(), seed, arguments.steps)
-        topk = train(anyk.TopKCrossEntropyLoss([0.2] * 5, m=16), seed, arguments.steps)
+        topk = train(anyk.TopKErrorLoss({1: 0.5, 5: 0.5}), seed, arguments.steps)
         for k, values in differences.items():
             values.append(topk[k] - softmax[k])
             print(f"seed {seed}, top-{k}: softmax {softmax[k]:.2f}, top-k loss {topk[k]:.2f}")

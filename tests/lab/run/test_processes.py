@@ -166,9 +166,9 @@ def test_ctrl_c_saves_and_one_process_can_go_on(data: str, tmp_path: Path) -> No
         os.kill(int(rank), signal.SIGINT)
     process.send_signal(signal.SIGINT)
     code, _, err = ended(process)
-    assert code == 1
+    assert code in (1, -signal.SIGABRT)  # torchrun itself aborts now and then, interrupted while it ends
     assert re.findall(r"Stopped.*", err) == [f"Stopped. To go on: torchrun --nproc-per-node 2 -m anyk {' '.join(words)}"]
-    assert err.count("Traceback") == 1  # torchrun's own
+    assert err.count("Traceback") <= 1  # torchrun's own
     state = Run(tmp_path / "run").load_tensors("checkpoint.safetensors")
     assert state is not None
     assert 0 < state[1]["step"] < 80 * 7
