@@ -61,6 +61,7 @@ CONTENTS = {
         "performance",
         "scale",
     ),
+    "By name": ("recommenders", "smoothing", "multi-label", "imbalance", "clam"),
     "Know it": ("pays", "results", "results-tables", "mathematics", "numerics", "extending", "migrating", "reference"),
 }
 """The pages in their order; a page that is missing here, or there, fails the build."""

@@ -179,7 +179,7 @@ def with_others(comparison):
     def more(method):
         runs = []
         for run in method.runs:
-            other = ("mrr", "ndcg5", "ndcg10", "ndcg20", "macro_top1", "macro_top5")
+            other = ("mrr", "ndcg5", "ndcg10", "ndcg20", "macro_top1", "macro_top5", "macro_top20")
             extra = dict.fromkeys(other, run.test["top1"] + 0.1)
             runs.append(dataclasses.replace(run, test={**run.test, **extra}))
         return dataclasses.replace(method, runs=tuple(runs))

@@ -66,7 +66,10 @@ def test_every_number_against_its_definition(unseen: bool) -> None:
         "cross_entropy",
     }
     assert examined(scores, labels).accuracies([1])["mean"] == measured["top1"]
-    assert found.accuracies((1, 3), want=(3,)).keys() >= {"ndcg3", "mrr", "macro_top1"}
+    wanted = found.accuracies(iter((1, 3, 10)), want=iter((3,)))
+    assert wanted.keys() >= {"ndcg3", "mrr", "macro_top1"}
+    assert wanted["macro_top3"] == expected(lambda rank: rank <= 3, "macro")
+    assert "macro_top10" not in wanted
 
 
 def test_a_target_that_is_no_class_is_behind_all() -> None:

@@ -252,7 +252,7 @@ def test_selection_patience_and_schedules(data: str, tmp_path: Path) -> None:
     best = max(Run(tmp_path / "patient").metrics(), key=lambda line: line["validation"]["mean"])
     assert result["validation"] == best["validation"]
 
-    for metric in ("mrr", "ndcg10"):
+    for metric in ("mrr", "ndcg10", "macro_top5"):
         result = training.train(quick(data, epochs=4, select=metric, learning_rate=0.3), tmp_path / metric)
         lines = Run(tmp_path / metric).metrics()
         assert list(result["selected"]) == [metric]

@@ -249,7 +249,8 @@ def metrics(comparison: Comparison) -> list[str]:
 def others(comparison: Comparison) -> list[str]:
     """The further test metrics that at least one run has. They are shown and not tested."""
     ks = sorted(k for k in {*comparison.want, 10} if k > 1)
-    return _of_a_run(comparison, ["mrr", *(f"ndcg{k}" for k in ks), "macro_top1", "macro_top5"])
+    macro = sorted({1, 5, *comparison.want})
+    return _of_a_run(comparison, ["mrr", *(f"ndcg{k}" for k in ks), *(f"macro_top{k}" for k in macro)])
 
 
 def _of_a_run(comparison: Comparison, names: Iterable[str]) -> list[str]:

@@ -20,7 +20,7 @@ from anyk.lab.run.processes import ALONE, Ranks
 from anyk.lab.run.reading import Reader, divide, find_device, read_data, resolved
 
 KS = (1, 5, 10, 20)
-#: of these also the mean over the classes
+#: of these, and of those that are wanted, also the mean over the classes
 MACRO_KS = (1, 5)
 #: guesses that are kept of each test example
 GUESSES = 20
@@ -44,7 +44,7 @@ class Examined:
         """Top-k accuracies, the mean of those that are wanted (by default of top-1 and top-5), the mean reciprocal rank, the
         NDCG of every k above 1, some accuracies as the mean over the classes of the examples ("macro"), and the cross-entropy.
         """
-        ks = list(ks)
+        ks, want = list(ks), tuple(want)
         accuracies = {f"top{k}": int((self.ranks <= k).sum()) / len(self.ranks) for k in ks}
         counted = [accuracies[metric] for k in want or (1, 5) if (metric := f"top{k}") in accuracies]
         ranks = self.ranks.double()
@@ -53,7 +53,7 @@ class Examined:
             **accuracies,
             "mrr": float((1 / ranks).where(self.labels >= 0, 0).mean()),
             **{f"ndcg{k}": float(gains[self.ranks <= k].sum()) / len(ranks) for k in ks if k > 1},
-            **{f"macro_top{k}": self._macro(self.ranks <= k) for k in ks if k in MACRO_KS},
+            **{f"macro_top{k}": self._macro(self.ranks <= k) for k in ks if k in (*MACRO_KS, *want)},
             "mean": sum(counted) / len(counted),
             "cross_entropy": self.cross_entropy,
         }

@@ -20,7 +20,7 @@ from anyk.lab.errors import LabError
 from anyk.lab.nearest import nearest
 from anyk.lab.run import names, own_models
 
-Metric = Literal["top1", "top5", "top10", "mean", "mrr", "ndcg10"]
+Metric = Literal["top1", "top5", "top10", "mean", "mrr", "ndcg10", "macro_top1", "macro_top5"]
 Augmentation = Literal["auto", "crop", "flip", "affine"]
 
 
