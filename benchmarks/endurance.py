@@ -119,27 +119,17 @@ def kill(name: str, command: list[str], folder: Path, number: int, draw: random.
             wrong += 1
             others = sorted(file for file in now | expected if now.get(file) != expected.get(file))
             print(f"{name}: exit code {code}, other content in {others[:8]}\n{log.read_text()[-2000:]}", flush=True)
-    words = " ".join(word for word in command[3:-3]).replace(f"{folder}/", "")
+    words = " ".join(command[3:-3]).replace(f"{folder}/", "")
     return [f"`anyk {words}`", f"{whole:.0f}", killed, alone, ended, ended - wrong], not wrong
 
 
 def kills(folder: Path, number: int, seed: int) -> tuple[list[str], bool]:
     draw = random.Random(seed)
-    of_points = [
-        "compare",
-        points(folder / "points.npz", 6000),
-        "--losses",
-        "softmax",
-        "error",
-        "--seeds",
-        "2",
-        "--epochs",
-        "20",
-    ]
-    of_sequences = ["train", sequences(folder / "sequences.txt"), "--model", "attention", "--epochs", "20"]
+    of_points = f"compare {points(folder / 'points.npz', 6000)} --losses softmax error --seeds 2 --epochs 20 --jobs 2"
+    of_sequences = f"train {sequences(folder / 'sequences.txt')} --model attention --epochs 20"
     rows, well = zip(
-        kill("compare", [*of_points, "--epochs", "20", "--jobs", "2"], folder, number, draw),
-        kill("sequence run", of_sequences, folder, number, draw),
+        kill("compare", of_points.split(), folder, number, draw),
+        kill("sequence run", of_sequences.split(), folder, number, draw),
         strict=True,
     )
     head = ["", "seconds undisturbed", "kills", "of these without its workers", "times at its end", "with the same bits"]
