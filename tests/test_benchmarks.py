@@ -58,6 +58,7 @@ def test_verdicts_are_simulated(tmp_path):
     assert max(rates) <= 5 + 2 * 0.7
 
 
+@pytest.mark.full
 def test_head_measures(tmp_path):
     result = run("head.py", "--quick", "--out", tmp_path / "head.md")
     assert result.returncode == 0, result.stderr[-3000:]

@@ -197,6 +197,7 @@ def report(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, s
 
 
 @linux
+@pytest.mark.full
 def test_a_sweep_survives_an_interrupt_and_the_death_of_a_node(
     nodes: Nodes, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ def test_the_command_in_two_processes_is_the_command_in_one(data: str, tmp_path:
     assert {path.name for path in (tmp_path / "run").iterdir()} == FOLDER
 
 
+@pytest.mark.full
 def test_three_processes_and_kills(data: str, tmp_path: Path) -> None:
     base = Recipe(data=data, epochs=3, batch_size=31, learning_rate=1e-2)
     tokens = base.but(data="tokens", epochs=1, context=8, embedding=8, hidden=12, dropout=0.0)
