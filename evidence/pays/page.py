@@ -450,6 +450,8 @@ def _knobs(evidence: Evidence, name: str) -> list[str]:
     lines = [*paragraph(f"As tuned ({tuned or 'not yet'}): {base}."), ""]
     for word, mark in GROUPS.items():
         cells = [cell for cell in plan.cells("q3", name) if mark in cell.id]
+        if not cells:
+            continue
         pairs = [
             pair
             for pair in plan.pairs("q3", name)
