@@ -16,7 +16,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from safetensors.torch import save_file
 from torch import nn
 
@@ -206,6 +206,17 @@ def test_what_unfolds_to_more_than_the_file(tmp_path, tree):
             refused(tmp_path / "a.pt", r"unfolds to more|as a key, which is not data|save a copy")
 
 
+def test_lists_of_nothing(tmp_path):
+    """A shape may claim any number of them."""
+    empty = np.empty((3_000_000, 0), dtype=object)
+    objects = np.array([["a", 1], ["b", 2]], dtype=object)
+    assert pickles.load(pickle.dumps([empty, objects])) == [[], objects.tolist()]
+    (tmp_path / "a.p").write_bytes(pickle.dumps({"x": [torch.empty(3_000_000, 0)] * 8, "y": Y}))
+    refused(tmp_path / "a.p", r"holds what is no array \(tensors without numbers\)|has no examples")
+    (tmp_path / "a.p").write_bytes(pickle.dumps({"x": X, "y": [torch.empty(3_000_000, 0)] * 8}))
+    refused(tmp_path / "a.p", r"holds what is no array \(tensors without numbers\)")
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -271,12 +282,12 @@ def test_tensors_of_other_kinds(tmp_path, odd):
     refused(tmp_path / "a.pt", r"holds torch\._utils\._rebuild\w+, which is not data: nothing was run")
 
 
-def rezipped(path, change, method=zipfile.ZIP_STORED):
+def rezipped(path, change, packed=()):
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w", method) as archive:
+    with zipfile.ZipFile(path, "w") as archive:
         for name, content in change(members).items():
-            archive.writestr(name, content)
+            archive.writestr(name, content, zipfile.ZIP_DEFLATED if packed and name.endswith(packed) else zipfile.ZIP_STORED)
 
 
 def test_files_of_torch_that_lie(tmp_path):
@@ -288,8 +299,12 @@ def test_files_of_torch_that_lie(tmp_path):
 
     rezipped(saved(), lambda members: {name: members[name][:-4] if name.endswith("/0") else members[name] for name in members})
     refused(path, r"it claims 24 numbers for the storage '0', which has 92 bytes")
-    rezipped(saved(), lambda members: members, zipfile.ZIP_DEFLATED)
+    rezipped(saved(), lambda members: members, packed=("data.pkl",))
+    refused(path, r"'a/data.pkl' in it is packed, which torch never does")
+    rezipped(saved(), lambda members: members, packed=("/0",))
     refused(path, r"is packed, or cut short")
+    rezipped(saved(), lambda members: members, packed=("byteorder",))
+    refused(path, r"'a/byteorder' in it is packed, which torch never does")
     rezipped(saved(), lambda members: {name: b"big" if "byteorder" in name else members[name] for name in members})
     refused(path, r"the byte order of another machine")
     rezipped(saved(), lambda members: {**members, "b/data.pkl": b"N."})
@@ -358,6 +373,36 @@ def test_a_program_is_no_image(tmp_path):
     for read in (folders.read_pixels, embedding.read_image):
         with pytest.raises(OSError, match="cannot identify image file"):
             read(tmp_path / "a.png")
+
+
+def iptc(inner):
+    """An image in an envelope, of which Pillow knows no beginning: it opens what is inside as any kind of image."""
+    fields = {(3, 60): b"\x01\x00", (3, 20): b"\x00\x09", (3, 30): b"\x00\x09", (3, 120): b"\x05", (8, 10): inner}
+    return b"".join(bytes([0x1C, *place]) + struct.pack(">H", len(value)) + value for place, value in fields.items())
+
+
+def test_an_image_in_an_envelope_is_no_image(tmp_path, monkeypatch):
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) print\n%%EOF\n"
+    started = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: started.append(1) or Image.core.new("RGB", (9, 9)))
+    large, icon = io.BytesIO(), io.BytesIO()
+    Image.new("1", (3000, 3000)).save(large, "PNG")
+    Image.new("RGB", (32, 32)).save(icon, "ICO")
+    assert Image.open(io.BytesIO(iptc(script))).format == "IPTC"
+    for content in (iptc(script), iptc(large.getvalue()), icon.getvalue()):
+        (tmp_path / "a.jpg").write_bytes(content)
+        for read in (folders.read_pixels, embedding.read_image):
+            with pytest.raises(OSError, match="cannot identify image file"):
+                read(tmp_path / "a.jpg")
+    assert not started
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "MPO", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000"])
+def test_images_are_what_they_are_whatever_their_name(tmp_path, kind):
+    if kind in ("AVIF", "WEBP", "JPEG2000") and kind not in Image.SAVE:
+        pytest.skip("this Pillow does not have it")
+    Image.new("RGB", (20, 20), "red").save(tmp_path / "a.jpg", kind)
+    assert folders.read_pixels(tmp_path / "a.jpg", 8).float().mean((1, 2)).tolist() == pytest.approx([255, 0, 0], abs=3)
 
 
 def test_statistics_of_large_images_take_few_at_a_time(monkeypatch):

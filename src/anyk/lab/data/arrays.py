@@ -315,6 +315,8 @@ def _to_numpy(values: Any, source: Path) -> "np.ndarray[Any, Any]":
             return values.detach().numpy()
         if isinstance(values, (list, tuple)):
             if values and isinstance(values[0], Tensor):
+                if not all(value.numel() for value in values):  # one of (N, 0) would become N lists
+                    raise ValueError("tensors without numbers")
                 return np.asarray([value.tolist() for value in values])
             if any(isinstance(value, (str, bytes)) for value in values):
                 return _objects([_text(value) for value in values])

@@ -22,7 +22,8 @@ SIZE = 32
 
 _VERSION = 2  # of the pixels and what is kept with them: a change of `read_pixels` needs another number
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
-_PROGRAMS = ("EPS",)  # is a program itself, which Ghostscript would run
+# A file is what it is, whatever its name. Of other kinds, some are programs that Pillow has Ghostscript run, or envelopes of them.
+_KINDS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
 _TEST_NAMES = ("test", "val", "valid", "validation")  # the first that is there is the test set
 
 
@@ -153,9 +154,9 @@ def _decode_all(files: dict[str, list[Path]], classes: tuple[str, ...], size: in
 
 
 def opened_image(path: str | Path) -> Image.Image:
-    """An image file, of no kind that Pillow would start another program for."""
+    """An image file, of a kind that holds pixels and nothing else."""
     Image.init()
-    return Image.open(path, formats=[kind for kind in Image.ID if kind not in _PROGRAMS])
+    return Image.open(path, formats=[kind for kind in _KINDS if kind in Image.OPEN])
 
 
 def refuse_bomb(image: Image.Image, path: str | Path) -> None:

@@ -276,7 +276,11 @@ def _of_zip(path: Path) -> Any:
         if len(tree) != 1:
             raise ValueError("it should have one data.pkl, as torch.save writes it")
         prefix = tree[0].removesuffix("data.pkl")
-        if (order := members.get(f"{prefix}byteorder")) and archive.read(order).decode() != sys.byteorder:
+        order = members.get(f"{prefix}byteorder")
+        for member in (members[tree[0]], order):
+            if member and member.compress_type:  # zipfile would unpack all of it, whatever its size says
+                raise ValueError(f"{member.filename!r} in it is packed, which torch never does")
+        if order and archive.read(order).decode() != sys.byteorder:
             raise ValueError("it has the byte order of another machine")
         instructions = archive.read(tree[0])
     size = path.stat().st_size
@@ -404,6 +408,10 @@ class _Making:
         _, shape, dtype, by_columns, content = value.state
         if isinstance(content, list):
             items, size = self._make(content)
+            if not items:
+                return [], size  # whatever the shape says: of (N, 0), N lists would come
+            if min(shape, default=1) < 1:
+                raise ValueError(f"it has {len(items)} objects of the shape {shape}")
             objects = np.empty(len(items), dtype=object)
             objects[:] = items
             return objects.reshape(shape).tolist(), size
