@@ -1,9 +1,11 @@
 """Files that claim more than they hold, unpack to more than they should, or are made to fill the memory: each is refused in a
 line. `benchmarks/fuzz.py` looks for more of them."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import pickle
 import re
 import resource
@@ -391,7 +393,11 @@ def test_what_stands_beside_the_tensors_in_files_of_torch(tmp_path, zipped):
     about = {"dtypes": [torch.float32, torch.bool, torch.complex64], "set": {1, "a", None}, "none": set()}
     about |= {"counts": Counter("abba"), "size": torch.Size([2, 3])}
     devices = {"device": [torch.device("cpu"), torch.device("cuda", 1)]}
-    torch.save(about | devices | {"x": torch.from_numpy(X), "y": torch.from_numpy(Y)}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    torch.save(
+        about | devices | {"x": torch.from_numpy(X), "y": torch.from_numpy(Y)},
+        tmp_path / "a.pt",
+        _use_new_zipfile_serialization=zipped,
+    )
     assert len(arrays.read(tmp_path / "a.pt").train) == 8
     found = pickles.read(tmp_path / "a.pt")
     assert {name: found[name] for name in about} == about | {"size": [2, 3]}
@@ -488,6 +494,13 @@ def test_archives_that_unpack_to_more_than_they_should(tmp_path, little):
         cifar.read(tmp_path / "a.tar.gz")
     (tmp_path / "a.tar").write_bytes(packed("train", size=1 << 20) + bytes(1000))
     with pytest.raises(LabError, match=r"a.tar cannot be read as a tar archive \(.*\): it is damaged"):
+        cifar.read(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize(("name", "pack"), [("xz", lzma.compress), ("bzip2", bz2.compress)])
+def test_an_archive_that_is_packed_in_another_way(tmp_path, name, pack):
+    (tmp_path / "a.tar").write_bytes(pack(tarfile.TarInfo("train").tobuf() + bytes(1024)))
+    with pytest.raises(LabError, match=f"a.tar is packed with {name}, but only gzip or a plain archive is taken: unpack it"):
         cifar.read(tmp_path / "a.tar")
 
 

@@ -245,9 +245,7 @@ def _listed_names(values: Any, source: Path) -> list[str]:
             raise LabError(f"class names in {source} should be texts or numbers, but one is {kind}.")
         # A pickle can name one text any number of times.
         if isinstance(name, (str, bytes)) and len(name) > _LONGEST_NAME:
-            raise LabError(
-                f"class names in {source} should have at most {_LONGEST_NAME} characters, but one has {len(name)}."
-            )
+            raise LabError(f"class names in {source} should have at most {_LONGEST_NAME} characters, but one has {len(name)}.")
     texts = [_text(name) for name in names.tolist()]
     _check_texts(texts, source)
     return texts

@@ -195,7 +195,7 @@ def read_pixels(path: str | Path, size: int | tuple[int, int] = SIZE) -> Tensor:
         if image.mode.startswith("I"):  # 16 bits of gray, which Pillow would clip
             image = image.point(lambda value: value * (1 / 256)).convert("L")
         if "transparency" in image.info or "A" in image.getbands():
-            image = image.convert("RGBA")
+            image = image if image.mode == "RGBA" else image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         image = ImageOps.fit(image if image.mode == "RGB" else image.convert("RGB"), (width, height), Image.Resampling.BICUBIC)
         return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
