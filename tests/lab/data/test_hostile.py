@@ -221,7 +221,7 @@ def test_lists_of_nothing(tmp_path):
 
 
 def test_a_long_name_is_not_repeated_for_all_below_it(tmp_path):
-    for below in ({"k" * 100_000: {n: None for n in range(1000)}}, {"k" * 200: {"k" * 200: {n: None for n in range(1000)}}}):
+    for below in ({"k" * 100_000: dict.fromkeys(range(1000))}, {"k" * 200: {"k" * 200: dict.fromkeys(range(1000))}}):
         (tmp_path / "a.p").write_bytes(pickle.dumps({"x": X, "y": Y, "about": below}))
         assert len(arrays.read(tmp_path / "a.p").train) == 8
         assert max(len(name) for name, _ in arrays._flatten(below)) < 500 + max(map(len, below))

@@ -100,7 +100,7 @@ def read(path: Path) -> Dataset:
     """What :func:`write` wrote; raises whatever a damaged file makes the parsers raise, or a ValueError."""
     with safe_open(path, "pt") as file:
         facts, noted = json.loads(file.metadata()["dataset"])
-        told = {name: tuple(json.loads(file.metadata().get(name, "[]"))) for name in _TOLD}
+        told: dict[str, Any] = {name: tuple(json.loads(file.metadata().get(name, "[]"))) for name in _TOLD}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
     if _digest(tensors, facts) != noted:
         raise ValueError("its checksum is wrong")

@@ -23,7 +23,7 @@ SIZE = 32
 
 _VERSION = 3  # of the pixels and what is kept with them: a change of `read_pixels` needs another number
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
-# A file is what it is, whatever its name. Of other kinds, some are programs that Pillow has Ghostscript run, or envelopes of them.
+# A file is what it is, whatever its name. Of other kinds, some are programs, which Ghostscript would run, or envelopes of any.
 _KINDS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
 _FREE_PIXELS = 89_478_485  # of which Pillow itself thinks nothing; a white page at 600 dpi has a third of it
 _TEST_NAMES = ("test", "val", "valid", "validation")  # the first that is there is the test set
