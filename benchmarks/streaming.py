@@ -267,6 +267,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the sets are made; the system's temporary folder")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     given = parser.parse_args()
+    if given.steps < 2:
+        parser.error("--steps: expected at least 2")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         os.environ["ANYK_CACHE"] = str(Path(name) / "cache")

@@ -228,10 +228,10 @@ def _surely_more(found: Paired | None) -> bool:
 
 
 def _cause(control: Method) -> str:
-    """What a gain comes from that the control has too."""
+    """What else gains it."""
     if control.recipe.loss == BOUNDED:
-        return f"being bounded gives it, not k: {control.name} has it too"
-    return f"the gain comes from the learning rate: {BASELINE} with {control.recipe.learning_rate:g} has it too"
+        return f"{control.name}, which is bounded and knows no k, gains half of it or more"
+    return f"{BASELINE} with the learning rate {control.recipe.learning_rate:g} gains half of it or more"
 
 
 def _controls(comparison: Comparison) -> list[str]:
