@@ -68,6 +68,8 @@ FLOOR = 64 << 20
 """memory that any reading may take, beside three times its file: buffers, threads, the smallest pieces that are worked on"""
 PACKED_FLOOR = 256 << 20
 """the same where a file is packed: what it unpacks to counts, and 64 MB may come from a file of any size"""
+IMAGE_FLOOR = 1200 << 20
+"""the same for images, which may have 89 million pixels: three times four bytes each, where they are transparent"""
 SPARE = 512 << 20  # between what is a finding, and where the system refuses more: what is reserved and not used
 SECONDS = 10.0  # of computing, and one for each megabyte
 WALL_SECONDS = 120.0  # this machine may have more to do
@@ -472,7 +474,10 @@ def trees() -> list[Any]:
 
 
 def pickle_files() -> list[Files]:
-    return [{"data.p": pickle.dumps(tree, protocol)} for tree in trees() for protocol in (0, 2, 4, 5)]
+    made = [pickle.dumps(tree, protocol) for tree in trees() for protocol in (0, 2, 4, 5)]
+    permuted = images().transpose(0, 3, 1, 2)
+    made += [pickle.dumps({"x": permuted, "y": np.arange(24) % 4, "about": {"counts": Counter("ab"), "set": {1}}}, 5)]
+    return [{"data.p": each} for each in made]
 
 
 def laughs(kind: Callable[[Any], Any]) -> bytes:
@@ -490,11 +495,20 @@ def pickle_hostile() -> list[Files]:
     made += [laughs(list), laughs(lambda items: dict(enumerate(items))), pickle.dumps({"x": many, "y": list(range(3000))})]
     expanded = torch.zeros(1).expand(20_000, 20_000)
     made += [pickle.dumps({"x": expanded, "y": [0, 1]}), pickle.dumps({"x": x, "y": ["a"] * 10**5 + ["b" * 10**5]})]
+    made += [pickle.dumps({"x": x, "y": y, "about": {"k" * 100_000: dict.fromkeys(range(2000))}})]  # a name for all below it
+    for names in (["s" * 100_000] * 2000, [10**5000, 1, 2, 3]):
+        made.append(pickle.dumps({"x": x, "y": y, "classes": names}))
+    made.append(pickle.dumps({"x": x, "y": [torch.empty(3_000_000, 0)] * 40}))
+    made.append(pickle.dumps(dict.fromkeys(n * (2**61 - 1) for n in range(20_000))))  # of one hash
+    pairs = b"]q\x00(" + b"".join(b"M" + struct.pack("<H", n) + b"N\x86" for n in range(2000)) + b"e0"
+    for call in (b"ccollections\nOrderedDict\nh\x00\x85R", b"c__builtin__\nset\nh\x00\x85R"):
+        made.append(b"\x80\x02" + pairs + b"](" + call * 20_000 + b"e.")  # one list, and much that is made of it
     return [{"data.p": each} for each in made]
 
 
 def torch_files() -> list[Files]:
-    made = [saved(lambda out, tree=tree: torch.save(tree, out)) for tree in (trees()[1], trees()[3])]
+    about = {"device": torch.device("cpu"), "dtype": torch.float32, "set": {1, "a"}, "counts": Counter("ab")}
+    made = [saved(lambda out, tree=tree: torch.save(tree, out)) for tree in (trees()[1], trees()[3], trees()[3] | about)]
     made += [saved(lambda out: torch.save(trees()[3], out, _use_new_zipfile_serialization=False))]
     return [{"data.pt": each} for each in made]
 
@@ -513,7 +527,12 @@ def torch_hostile() -> list[Files]:
     call = b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x40\x85R."
     called = stored_zip({"a/data.pkl": call, "a/version": b"3\n", "a/byteorder": b"little"}, zipfile.ZIP_STORED)
     bomb = stored_zip({"a/data.pkl": b"\x80\x02X\x00\x00\x00\x13" + zeros(304), "a/version": b"3\n"})
-    return [{"data.pt": each} for each in (*packed, old, called, bomb)]
+    # What is packed is longer than it says, and opens a million lists.
+    liar = bytearray(stored_zip({"a/data.pkl": b"\x80\x02" + b"]" * (50 << 20), "a/version": b"3\n"}))
+    for match in list(re.finditer(rb"PK\x01\x02|PK\x03\x04", bytes(liar)))[::2]:
+        place = match.start() + (24 if liar[match.start() + 2] == 1 else 22)
+        liar[place : place + 4] = struct.pack("<I", 64)
+    return [{"data.pt": each} for each in (*packed, old, called, bomb, bytes(liar))]
 
 
 def embedding_set() -> Files:
@@ -769,8 +788,10 @@ def picture(kind: str, mode: str = "RGB", side: int = 20) -> bytes:
 
 def image_files() -> list[Files]:
     modes = {"png": ("RGB", "L", "RGBA", "P", "I;16", "1", "LA"), "tif": ("RGB", "L"), "gif": ("P",)}
-    return [{f"data/a/1.{kind}": picture(kind, mode), "data/a/2.png": picture("png"), "data/b/1.png": picture("png")}
-            for kind in PICTURES for mode in modes.get(kind, ("RGB",))]  # fmt: skip
+    others = {"data/a/2.png": picture("png"), "data/b/1.png": picture("png")}
+    made = [{f"data/a/1.{kind}": picture(kind, mode), **others} for kind in PICTURES for mode in modes.get(kind, ("RGB",))]
+    page = Image.new("1", (4960, 7016), 1)  # white, at 600 dpi
+    return [*made, {"data/a/1.tif": saved(lambda out: page.save(out, "TIFF", compression="group4")), **others}]
 
 
 def png_claiming(width: int, height: int, colours: int = 2) -> bytes:
@@ -784,9 +805,20 @@ def png_claiming(width: int, height: int, colours: int = 2) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
 
 
+def envelope(inner: bytes) -> bytes:
+    """An image of IPTC, which Pillow tries on any file, and which holds another image."""
+    fields = {(3, 60): b"\x01\x00", (3, 20): b"\x00\x09", (3, 30): b"\x00\x09", (3, 120): b"\x05", (8, 10): inner}
+    return b"".join(bytes([0x1C, *place]) + struct.pack(">H", len(value)) + value for place, value in fields.items())
+
+
 def image_hostile() -> list[Files]:
     script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) print\n%%EOF\n"
     made = [png_claiming(9_500, 9_500, 6), script, picture("png")[:33] + b"\xff" * 100]
+    made += [
+        envelope(script),
+        envelope(png_claiming(3_000, 3_000)[:30_000]),
+        saved(lambda out: Image.new("RGB", (32, 32)).save(out, "ICO")),
+    ]
     return [{"data/a/1.png": each, "data/a/2.png": picture("png"), "data/b/1.png": picture("png")} for each in made]
 
 
@@ -886,7 +918,10 @@ READERS = {
             {"text/a.txt": word_text(30), "text/b.md": word_text(20), "text/c.txt": word_text(9)},
         ],
         read_words,
-        lambda: [{"data.txt": word_text() + " \U0001f600".encode() + b" x" * 200_000}],
+        lambda: [
+            {"data.txt": word_text() + " \U0001f600".encode() + b" x" * 200_000},
+            {"data.txt": word_text() + ("a" + "\u0316\u0301" * 100_000).encode()},
+        ],
         repeated(word_text, "data.txt", 27_000),
     ),
     "movielens": Reader(movielens_files, lambda folder: [loaded(f"movielens:{folder}")], large=large_ratings),
@@ -898,7 +933,7 @@ READERS = {
         lambda size: {"cifar.tar.gz": tarred(cifar_folder(4, size * 71))},
         PACKED_FLOOR,
     ),
-    "images": Reader(image_files, read_images, image_hostile, floor=PACKED_FLOOR),
+    "images": Reader(image_files, read_images, image_hostile, floor=IMAGE_FLOOR),
     "python": Reader(lambda: [{"data.py": SOURCE}], read_python, python_hostile),
 }
 

@@ -72,13 +72,21 @@ def sequence_set(
             sequence.append((sequence[-2] + 1) % kinds if random.random() >= noise else int(random.integers(0, kinds)))
         made.append([f"t{token}" for token in sequence])
     names = tuple(f"t{token}" for token in range(classes))
-    stream, begins = tokens.numbered(made, names)
+    stream, begins = numbered(made, names)
     if last:
         made_set = tokens.last_of_each("made items", names, stream, begins, tokens="items")
     else:
         parts = [{0: 1, 1: 2}.get(place % 5, 0) for place in range(sequences)]
         made_set = tokens.divided("made items", names, stream, begins, parts, tokens="items")
     return dataclasses.replace(made_set, fingerprint="made")
+
+
+def numbered(sequences: Sequence[Sequence[str]], classes: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The stream of all sequences in the numbers of these classes, and where they begin, with the end."""
+    numbers = {token: place for place, token in enumerate(classes)}
+    stream = [numbers.get(token, len(classes)) for sequence in sequences for token in sequence]
+    begins = torch.tensor([0, *map(len, sequences)]).cumsum(0)
+    return torch.tensor(stream, dtype=torch.int32), begins
 
 
 def read_or_make(setting: Setting) -> Dataset:

@@ -239,7 +239,8 @@ def read_image(path: Path) -> Image.Image:
     """An image file as RGB, upright."""
     with folders.opened_image(path) as file:
         folders.refuse_bomb(file, path)
-        image = ImageOps.exif_transpose(file)
+        ImageOps.exif_transpose(file, in_place=True)
+        image: Image.Image = file
         if image.mode.startswith("I"):
             # Pillow would cut 16-bit grey values off at 255.
             image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))

@@ -138,7 +138,7 @@ def test_examples_of_a_folder_of_images_are_files(tmp_path):
 @pytest.mark.parametrize(("kind", "most"), [("python", 32), ("items", 8)])
 def test_of_sequences_the_tokens_before_are_shown(tmp_path, kind, most):
     sequences = [["a", "b", "a", "b"], ["b", "z", "a", "b", "a"], ["a", "b"] * 40, ["b", "a"]]
-    stream, begins = tokens.numbered(sequences, CLASSES)
+    stream, begins = lab_data.numbered(sequences, CLASSES)
     data = tokens.last_of_each("made", CLASSES, stream, begins, tokens=kind)
     right, wrong = [[1, 2, 0], [0, 2, 1], [1, 2, 0]], [[3, 2, 1], [3, 2, 0], [3, 2, 1]]
     found = moved(tmp_path, data, wrong, right, Recipe(context=3))

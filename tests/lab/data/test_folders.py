@@ -116,7 +116,7 @@ def test_unreadable_images_are_known_again_from_the_cache(folder, load, monkeypa
 def test_one_unreadable_image_is_one(folder, load, caplog):
     (folder / "red" / "0.png").write_bytes(b"")
     load(folder)
-    assert caplog.messages == [f"1 image could not be read and is left out: {folder}/red/0.png"]
+    assert caplog.messages == [f"1 image could not be read and is left out: {folder}/red/0.png (cannot identify image file)"]
 
 
 def test_a_cache_that_cannot_be_written_is_told_once(folder, tmp_path, caplog):

@@ -1,9 +1,11 @@
 """Files that claim more than they hold, unpack to more than they should, or are made to fill the memory: each is refused in a
 line. `benchmarks/fuzz.py` looks for more of them."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import pickle
 import re
 import resource
@@ -12,15 +14,16 @@ import tarfile
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from safetensors.torch import save_file
 from torch import nn
 
-from anyk.lab import data, embedding, files
+from anyk.lab import data, embedding, files, notes
 from anyk.lab.data import arrays, cifar, completion, folders, limits, pickles, sets
 from anyk.lab.errors import LabError
 from anyk.lab.run import losses, models
@@ -206,6 +209,126 @@ def test_what_unfolds_to_more_than_the_file(tmp_path, tree):
             refused(tmp_path / "a.pt", r"unfolds to more|as a key, which is not data|save a copy")
 
 
+def test_lists_of_nothing(tmp_path):
+    """A shape may claim any number of them."""
+    empty = np.empty((3_000_000, 0), dtype=object)
+    objects = np.array([["a", 1], ["b", 2]], dtype=object)
+    assert pickles.load(pickle.dumps([empty, objects])) == [[], objects.tolist()]
+    (tmp_path / "a.p").write_bytes(pickle.dumps({"x": [torch.empty(3_000_000, 0)] * 8, "y": Y}))
+    refused(tmp_path / "a.p", r"holds what is no array \(tensors without numbers\)|has no examples")
+    (tmp_path / "a.p").write_bytes(pickle.dumps({"x": X, "y": [torch.empty(3_000_000, 0)] * 8}))
+    refused(tmp_path / "a.p", r"holds what is no array \(tensors without numbers\)")
+
+
+def test_a_long_name_is_not_repeated_for_all_below_it(tmp_path):
+    for below in ({"k" * 100_000: dict.fromkeys(range(1000))}, {"k" * 200: {"k" * 200: dict.fromkeys(range(1000))}}):
+        (tmp_path / "a.p").write_bytes(pickle.dumps({"x": X, "y": Y, "about": below}))
+        assert len(arrays.read(tmp_path / "a.p").train) == 8
+        assert max(len(name) for name, _ in arrays._flatten(below)) < 500 + max(map(len, below))
+        assert len(list(arrays._flatten(below))) == 1
+    (tmp_path / "a.p").write_bytes(pickle.dumps({"k" * 300: {"x": X, "y": Y}, "x": X, "y": {"k" * 300: {"a": Y}}}))
+    refused(tmp_path / "a.p", r"labels in .*a.p should have the shape")
+    (tmp_path / "a.p").write_bytes(pickle.dumps({"sets": {"train": {"x": X, "y": Y}}}))
+    assert len(arrays.read(tmp_path / "a.p").train) == 8
+
+
+@pytest.mark.parametrize(
+    ("classes", "match"),
+    [
+        (["s" * 100_000] * 2000, r"class names in .*a.p should have at most 1000 characters, but one has 100000"),
+        ([10**5000, 1], r"class names in .*a.p should be texts or numbers, but one is an integer beyond 64 bits"),
+        ([None, 1], r"class names in .*a.p should be texts or numbers, but one is a NoneType"),
+    ],
+    ids=["long", "a large number", "nothing"],
+)
+def test_class_names_that_no_program_wrote(tmp_path, classes, match):
+    (tmp_path / "a.p").write_bytes(pickle.dumps({"x": X, "y": Y, "classes": classes}))
+    refused(tmp_path / "a.p", match)
+
+
+@pytest.mark.parametrize(
+    ("classes", "names"),
+    [
+        ([1.5, 2], ("1.5", "2.0")),
+        ([7, -(2**63)], ("7", str(-(2**63)))),
+        ([b"a", "b"], ("a", "b")),
+        ([True, False], ("True", "False")),
+    ],
+)
+def test_class_names_that_are_no_texts(tmp_path, classes, names):
+    (tmp_path / "a.p").write_bytes(pickle.dumps({"x": X, "y": Y, "classes": classes}))
+    assert arrays.read(tmp_path / "a.p").classes == names
+
+
+def of_one_list(before, after, times=20_000, items=b"]q\x00(" + b"NN\x86" * 2000 + b"e0"):
+    """A pickle in which something is made of the same list again and again."""
+    return b"\x80\x02" + items + b"](" + (before + b"h\x00" + after) * times + b"e."
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        of_one_list(
+            b"ccollections\nOrderedDict\n", b"\x85R", items=b"]q\x00(" + b"".join(b"M%cxN\x86" % n for n in range(256)) + b"e0"
+        ),
+        of_one_list(b"cbuiltins\nset\n", b"\x85R", items=b"]q\x00(" + b"".join(b"M%cx" % n for n in range(256)) + b"e0"),
+        of_one_list(
+            b"cnumpy.core.multiarray\n_reconstruct\n)R(K\x01M\xd0\x07\x85cnumpy\ndtype\nX\x01\x00\x00\x00O\x85R\x89", b"tb"
+        ),
+    ],
+    ids=["dicts", "sets", "arrays"],
+)
+def test_one_list_of_which_many_things_are_made(content, monkeypatch):
+    made, new = [], pickles._Making._new
+    monkeypatch.setattr(pickles._Making, "_new", lambda self, value: made.append(1) or new(self, value))
+    with pytest.raises(ValueError, match=r"unfolds to more than"):
+        pickles.load(content)
+    assert len(made) < 3000
+
+
+def test_objects_that_are_short_in_the_file():
+    """Labels in an array of objects take two bytes there, and eight in memory."""
+    labels = np.array(["a", "b"] * 400_000, dtype=object)
+    assert pickles.load(pickle.dumps(labels)) == labels.tolist()
+
+
+def test_a_tensor_of_many_dimensions(tmp_path):
+    note = pickles._Tensor(pickles._Storage(torch.zeros(4, dtype=torch.uint8), torch.uint8), 0, (1,) * 65, (1,) * 65)
+    with pytest.raises(ValueError, match=r"a tensor of 65 dimensions"):
+        pickles._Making(100).made(note)
+
+
+def test_a_storage_that_is_read_again_and_again():
+    out = io.BytesIO()
+    torch.save(torch.zeros(50_000, dtype=torch.uint8).untyped_storage(), out, _use_new_zipfile_serialization=False)
+    held = out.getvalue()
+    content = b"\x80\x03B" + struct.pack("<I", len(held)) + held + b"q\x000"
+    content += b"](" + b"ctorch.storage\n_load_from_bytes\nh\x00\x85R" * 1000 + b"e."
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        inner = pickles._of_old_torch
+        patch.setattr(pickles, "_of_old_torch", lambda of: calls.append(1) or inner(of))
+        with pytest.raises(ValueError, match=r"unfolds to more than"):
+            pickles.load(content)
+    assert len(calls) < 15  # each counts twice: as what is read, and as what is made of it
+
+
+@pytest.mark.parametrize("frozen", [dict, set, frozenset])
+def test_numbers_that_get_into_each_other_s_way_as_keys(frozen):
+    """Python's hash of an integer is the rest after a division by 2^61 - 1."""
+    keys = [n * (2**61 - 1) for n in range(20)]
+    tree = dict.fromkeys(keys) if frozen is dict else frozen(keys)
+    with pytest.raises(pickles.NotDataError, match=r"an integer beyond 64 bits as a key"):
+        pickles.load(pickle.dumps(tree, 4))
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pickles._Making, "made", lambda *_: seen.append(1))
+        with pytest.raises(pickles.NotDataError):
+            pickles.load(pickle.dumps(tree, 4))
+    assert not seen
+    assert pickles.load(pickle.dumps({2**63: 1, -(2**63): 2})) == {2**63: 1, -(2**63): 2}
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -265,18 +388,60 @@ def test_files_of_torch_are_read_as_torch_reads_them(tmp_path, zipped):
     assert same(pickles.read(tmp_path / "a.pt"), wanted)
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_what_stands_beside_the_tensors_in_files_of_torch(tmp_path, zipped):
+    about = {"dtypes": [torch.float32, torch.bool, torch.complex64], "set": {1, "a", None}, "none": set()}
+    about |= {"counts": Counter("abba"), "size": torch.Size([2, 3])}
+    devices = {"device": [torch.device("cpu"), torch.device("cuda", 1)]}
+    torch.save(
+        about | devices | {"x": torch.from_numpy(X), "y": torch.from_numpy(Y)},
+        tmp_path / "a.pt",
+        _use_new_zipfile_serialization=zipped,
+    )
+    assert len(arrays.read(tmp_path / "a.pt").train) == 8
+    found = pickles.read(tmp_path / "a.pt")
+    assert {name: found[name] for name in about} == about | {"size": [2, 3]}
+    assert found["device"] == ["cpu", "cuda:1"]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_arrays_in_any_order_of_their_axes(protocol):
+    plain = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5)
+    for array in (plain, plain.transpose(0, 2, 3, 1), plain.transpose(3, 1, 0, 2), plain.T, plain[:, ::2], plain[:0]):
+        found = pickles.load(pickle.dumps(array, protocol))
+        assert found.dtype == array.dtype
+        np.testing.assert_array_equal(found, array)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        b"ctorch\ndevice\nJ\x00\x00\x00\x40\x85R.",
+        b"ctorch\ndevice\n](tR.",
+        b"ctorch\nfloat32\n}X\x01\x00\x00\x00ais}b.",
+        b"ctorch\nfloat32\n)R.",
+        b"c__builtin__\nset\nJ\x00\x00\x00\x40\x85R.",
+        b"c__builtin__\nset\n]])ae\x85R.",
+        b"ccollections\nCounter\nJ\x00\x00\x00\x40\x85R.",
+    ],
+)
+def test_what_is_known_beside_tensors_does_nothing_else(tmp_path, call):
+    (tmp_path / "a.p").write_bytes(b"\x80\x02" + call)
+    refused(tmp_path / "a.p", r"a.p (holds|is damaged)")
+
+
 @pytest.mark.parametrize("odd", [torch.eye(4).to_sparse(), torch.zeros(4, 4, device="meta")], ids=["sparse", "meta"])
 def test_tensors_of_other_kinds(tmp_path, odd):
     torch.save({"x": odd, "y": torch.arange(4)}, tmp_path / "a.pt")
     refused(tmp_path / "a.pt", r"holds torch\._utils\._rebuild\w+, which is not data: nothing was run")
 
 
-def rezipped(path, change, method=zipfile.ZIP_STORED):
+def rezipped(path, change, packed=()):
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w", method) as archive:
+    with zipfile.ZipFile(path, "w") as archive:
         for name, content in change(members).items():
-            archive.writestr(name, content)
+            archive.writestr(name, content, zipfile.ZIP_DEFLATED if packed and name.endswith(packed) else zipfile.ZIP_STORED)
 
 
 def test_files_of_torch_that_lie(tmp_path):
@@ -288,8 +453,12 @@ def test_files_of_torch_that_lie(tmp_path):
 
     rezipped(saved(), lambda members: {name: members[name][:-4] if name.endswith("/0") else members[name] for name in members})
     refused(path, r"it claims 24 numbers for the storage '0', which has 92 bytes")
-    rezipped(saved(), lambda members: members, zipfile.ZIP_DEFLATED)
+    rezipped(saved(), lambda members: members, packed=("data.pkl",))
+    refused(path, r"'a/data.pkl' in it is packed, which torch never does")
+    rezipped(saved(), lambda members: members, packed=("/0",))
     refused(path, r"is packed, or cut short")
+    rezipped(saved(), lambda members: members, packed=("byteorder",))
+    refused(path, r"'a/byteorder' in it is packed, which torch never does")
     rezipped(saved(), lambda members: {name: b"big" if "byteorder" in name else members[name] for name in members})
     refused(path, r"the byte order of another machine")
     rezipped(saved(), lambda members: {**members, "b/data.pkl": b"N."})
@@ -328,6 +497,13 @@ def test_archives_that_unpack_to_more_than_they_should(tmp_path, little):
         cifar.read(tmp_path / "a.tar")
 
 
+@pytest.mark.parametrize(("name", "pack"), [("xz", lzma.compress), ("bzip2", bz2.compress)])
+def test_an_archive_that_is_packed_in_another_way(tmp_path, name, pack):
+    (tmp_path / "a.tar").write_bytes(pack(tarfile.TarInfo("train").tobuf() + bytes(1024)))
+    with pytest.raises(LabError, match=f"a.tar is packed with {name}, but only gzip or a plain archive is taken: unpack it"):
+        cifar.read(tmp_path / "a.tar")
+
+
 def test_an_archive_with_holes_is_not_filled(tmp_path):
     """A sparse member is as long as it says, and holds nothing."""
     header = bytearray(tarfile.TarInfo("train").tobuf(tarfile.GNU_FORMAT))
@@ -340,14 +516,34 @@ def test_an_archive_with_holes_is_not_filled(tmp_path):
         cifar.read(tmp_path / "a.tar")
 
 
-def test_images_that_unpack_to_more_than_they_should(tmp_path, little):
+def test_images_that_unpack_to_more_than_they_should(tmp_path, little, monkeypatch, caplog):
+    monkeypatch.setattr(folders, "_FREE_PIXELS", 1_000_000)
     path = tmp_path / "a.png"
-    Image.new("RGB", (2000, 2000)).save(path)
-    for read in (folders.read_pixels, embedding.read_image):
-        with pytest.raises(LabError, match=r"a.png would unpack to 16 MB"):
-            read(path)
-    Image.new("RGB", (200, 200)).save(path)
+    for mode, megabytes in (("RGB", 16), ("RGBA", 16), ("L", 4), ("1", 4), ("P", 4)):
+        Image.new(mode, (2000, 2000)).save(path)
+        for read in (folders.read_pixels, embedding.read_image):
+            with pytest.raises(LabError, match=f"a.png would unpack to {megabytes} MB"):
+                read(path)
+    Image.new("RGB", (1000, 1000)).save(path)
     assert folders.read_pixels(path, 8).shape == (3, 8, 8)
+    for place in ("1", "2"):
+        (tmp_path / "set" / place).mkdir(parents=True)
+        Image.new("RGB", (9, 9)).save(tmp_path / "set" / place / "1.png")
+    Image.new("L", (2000, 2000)).save(tmp_path / "set" / "1" / "2.png")
+    for _ in range(2):  # made, and from the cache
+        caplog.clear()
+        monkeypatch.setattr(notes, "_told", set())
+        folders.load(tmp_path / "set", size=8, cache=tmp_path / "cache")
+        assert re.search(r"left out: \S+2\.png \(would unpack to 4 MB, .*save it unpacked\.\)$", caplog.messages[0])
+
+
+def test_scans_and_smooth_photographs_are_read(tmp_path):
+    """A white page at 600 dpi is a small file, and so is a photograph of the sky."""
+    Image.new("1", (4960, 7016), 1).save(tmp_path / "a.tif", compression="group4")
+    Image.new("RGB", (6000, 4000), "skyblue").save(tmp_path / "a.jpg")
+    for name in ("a.tif", "a.jpg"):
+        assert embedding.read_image(tmp_path / name).size in ((4960, 7016), (6000, 4000))
+        assert folders.read_pixels(tmp_path / name, 8).shape == (3, 8, 8)
 
 
 def test_a_program_is_no_image(tmp_path):
@@ -358,6 +554,36 @@ def test_a_program_is_no_image(tmp_path):
     for read in (folders.read_pixels, embedding.read_image):
         with pytest.raises(OSError, match="cannot identify image file"):
             read(tmp_path / "a.png")
+
+
+def iptc(inner):
+    """An image in an envelope, of which Pillow knows no beginning: it opens what is inside as any kind of image."""
+    fields = {(3, 60): b"\x01\x00", (3, 20): b"\x00\x09", (3, 30): b"\x00\x09", (3, 120): b"\x05", (8, 10): inner}
+    return b"".join(bytes([0x1C, *place]) + struct.pack(">H", len(value)) + value for place, value in fields.items())
+
+
+def test_an_image_in_an_envelope_is_no_image(tmp_path, monkeypatch):
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) print\n%%EOF\n"
+    started = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: started.append(1) or Image.core.new("RGB", (9, 9)))
+    large, icon = io.BytesIO(), io.BytesIO()
+    Image.new("1", (3000, 3000)).save(large, "PNG")
+    Image.new("RGB", (32, 32)).save(icon, "ICO")
+    assert Image.open(io.BytesIO(iptc(script))).format == "IPTC"
+    for content in (iptc(script), iptc(large.getvalue()), icon.getvalue()):
+        (tmp_path / "a.jpg").write_bytes(content)
+        for read in (folders.read_pixels, embedding.read_image):
+            with pytest.raises(OSError, match="cannot identify image file"):
+                read(tmp_path / "a.jpg")
+    assert not started
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "MPO", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000"])
+def test_images_are_what_they_are_whatever_their_name(tmp_path, kind):
+    if kind in ("AVIF", "WEBP", "JPEG2000") and kind not in Image.SAVE:
+        pytest.skip("this Pillow does not have it")
+    Image.new("RGB", (20, 20), "red").save(tmp_path / "a.jpg", kind)
+    assert folders.read_pixels(tmp_path / "a.jpg", 8).float().mean((1, 2)).tolist() == pytest.approx([255, 0, 0], abs=3)
 
 
 def test_statistics_of_large_images_take_few_at_a_time(monkeypatch):
@@ -434,9 +660,9 @@ RESNET = models.Plan("resnet18", (3, 8, 8), ("a", "b"), hidden=4, dropout=0.0, m
         (PLAN, {"classes": ["a", "\ud800"]}, r"surrogates not allowed"),
         (PLAN, {"classes": DEEP}, r"nested too deeply"),
         (PLAN, {"shape": [2**61]}, r"cannot be used"),
-        (GRU, {"shape": [2**40]}, r"shape should be at most 1000000 on each side, but is \[1099511627776\]"),
+        (GRU, {"shape": [2**40]}, r"shape should be at most 1000000, but is \[1099511627776\]"),
         (PLAN, {"model": "mlp", "hidden": 2**61}, r"cannot be used"),
-        (RESNET, {"shape": [3, 8, 2**40]}, r"shape should be at most 8192 on each side"),
+        (RESNET, {"shape": [3, 8, 2**40]}, r"shape should be of at most 8192 x 8192 pixels"),
         (PLAN, {"feature_mean": [10**400] * 3}, r"feature_mean should be 0 or 3 numbers"),
         (PLAN, {"model": "os:system", "tokens": "items", "layers": None}, r"which is code that reading a file does not import"),
         (PLAN, {"model": "os:system"}, r"which is code that reading a file does not import"),
@@ -448,6 +674,19 @@ def test_a_model_file_whose_description_lies(tmp_path, plan, lie, match):
     save_file(PLAN.build().state_dict(), path, {"state": described})
     with pytest.raises(LabError, match=match):
         models.load(path)
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 10_000), (1, 1, 8192**2)])
+def test_a_model_of_wide_images_is_read_again(tmp_path, shape):
+    plan = models.Plan("resnet18", shape, ("a", "b"), hidden=4, dropout=0.0, mean=(0.5,), std=(0.2,))
+    assert models.Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_images_that_no_model_takes_are_refused_before_the_training():
+    images = torch.zeros(1, dtype=torch.uint8).expand(4, 1, 8193, 8192)
+    dataset = sets.Dataset("a", "images", ("a", "b"), sets.Split((images,), torch.arange(4) % 2), None, "", (0.5,), (0.2,))
+    with pytest.raises(LabError, match=r"a has images of 8193 x 8192 pixels, but models take at most 8192 x 8192"):
+        models.Plan.of(Recipe(model="linear"), dataset)
 
 
 def test_paths_do_not_leave_their_folder(tmp_path):

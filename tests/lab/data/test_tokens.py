@@ -47,19 +47,32 @@ def test_a_number_of_texts_is_the_same_on_every_machine():
     assert max(wide) < 1000
 
 
+def spelled(*sequences):
+    made = tokens.Spelled()
+    for sequence in sequences:
+        made.add(sequence)
+    return made
+
+
 def test_the_vocabulary_is_by_frequency_then_by_the_alphabet():
     words = ["b", "a", "b", "c", "a", "d"]
-    assert tokens.vocabulary(words) == ("a", "b", "c", "d")
-    assert tokens.vocabulary(["b", *words]) == ("b", "a", "c", "d")
-    assert tokens.vocabulary(words, 3) == ("a", "b", "c")
-    assert tokens.vocabulary(words, 3, least=2) == ("a", "b")
-    assert tokens.vocabulary(words, 1, least=2) == ("a",)
+
+    def classes(words, *limits, **more):
+        return spelled(words).numbered(torch.ones(len(words), dtype=torch.bool), *limits, **more)[0]
+
+    assert classes(words) == ("a", "b", "c", "d")
+    assert classes(["b", *words]) == ("b", "a", "c", "d")
+    assert classes(words, 3) == ("a", "b", "c")
+    assert classes(words, 3, least=2) == ("a", "b")
+    assert classes(words, 1, least=2) == ("a",)
 
 
 def test_numbers_of_sequences():
-    stream, begins = tokens.numbered([["b", "?"], [], ["a", "b", "a"]], ("a", "b"))
+    made = spelled(["b", "?"], [], ["a", "b", "a"])
+    classes, stream = made.numbered(torch.tensor([True, False, True, True, True]))
+    assert classes == ("a", "b")
     assert (stream.tolist(), stream.dtype) == ([1, 2, 0, 1, 0], torch.int32)
-    assert (begins.tolist(), begins.dtype) == ([0, 2, 2, 5], torch.int64)
+    assert (made.begins.tolist(), made.begins.dtype) == ([0, 2, 2, 5], torch.int64)
 
 
 # --- contexts ---------------------------------------------------------------------------------------------------------

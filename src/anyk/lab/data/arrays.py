@@ -43,6 +43,8 @@ _GROUP_WORD = "groups"
 """the array, or the column of a .csv file, that tells which examples belong together"""
 _VALIDATION_WORDS = ("val", "valid", "validation")
 _TEST_WORDS = ("test", *_VALIDATION_WORDS)
+_LONGEST_NAME, _LONGEST_PREFIX = 1000, 250
+"""characters of a class name, and of the names of dicts around an array"""
 _CHANNELS = (1, 3)
 """of images: gray or colour"""
 
@@ -236,6 +238,14 @@ def _listed_names(values: Any, source: Path) -> list[str]:
     names = _to_numpy(values, source)
     if names.ndim != 1:
         raise LabError(f"class names in {source} should be a list, but have the shape {names.shape}.")
+    for name in names.tolist():
+        large = isinstance(name, int) and abs(name) > 1 << 64
+        if large or not isinstance(name, (str, bytes, int, float)):
+            kind = "an integer beyond 64 bits" if large else f"a {type(name).__name__}"
+            raise LabError(f"class names in {source} should be texts or numbers, but one is {kind}.")
+        # A pickle can name one text any number of times.
+        if isinstance(name, (str, bytes)) and len(name) > _LONGEST_NAME:
+            raise LabError(f"class names in {source} should have at most {_LONGEST_NAME} characters, but one has {len(name)}.")
     texts = [_text(name) for name in names.tolist()]
     _check_texts(texts, source)
     return texts
@@ -272,10 +282,12 @@ def _name_places(items: list[Any] | tuple[Any, ...]) -> Any:
 
 def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+        name = f"{prefix}{key}"
+        # A long name is not repeated for all that is below it: there may be millions, and nothing there is looked for.
+        if isinstance(value, Mapping) and len(name) <= _LONGEST_PREFIX:
+            yield from _flatten(value, f"{name}.")
         else:
-            yield f"{prefix}{key}", value
+            yield name, value
 
 
 def _pair(examples: Any, labels: Any, source: Path, for_split: str = "") -> _Pair:
@@ -315,6 +327,8 @@ def _to_numpy(values: Any, source: Path) -> "np.ndarray[Any, Any]":
             return values.detach().numpy()
         if isinstance(values, (list, tuple)):
             if values and isinstance(values[0], Tensor):
+                if not all(value.numel() for value in values):  # one of (N, 0) would become N lists
+                    raise ValueError("tensors without numbers")
                 return np.asarray([value.tolist() for value in values])
             if any(isinstance(value, (str, bytes)) for value in values):
                 return _objects([_text(value) for value in values])

@@ -19,6 +19,8 @@ from anyk.lab.data.sets import Dataset, Split
 from anyk.lab.data.tokens import SequenceSplit
 from anyk.lab.errors import LabError
 
+_TOLD = ("unreadable", "reasons", "remarks")
+
 
 def cache_folder() -> Path:
     """Where downloads and prepared data are kept: $ANYK_CACHE, or the system's folder for caches."""
@@ -54,7 +56,7 @@ def write(path: Path, dataset: Dataset) -> None:
     """Write a data set with its fingerprint into one file; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # What was left out, and what is said of it, is not a part of the content, nor of its digest.
-    told = {"unreadable": dataset.unreadable, "remarks": dataset.remarks}
+    told = {name: getattr(dataset, name) for name in _TOLD}
     with files.replacing(path) as temporary:
         facts = json.dumps([_facts(dataset), dataset.fingerprint])
         save_file(_tensors(dataset), temporary, {"dataset": facts, **{name: json.dumps(of) for name, of in told.items() if of}})
@@ -98,7 +100,7 @@ def read(path: Path) -> Dataset:
     """What :func:`write` wrote; raises whatever a damaged file makes the parsers raise, or a ValueError."""
     with safe_open(path, "pt") as file:
         facts, noted = json.loads(file.metadata()["dataset"])
-        unreadable, remarks = (json.loads(file.metadata().get(name, "[]")) for name in ("unreadable", "remarks"))
+        told: dict[str, Any] = {name: tuple(json.loads(file.metadata().get(name, "[]"))) for name in _TOLD}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
     if _digest(tensors, facts) != noted:
         raise ValueError("its checksum is wrong")
@@ -122,10 +124,9 @@ def read(path: Path) -> Dataset:
         fingerprint=noted,
         mean=tuple(facts["mean"]),
         std=tuple(facts["std"]),
-        unreadable=tuple(unreadable),
         validation=tensors.get("validation"),
-        remarks=tuple(remarks),
         tokens=facts.get("tokens", ""),
+        **told,
     )
 
 

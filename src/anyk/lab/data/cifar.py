@@ -26,6 +26,7 @@ CHECKSUM = "md5:eb9058c3a382ffc7106e4002c42a8d85"
 _VERSION = 1  # of the prepared file
 _SHAPE = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
+_OTHER_WAYS = {b"\xfd7zXZ\0": "xz", b"BZh": "bzip2"}
 _PYTHON_FILES = ("train", "test", "meta")
 _BINARY_FILES = ("train.bin", "test.bin", "fine_label_names.txt")
 
@@ -96,8 +97,12 @@ def _contents(path: Path) -> dict[str, bytes]:
         return {name: (path / name).read_bytes() for name in wanted if (path / name).is_file()}
     contents = {}
     try:
-        with open(path, "rb") as raw, gzip.open(raw) if raw.read(2) == b"\x1f\x8b" else raw as unpacked:
-            raw.seek(0)
+        with open(path, "rb") as raw:
+            start = raw.read(6)
+        other = next((name for mark, name in _OTHER_WAYS.items() if start.startswith(mark)), None)
+        if other is not None:
+            raise LabError(f"{path} is packed with {other}, but only gzip or a plain archive is taken: unpack it.")
+        with open(path, "rb") as raw, gzip.open(raw) if start.startswith(b"\x1f\x8b") else raw as unpacked:
             bounded: Any = limits.Bounded(unpacked, path)  # type: ignore[arg-type]
             with tarfile.open(fileobj=bounded, mode="r:") as archive:
                 for member in archive:

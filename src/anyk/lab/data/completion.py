@@ -59,18 +59,18 @@ def load(classes: int = DEFAULT_CLASSES, *, cache: Path | None = None, library: 
     key = caches.key_of([library], _VERSION)
 
     def build() -> Dataset:
-        modules, sequences = [], []
+        modules, sequences = list[str](), tokens.Spelled()
         for path in _files(library):
             found = list(python_tokens(path.read_bytes()))
             if found:
                 modules.append(path.relative_to(library).parts[0].removesuffix(".py"))
-                sequences.append(found)
-        if not sequences:
+                sequences.add(found)
+        if not modules:
             raise LabError(f"completion reads the source of Python's standard library, but {library} has no .py files.")
         parts = [_part(module) for module in modules]
-        trained = (each for sequence, part in zip(sequences, parts, strict=True) if part == 0 for each in sequence)
-        vocabulary = tokens.vocabulary(trained, classes)
-        stream, begins = tokens.numbered(sequences, vocabulary)
+        begins = sequences.begins
+        trained = torch.tensor([part == 0 for part in parts]).repeat_interleave(begins.diff())
+        vocabulary, stream = sequences.numbered(trained, classes)
         numbers = {module: place for place, module in enumerate(dict.fromkeys(modules))}
         groups = torch.tensor([numbers[module] for module in modules])
         return tokens.divided(f"completion:{classes}", vocabulary, stream, begins, parts, groups, tokens="python")

@@ -1,6 +1,7 @@
 """A folder of images, one folder inside for each class: decoded once, at one size, and kept."""
 
 import dataclasses
+import itertools
 import os
 import warnings
 from collections.abc import Iterable
@@ -20,9 +21,11 @@ from anyk.lab.errors import LabError
 SIZE = 32
 """Height and width of the images, where nobody asks for others."""
 
-_VERSION = 2  # of the pixels and what is kept with them: a change of `read_pixels` needs another number
+_VERSION = 3  # of the pixels and what is kept with them: a change of `read_pixels` needs another number
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
-_PROGRAMS = ("EPS",)  # is a program itself, which Ghostscript would run
+# A file is what it is, whatever its name. Of other kinds, some are programs, which Ghostscript would run, or envelopes of any.
+_KINDS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000")
+_FREE_PIXELS = 89_478_485  # of which Pillow itself thinks nothing; a white page at 600 dpi has a third of it
 _TEST_NAMES = ("test", "val", "valid", "validation")  # the first that is there is the test set
 
 
@@ -47,7 +50,7 @@ def load(folder: Path, *, size: int = SIZE, cache: Path | None = None) -> Datase
     tell_of_nested((path for paths in train.values() for path in paths), train_root, len(classes))
 
     def build() -> Dataset:
-        unreadable: list[Path] = []
+        unreadable: dict[Path, str] = {}
         train_split = _decode_all(train, classes, size, unreadable)
         test_split = None if test is None else _decode_all(test, classes, size, unreadable)
         counts = torch.bincount(train_split.labels, minlength=len(classes))
@@ -60,7 +63,8 @@ def load(folder: Path, *, size: int = SIZE, cache: Path | None = None) -> Datase
             raise LabError(f"{test_root} has no readable images: add some or remove it.")
         left_out = tuple(path.relative_to(folder).as_posix() for path in unreadable)
         name = folder.absolute().name
-        return with_statistics(Dataset(name, "images", classes, train_split, test_split, "", unreadable=left_out))
+        dataset = Dataset(name, "images", classes, train_split, test_split, "", unreadable=left_out)
+        return with_statistics(dataclasses.replace(dataset, reasons=tuple(unreadable.values())))
 
     sources = [path for files in (train, test or {}) for paths in files.values() for path in paths]
     # The classes are named too: an empty class has no files.
@@ -69,7 +73,8 @@ def load(folder: Path, *, size: int = SIZE, cache: Path | None = None) -> Datase
     dataset = caches.remember(kept / f"images-v{_VERSION}-{key}.safetensors", build)
     if dataset.unreadable:
         what = "image could not be read and is" if len(dataset.unreadable) == 1 else "images could not be read and are"
-        paths = ", ".join(str(folder / name) for name in dataset.unreadable)
+        reasons = itertools.zip_longest(dataset.unreadable, dataset.reasons)
+        paths = ", ".join(f"{folder / name} ({reason})" if reason else f"{folder / name}" for name, reason in reasons)
         notes.tell(f"{len(dataset.unreadable)} {what} left out: {paths}")
     return dataclasses.replace(dataset, folder=str(folder))
 
@@ -132,35 +137,44 @@ def _files_by_class(folder: Path) -> dict[str, list[Path]]:
     }
 
 
-def _decode_all(files: dict[str, list[Path]], classes: tuple[str, ...], size: int, unreadable: list[Path]) -> Split:
+def _decode_all(files: dict[str, list[Path]], classes: tuple[str, ...], size: int, unreadable: dict[Path, str]) -> Split:
     paths = [path for name in files for path in files[name]]
     labels = torch.tensor([classes.index(name) for name in files for _ in files[name]], dtype=torch.int64)
     images = torch.zeros(len(paths), 3, size, size, dtype=torch.uint8)
-    good = torch.ones(len(paths), dtype=torch.bool)
+    reasons: list[str | None] = [None] * len(paths)
 
     def decode(position: int) -> None:
         try:
             images[position] = read_pixels(paths[position], size)
         # Decoders of damaged files raise OSError, SyntaxError, ValueError, struct.error, ...
-        except Exception:
-            good[position] = False
+        except Exception as error:
+            reasons[position] = _reason(error, paths[position])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about odd metadata; the pixels are all we want
         list(pool.map(decode, range(len(paths))))
-    unreadable += [path for path, fine in zip(paths, good.tolist(), strict=True) if not fine]
+    unreadable |= {path: reason for path, reason in zip(paths, reasons, strict=True) if reason is not None}
+    good = torch.tensor([reason is None for reason in reasons], dtype=torch.bool)
     return Split((images[good],), labels[good])
 
 
+def _reason(error: Exception, path: Path) -> str:
+    """Why an image cannot be read, without its name."""
+    text = str(error).removeprefix(f"{path} ").replace(f" {str(path)!r}", "")
+    return " ".join(text.split())[:200] or type(error).__name__
+
+
 def opened_image(path: str | Path) -> Image.Image:
-    """An image file, of no kind that Pillow would start another program for."""
+    """An image file, of a kind that holds pixels and nothing else."""
     Image.init()
-    return Image.open(path, formats=[kind for kind in Image.ID if kind not in _PROGRAMS])
+    return Image.open(path, formats=[kind for kind in _KINDS if kind in Image.OPEN])
 
 
 def refuse_bomb(image: Image.Image, path: str | Path) -> None:
     """Raise where the pixels of an image take much more memory than images of such files do."""
-    limits.refuse_bomb(path, Path(path).stat().st_size, 4 * image.width * image.height)
+    pixels = image.width * image.height
+    if pixels > _FREE_PIXELS:
+        limits.refuse_bomb(path, Path(path).stat().st_size, pixels * (1 if image.mode in ("1", "L", "P") else 4))
 
 
 def read_pixels(path: str | Path, size: int | tuple[int, int] = SIZE) -> Tensor:
@@ -176,11 +190,12 @@ def read_pixels(path: str | Path, size: int | tuple[int, int] = SIZE) -> Tensor:
     with opened_image(path) as file:
         file.draft("RGB", (2 * width, 2 * height))  # a JPEG can be decoded at a fraction of its size
         refuse_bomb(file, path)
-        image: Image.Image = ImageOps.exif_transpose(file)
+        ImageOps.exif_transpose(file, in_place=True)  # a large one is not copied
+        image: Image.Image = file
         if image.mode.startswith("I"):  # 16 bits of gray, which Pillow would clip
             image = image.point(lambda value: value * (1 / 256)).convert("L")
         if "transparency" in image.info or "A" in image.getbands():
-            image = image.convert("RGBA")
+            image = image if image.mode == "RGBA" else image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        image = ImageOps.fit(image.convert("RGB"), (width, height), Image.Resampling.BICUBIC)
+        image = ImageOps.fit(image if image.mode == "RGB" else image.convert("RGB"), (width, height), Image.Resampling.BICUBIC)
         return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)

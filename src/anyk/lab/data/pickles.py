@@ -83,15 +83,23 @@ class _DataUnpickler(pickle._Unpickler):
         return self._storage(pid)
 
 
+def _check_key(key: Any) -> None:
+    """Raise where it would take Python long: it looks at all that is in a tuple, and large integers can have one hash."""
+    if key is not None and not isinstance(key, (str, bytes, int, float)):
+        raise NotDataError(f"a {type(key).__name__} as a key")
+    if isinstance(key, int) and abs(key) > 1 << 64:
+        raise NotDataError("an integer beyond 64 bits as a key")
+
+
 def _watched(code: bytes, step: int, marked: bool) -> None:
-    """Look at what an instruction will take as keys: Python looks at all that is in a tuple for each key that it is."""
+    """Look at what an instruction will take as keys, before it does."""
     usual = pickle._Unpickler.dispatch[code[0]]
 
     def checked(self: Any) -> None:
         # Since the last mark, the machine keeps things apart; one item is on top of all.
         for key in self.stack[::step] if marked else self.stack[-2:-1]:
-            if key is not None and not isinstance(key, (str, bytes, int, float, _Bytes)):
-                raise NotDataError(f"a {type(key).__name__} as a key")
+            if not isinstance(key, _Bytes):
+                _check_key(key)
         usual(self)
 
     _DataUnpickler.dispatch[code[0]] = checked
@@ -142,16 +150,15 @@ class _Array(_Note):
 
     def __init__(self, *_: Any):
         self.state: Any = None
+        self.axes: Any = None  # the order of them, where another one than in memory
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
 
 def _of_buffer(content: Any, dtype: Any, shape: Any, order: str, axes: Any = None) -> _Array:
-    if axes is not None:
-        raise NotDataError("an array of objects")
     array = _Array()
-    array.state = (None, shape, dtype, order == "F", content)
+    array.state, array.axes = (None, shape, dtype, order == "F", content), axes
     return array
 
 
@@ -175,9 +182,16 @@ def _plain_bytes(content: Any) -> bytes | bytearray:
 
 
 class _Pairs(_Note):
-    """The items of a dict in a list, as Python 2 wrote ordered ones."""
+    """The items of a dict in a list, as Python 2 wrote ordered ones, or in another dict, as counts are written."""
 
     def __init__(self, items: Any):
+        self.items = items
+
+
+class _Set(_Note):
+    """The items of a set in a list, as older pickles have it."""
+
+    def __init__(self, items: Any = ()):
         self.items = items
 
 
@@ -214,15 +228,26 @@ def _scalar(dtype: _Dtype, content: Any = None) -> Any:
     return np.frombuffer(value, dtype=dtype.numpy()).reshape(()).item()
 
 
+def _device(kind: str, index: int | None = None) -> str:
+    """A device as a text: nothing is put there."""
+    if not isinstance(kind, str) or not isinstance(index, int | None):
+        raise NotDataError("a device without a name")
+    return kind if index is None else f"{kind}:{index}"
+
+
 def _not_called(*_: Any) -> Any:
     raise NotDataError("a call of numpy.ndarray")
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "collections.OrderedDict": lambda *items: _Pairs(*items) if items else OrderedDict(),
+    "collections.Counter": lambda items=(): _Pairs(items),
+    "builtins.set": _Set,
+    "__builtin__.set": _Set,
     "_codecs.encode": _Bytes,
     "builtins.bytearray": _Bytes,
     "__builtin__.bytearray": _Bytes,
+    "__builtin__.bytes": _Bytes,  # how older pickles have none
     "numpy.dtype": _Dtype,
     "numpy.ndarray": _not_called,  # only named, as the kind of array to make
     "numpy._core.multiarray._reconstruct": _Array,
@@ -233,6 +258,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
     "torch.storage._load_from_bytes": lambda content: _Storage(content),
     "torch.Size": lambda size=(): size,
+    "torch.device": _device,
 }
 _KINDS = {
     **{"Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16},
@@ -243,7 +269,7 @@ _MAKERS: dict[str, Any] = {
     **{name: _Maker(make) for name, make in _FUNCTIONS.items()},
     **{f"torch.{name}Storage": _StorageKind(dtype) for name, dtype in _KINDS.items()},
     "torch.storage.UntypedStorage": _StorageKind(torch.uint8),
-    **{f"torch.{name}": getattr(torch, name) for name in ("uint16", "uint32", "uint64")},
+    **{f"torch.{name}": value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
 }
 
 
@@ -276,7 +302,11 @@ def _of_zip(path: Path) -> Any:
         if len(tree) != 1:
             raise ValueError("it should have one data.pkl, as torch.save writes it")
         prefix = tree[0].removesuffix("data.pkl")
-        if (order := members.get(f"{prefix}byteorder")) and archive.read(order).decode() != sys.byteorder:
+        order = members.get(f"{prefix}byteorder")
+        for member in (members[tree[0]], order):
+            if member and member.compress_type:  # zipfile would unpack all of it, whatever its size says
+                raise ValueError(f"{member.filename!r} in it is packed, which torch never does")
+        if order and archive.read(order).decode() != sys.byteorder:
             raise ValueError("it has the byte order of another machine")
         instructions = archive.read(tree[0])
     size = path.stat().st_size
@@ -341,6 +371,7 @@ class _Making:
     def __init__(self, size: int) -> None:
         self._most = self._left = 3 * size + (1 << 20)
         self._known: dict[int, tuple[Any, int]] = {}
+        self._used: set[int] = set()
 
     def made(self, tree: Any) -> Any:
         """The containers, arrays and tensors."""
@@ -351,6 +382,13 @@ class _Making:
         self._left -= count
         if self._left < 0:
             raise ValueError(f"it unfolds to more than {self._most} bytes, three times its size")
+
+    def _use(self, items: Any) -> Any:
+        """A list that something is made of. The file pays for it once: from the second time on, what is made counts."""
+        if id(items) in self._used:
+            self._take(64 * len(items))
+        self._used.add(id(items))
+        return items
 
     def _make(self, value: Any) -> tuple[Any, int]:
         if value is None or isinstance(value, (bool, int, float, str)):
@@ -369,7 +407,13 @@ class _Making:
         if isinstance(value, dict):
             return self._dict(list(dict.items(value)))  # not the method, which a pickle can give another name to
         if isinstance(value, _Pairs):
-            return self._dict([(key, item) for key, item in value.items])
+            items = self._use(value.items)
+            return self._dict(list(dict.items(items) if isinstance(items, dict) else ((key, item) for key, item in items)))
+        if isinstance(value, _Set):
+            keys = [_plain_bytes(key) if isinstance(key, _Bytes) else key for key in self._use(value.items)]
+            for key in keys:
+                _check_key(key)
+            return set(keys), 1 + len(keys)
         if isinstance(value, (list, tuple)):
             items = [self._make(item) for item in value]
             return [item for item, _ in items], 1 + sum(size for _, size in items)
@@ -385,7 +429,7 @@ class _Making:
         if isinstance(value, _Storage):
             whole, _ = self._bytes_of(value)
             return whole, 1 + len(whole)
-        if isinstance(value, (complex, set, frozenset)):
+        if isinstance(value, (complex, set, frozenset, torch.dtype)):
             return value, 1
         raise NotDataError(f"a {type(value).__name__.strip('_').lower()}")
 
@@ -394,8 +438,7 @@ class _Making:
         for key, item in items:
             if isinstance(key, (bytes, _Bytes)):
                 key = _plain_bytes(key)
-            if not isinstance(key, (str, bytes, int, float)) or (isinstance(key, int) and abs(key) > 1 << 64):
-                raise NotDataError(f"a {type(key).__name__} as a key")
+            _check_key(key)
             made[key], size = self._make(item)
             total += size + len(key) if isinstance(key, (str, bytes)) else size + 1
         return made, total
@@ -403,7 +446,11 @@ class _Making:
     def _array(self, value: _Array) -> tuple[Any, int]:
         _, shape, dtype, by_columns, content = value.state
         if isinstance(content, list):
-            items, size = self._make(content)
+            items, size = self._make(self._use(content))
+            if not items:
+                return [], size  # whatever the shape says: of (N, 0), N lists would come
+            if min(shape, default=1) < 1:
+                raise ValueError(f"it has {len(items)} objects of the shape {shape}")
             objects = np.empty(len(items), dtype=object)
             objects[:] = items
             return objects.reshape(shape).tolist(), size
@@ -412,6 +459,7 @@ class _Making:
         buffer = _plain_bytes(content)
         self._take(len(buffer))
         array = np.frombuffer(buffer, dtype=dtype.numpy()).reshape(shape, order="F" if by_columns else "C")
+        array = array if value.axes is None else array.transpose(value.axes)
         # torch wants memory that could be written to.
         return array if array.flags.writeable else array.copy(order="K"), 1 + array.nbytes
 
@@ -420,7 +468,9 @@ class _Making:
         if not isinstance(storage, _Storage):
             raise NotDataError(f"a {type(storage).__name__} as a storage")
         if storage.dtype is None:  # of one tensor, a file of torch in the pickle
-            inner = _of_old_torch(bytes(_plain_bytes(storage.content)))
+            content = bytes(_plain_bytes(storage.content))
+            self._take(len(content))
+            inner = _of_old_torch(content)
             if not isinstance(inner, _Storage) or inner.dtype is None:
                 raise NotDataError("something else than a storage")
             storage.content, storage.dtype = inner.content, inner.dtype
@@ -435,6 +485,8 @@ class _Making:
         content, dtype = self._bytes_of(value.storage)
         dtype = value.dtype or dtype
         offset, size, stride = value.offset, tuple(value.size), tuple(value.stride)
+        if len(size) > 64:  # as many as numpy takes
+            raise ValueError(f"it has a tensor of {len(size)} dimensions")
         whole = [offset, *size, *stride]
         if not all(type(number) is int and 0 <= number < 1 << 62 for number in whole) or len(size) != len(stride):
             raise ValueError(f"it has a tensor of the shape {size}")

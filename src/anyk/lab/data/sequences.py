@@ -218,15 +218,20 @@ def words_of(text: str) -> list[str]:
     >>> words_of("Don't stop: it's 5 o'clock – 'now'!")
     ["Don't", 'stop', ':', "it's", '5', "o'clock", '–', "'", 'now', "'", '!']
     """
-    return _word().findall(unicodedata.normalize("NFC", text))
+    word, marks = _patterns()
+    # To put marks in their order takes the square of their number: so many in a row are no text, and left as they are.
+    if not text.isascii() and not marks.search(text):
+        text = unicodedata.normalize("NFC", text)
+    return word.findall(text)
 
 
 @functools.cache
-def _word() -> re.Pattern[str]:
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Of a word, and of a thousand marks in a row."""
     # An accent or a vowel sign that is a character of its own belongs to its letter, which \w does not know.
     combining = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c).startswith("M"))
     letters = rf"[^\W_]+(?:[{combining}]+[^\W_]*)*"
-    return re.compile(rf"{letters}(?:['’]{letters})*|[^\w\s]|_")
+    return re.compile(rf"{letters}(?:['’]{letters})*|[^\w\s]|_"), re.compile(rf"[{combining}]{{1000}}")
 
 
 def _text_files(path: Path) -> list[Path]:

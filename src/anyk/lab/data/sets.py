@@ -106,6 +106,8 @@ class Dataset:
     """of image files, where it was made of one"""
     unreadable: tuple[str, ...] = ()
     """files in it that could not be read and were left out"""
+    reasons: tuple[str, ...] = ()
+    """why, for each of these"""
     validation: Tensor | None = None
     """(V,) positions in ``train`` that the source keeps for validation; None: :func:`split` takes a part"""
     remarks: tuple[str, ...] = ()

@@ -7,8 +7,7 @@ before the first token of a sequence.
 import array
 import dataclasses
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -136,22 +135,6 @@ def number(texts: Iterable[str], below: int = 100) -> int:
     return int.from_bytes(hashlib.sha256("\0".join(texts).encode()).digest()[:8], "big") % below
 
 
-def vocabulary(tokens: Iterable[str], most: int | None = None, least: int = 1) -> tuple[str, ...]:
-    """The tokens by how often they occur, the most frequent first; of equals, by the alphabet.
-
-    Args:
-        tokens: of the training part.
-        most: keep so many.
-        least: keep those that occur so often.
-    """
-    return _by_count(Counter(tokens), most, least)
-
-
-def _by_count(counts: Mapping[str, int], most: int | None, least: int) -> tuple[str, ...]:
-    kept = (token for token, count in counts.items() if count >= least)
-    return tuple(sorted(kept, key=lambda token: (-counts[token], token))[:most])
-
-
 class Spelled:
     """Sequences of tokens as a file has them. In memory a token is four bytes, and one text for all that are equal."""
 
@@ -178,28 +161,16 @@ class Spelled:
 
         Args:
             trained: (T,), bool: which tokens are of the training part.
-            most: as for :func:`vocabulary`.
-            least: as for :func:`vocabulary`.
+            most: keep so many classes, the most frequent ones; of equals, by the alphabet.
+            least: keep those that occur so often.
         """
         items = np.frombuffer(self._items, np.int32)
         counts = np.bincount(items[trained.numpy()], minlength=len(self.kinds)).tolist()
-        classes = _by_count({kind: count for kind, count in zip(self.kinds, counts, strict=True) if count}, most, least)
+        kept = [(-count, kind) for kind, count in zip(self.kinds, counts, strict=True) if count >= max(least, 1)]
+        classes = tuple(kind for _, kind in sorted(kept)[:most])
         numbers = np.full(len(self.kinds), len(classes), np.int32)
         numbers[[self.kinds[kind] for kind in classes]] = np.arange(len(classes))
         return classes, torch.from_numpy(numbers[items])
-
-
-def numbered(sequences: Sequence[Sequence[str]], classes: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """The stream of all sequences, and where they begin, with the end."""
-    numbers = {token: place for place, token in enumerate(classes)}
-    other = len(classes)
-    stream = np.fromiter(
-        (numbers.get(token, other) for sequence in sequences for token in sequence),
-        np.int32,
-        sum(map(len, sequences)),
-    )
-    begins = np.cumsum([0, *map(len, sequences)])
-    return torch.from_numpy(stream), torch.from_numpy(begins.astype(np.int64))
 
 
 def divided(

@@ -68,6 +68,9 @@ class Plan:
             raise LabError(f"model {name} takes no tokens, but {dataset.name} holds sequences of them: {words}.")
         if name in SEQUENCE_MODELS and not tokens:
             raise LabError(f"model {name} takes sequences of tokens, but {dataset.name} holds {dataset.kind}: choose another.")
+        if len(shape) == 3 and shape[1] * shape[2] > LARGEST_IMAGE**2:
+            size, most = f"{shape[1]} x {shape[2]}", f"{LARGEST_IMAGE} x {LARGEST_IMAGE}"
+            raise LabError(f"{dataset.name} has images of {size} pixels, but models take at most {most}: make them smaller.")
         if name in ("cnn", "resnet18") or own_models.is_timm(name):
             if dataset.kind != "images":
                 raise LabError(f"model {name} takes images, but {dataset.name} holds embeddings: choose linear or mlp.")
@@ -135,9 +138,10 @@ class Plan:
         of = {(1,): "the length of a sequence", (3,): "that of an image", (1, 3): "that of an embedding or an image"}
         refuse_unless(fine, "shape", of[dimensions])
         # Not every model has weights for each pixel or place, which would tell that the shape is wrong.
-        most = LONGEST_CONTEXT if dimensions == (1,) else LARGEST_IMAGE
-        fine = all(number <= most for number in shape[-2:]) or (len(shape) == 1 and dimensions != (1,))
-        refuse_unless(fine, "shape", f"at most {most} on each side")
+        if dimensions == (1,):
+            refuse_unless(shape[0] <= LONGEST_CONTEXT, "shape", f"at most {LONGEST_CONTEXT}")
+        fine = len(shape) == 1 or shape[1] * shape[2] <= LARGEST_IMAGE**2
+        refuse_unless(fine, "shape", f"of at most {LARGEST_IMAGE} x {LARGEST_IMAGE} pixels")
         # Two classes may have one name, as the two cranes of ImageNet have.
         fine = type(classes) is tuple and {type(name) for name in classes} == {str}
         refuse_unless(fine, "classes", "a list of names")
