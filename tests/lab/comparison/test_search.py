@@ -384,3 +384,10 @@ def test_the_command_goes_on_after_it_was_killed_while_it_tuned(
     again = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=300, check=False)
     assert again.returncode == 3, again.stderr
     assert told(json.loads(again.stdout)) == told(results.to_json(small))
+
+
+def test_the_runs_that_are_announced_know_the_cap_and_the_control() -> None:
+    """Three losses, for gce comes with error: of one point each nothing is chosen, of two a few seeds more are run."""
+    assert search.expected_runs(["softmax", "error"], 1, 1, shortens=False) == 3 * (1 + 1 + 1) + 1
+    assert search.expected_runs(["error"], 2, 2, shortens=False) == 3 * (2 + 4 + 1 + 2) + 2
+    assert search.expected_runs(["error"], 5, 1000) == search.expected_runs(["error"], 5) > search.expected_runs(["lapsum"], 5)

@@ -172,6 +172,10 @@ def test_a_bound_is_named():
     tuner = Tuner([learning_rates(1e-3), SMOOTHING], examples=10**6)
     make(tuner.search(), tuner, hill([learning_rates(1e-3), SMOOTHING], [0.0, -1.0]))
     assert tuner.bounds == ("label smoothing 0, the smallest that is tried",)
+    alone = Tuner([learning_rates(1e-3), SMOOTHING], examples=10**6, budget=1, shortens=False)
+    make(alone.search(), alone, hill([learning_rates(1e-3), SMOOTHING], [0.0, -1.0]))
+    assert alone.tries == 1
+    assert alone.bounds == ()
 
 
 tops = st.lists(st.tuples(places, places), min_size=2, max_size=4)

@@ -184,7 +184,7 @@ def test_the_commands_refuse_what_they_cannot_do(anyk: Any, tmp_path: Path) -> N
     lab_data.write_images(tmp_path / "blobs.npz")
     for words, message in (
         (("import", "blobs.npz"), "blobs.npz holds images, but import makes embedding sets: give the file itself to train"),
-        (("train", "one.npz"), "no example of one is left for validation"),
+        (("train", "one.npz"), "the data have one class only"),
         (("train", "small.npz"), "model cnn needs images of at least 8 x 8 pixels, but small has 4 x 4"),
         (("train", "blobs.npz", "--width", "0"), "width should be between 1 and"),
         (

@@ -51,7 +51,7 @@ def command(
         jobs: runs at a time; 0 is one for each core.
     """
     from anyk.lab import tables
-    from anyk.lab.comparison.outcome import BASELINE, chosen, decided
+    from anyk.lab.comparison.outcome import chosen, decided
     from anyk.lab.comparison.results import to_json
     from anyk.lab.comparison.search import compare, expected_runs, seconds_of
     from anyk.lab.comparison.snippet import code
@@ -67,7 +67,7 @@ def command(
     out = output.out or Path("anyk-runs") / f"compare-{slug(setting.data)}"
     had_ended = {path.parent for path in (out / "runs").glob("*/result.json")}
     reused: set[Path] = set()
-    with watched(expected_runs(len({BASELINE, *losses}), seeds), output.quiet, output.log) as display:
+    with watched(expected_runs(losses, seeds, budget), output.quiet, output.log) as display:
         outcome = compare(
             setting,
             losses,

@@ -61,7 +61,8 @@ def command(recipe: WholeRecipe, *, output: Group[Output]) -> int:
         shown = (one for one in result[part].items() if one[0].startswith("top") or one[0] in RANKING)
         say(f"{part:10}  {'  '.join(f'{name} {percent(value)} %' for name, value in shown)}")
     used = result["recipe"]
-    say(f"learning rate {used['learning_rate']:g} ({used['schedule']}), batch size {used['batch_size']}, model {used['model']}")
+    rate = f"learning rate {used['learning_rate']:g} ({used['schedule']})"
+    say(f"loss {used['loss']}, {rate}, batch size {used['batch_size']}, model {used['model']}")
     say(f"epochs: {result['epochs']:g}; {result['seconds']:.1f} s; folder: {out}")
     sign = evaluation.unfinished(result)
     if sign and not (recipe.epochs and recipe.learning_rate):  # who gives both has chosen them

@@ -149,7 +149,7 @@ def compare(
     folder = Path(out) if out is not None else Path("anyk-runs") / f"compare-{files.slug(given.data)}"
     shown = {"losses": list(losses), "want": wanted, "seeds": seeds, "budget": budget, "time": time, **setting}
     arguments = [repr(given.data), f"model={given.model!r}", *(f"{name}={value!r}" for name, value in shown.items())]
-    with Display(search.expected_runs(len(losses), seeds), quiet) as display:
+    with Display(search.expected_runs(losses, seeds, budget), quiet) as display:
         outcome = search.compare(
             given,
             losses,

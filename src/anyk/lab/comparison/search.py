@@ -124,14 +124,15 @@ def compare(
         check_seen(recipe, dataset, parts, max(trained_ks(criterion(recipe, len(dataset.classes)), recipe)))
     windows = windows_of(dataset, parts, dataset.train.labels, setting)
     steps = setting.epochs * steps_per_epoch(setting, parts, windows)
-    estimate = _Estimate(steps, len(losses), seeds, jobs, on_plan)
+    runs = expected_runs(losses, seeds, budget, shortens=setting.epochs >= SHORT)
+    estimate = _Estimate(steps, runs, len(losses), seeds, jobs, on_plan)
 
     def watch(folder: Path, progress: Progress) -> None:
         estimate.see(folder, progress)
         on_progress(folder, progress)
 
     with Run(out).locked(), Pool(jobs, watch) as pool, _Limit(time, clock, pool) as limit:
-        for sentence in _plan(setting, dataset, parts, windows, losses, expected_runs(len(losses), seeds), jobs):
+        for sentence in _plan(setting, dataset, parts, windows, losses, runs, jobs):
             on_plan(sentence)
         study = _Study(pool, out, dataset.fingerprint, seeds, limit)
         searches = [
@@ -222,9 +223,18 @@ def axes(start: Recipe) -> list[Axis]:
     ]
 
 
-def expected_runs(losses: int, seeds: int) -> int:
-    """How many runs there will be, roughly: it depends on where the best points lie."""
-    return losses * (tuning.COARSE_POINTS + tuning.USUAL_POINTS + tuning.USUAL_REPEATS + 1 + seeds) + seeds
+def expected_runs(losses: Sequence[str], seeds: int, budget: int | None = None, *, shortens: bool = True) -> int:
+    """How many runs there will be, roughly: it depends on where the best points lie.
+
+    Args:
+        losses: as they were named; what they are compared with counts too.
+        seeds: runs of each tuned loss.
+        budget: the most points of each to try at full length.
+        shortens: whether the search begins with short runs.
+    """
+    points = min(tuning.USUAL_POINTS, budget or tuning.USUAL_POINTS)
+    repeats = min(tuning.USUAL_REPEATS, 4 * (points - 1))  # of one point there is nothing to choose
+    return len(_compared(losses)) * (tuning.COARSE_POINTS * shortens + points + repeats + 1 + seeds) + seeds
 
 
 class Runs:
@@ -418,8 +428,8 @@ class _Limit:
 class _Estimate:
     """How long the whole will take, from the first steps of the first run that takes some."""
 
-    def __init__(self, steps: int, losses: int, seeds: int, jobs: int, tell: Callable[[str], None]) -> None:
-        self.steps, self.losses, self.seeds, self.jobs, self.tell = steps, losses, seeds, jobs, tell
+    def __init__(self, steps: int, runs: int, losses: int, seeds: int, jobs: int, tell: Callable[[str], None]) -> None:
+        self.steps, self.runs, self.losses, self.seeds, self.jobs, self.tell = steps, runs, losses, seeds, jobs, tell
         self.run_seconds: float | None = None
         self._found = 0
         self._first: dict[Path, tuple[float, int]] = {}
@@ -438,11 +448,10 @@ class _Estimate:
             if now - since < 3 and progress.step < progress.steps:
                 return
             self.run_seconds = (now - since) / (progress.step - step) * self.steps
-            runs = expected_runs(self.losses, self.seeds)
             # The short ones cost less than they count, the long one of each method more.
-            full = runs - self.losses * (tuning.COARSE_POINTS * (1 - 1 / SHORT) - 1)
-            left = max(1 - self._found / runs, 0.0)
-            seconds = left * (full * self.run_seconds + runs * START_SECONDS) / self.jobs
+            full = self.runs - self.losses * (tuning.COARSE_POINTS * (1 - 1 / SHORT) - 1)
+            left = max(1 - self._found / self.runs, 0.0)
+            seconds = left * (full * self.run_seconds + self.runs * START_SECONDS) / self.jobs
         self.tell(f"That will take about {duration(seconds)}, as the first steps show.")
 
     def reserve(self) -> float:

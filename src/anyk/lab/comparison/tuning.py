@@ -150,6 +150,8 @@ class Tuner:
     def bounds(self) -> tuple[str, ...]:
         """Where the best point lies at the end of an axis, in words."""
         best, words = self.best, []
+        if self.tries == 1:  # nothing was looked for
+            return ()
         for axis, place in zip(self.axes, best, strict=True) if best is not None else ():
             # Of two values one is always at an end.
             if len(axis.values) > 2 and place in (0, len(axis.values) - 1):

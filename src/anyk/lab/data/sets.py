@@ -134,6 +134,9 @@ class Parts:
     test_index: Tensor
 
 
+ONE_CLASS = "the data have one class only, which leaves nothing to classify: give data with at least two."
+
+
 def split(dataset: Dataset, validation: float, test: float, seed: int, part: float = 1.0) -> Parts:
     """Split train, validation and test, each class in proportion; what the source keeps for one of them stays as it is.
 
@@ -163,6 +166,8 @@ def split(dataset: Dataset, validation: float, test: float, seed: int, part: flo
         train, held = _divide(rest, dataset.train.labels, validation, generator)
     if part < 1:
         train, _ = _divide(train, dataset.train.labels, 1 - part, generator)
+    if len(dataset.classes) == 1:
+        raise LabError(ONE_CLASS)
     for name, examples in (("validation", held), ("test", test_index)):
         if not len(examples):
             least = 1 + (dataset.validation is None) + (dataset.test is None)

@@ -102,7 +102,10 @@ def _of_csv(path: Path, width: int, rows: int, label_column: str | None) -> Iter
                 try:
                     values.extend(float(cell) for place, cell in enumerate(row) if place not in left_out)
                 except ValueError as error:
-                    raise LabError(f"{path} has a cell that is not a number in line {lines.line_num} ({error}).") from None
+                    raise LabError(
+                        f"{path} has a cell that is not a number in line {lines.line_num} ({error}): name its "
+                        "column with --label-column if it is the label."
+                    ) from None
                 if len(values) == rows * width:
                     yield block()
     except (UnicodeDecodeError, csv.Error) as error:

@@ -157,6 +157,6 @@ def unfinished(result: Mapping[str, Any]) -> str:
     # Of thousands of items, a tenth is more than anyone guesses right; ten times chance is no chance.
     if result["validation"]["top1"] - chance < min(0.1 * (1 - chance), 9 * chance):
         return "near chance"
-    if recipe["select"] != "last" and max(result["selected"].values()) > 0.9 * epochs:
+    if recipe["select"] != "last" and result["validation"]["top1"] < 1 and max(result["selected"].values()) > 0.9 * epochs:
         return "improving"
     return ""

@@ -10,6 +10,7 @@ from torch import nn
 import anyk
 from anyk import p_k as p_ks
 from anyk.lab import files
+from anyk.lab.data.sets import ONE_CLASS
 from anyk.lab.errors import LabError
 from anyk.lab.run import names
 from anyk.lab.run.recipe import Recipe
@@ -23,7 +24,7 @@ MOST_SCORES = 20_000
 def criterion(recipe: Recipe, classes: int) -> nn.Module:
     """The loss of a recipe for so many classes."""
     if classes < 2:
-        raise LabError("the data have one class only, which leaves nothing to classify: give data with at least two.")
+        raise LabError(ONE_CLASS)
     loss = names.find(recipe.loss)
     if loss.family == "softmax":
         settings = loss.settings(recipe)

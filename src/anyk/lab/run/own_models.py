@@ -87,7 +87,7 @@ def maker(word: str, source: str, model: str | Maker | None = None, trust: bool 
     if not trust:
         raise LabError(
             f"{source} names the model {word}, which is code that reading a file does not import: "
-            f"name the function (model={word!r}), or say trust=True if the file is yours."
+            f"name the function (--model {word}, in Python model={word!r} or trust=True) if the file is yours."
         )
     return find(word)
 
