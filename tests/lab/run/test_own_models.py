@@ -131,7 +131,7 @@ def test_reading_a_file_imports_nothing_that_it_names(here: Path, recipe: Recipe
     for read in (models.load, evaluation.Predictor):
         with pytest.raises(
             LabError,
-            match=r"names the model my_models:make, which is code .*\(--model my_models:make, in Python model=.* or trust=True\)",
+            match=r"names the model my_models:make, .*\(--model my_models:make, in Python model=.* or trust=True\)",
         ):
             read(here / "run")
     # A function of the caller's stands in for the one that the file names.

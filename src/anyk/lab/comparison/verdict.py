@@ -102,6 +102,8 @@ def verdict(comparison: Comparison) -> list[str]:
 
 def _what_is_missing(comparison: Comparison) -> str:
     """Why there is no answer, and what to run for one."""
+    if out_of_time := [method for method in comparison.methods if method.capped.startswith("--time") and not method.runs]:
+        return _capped_words(out_of_time)
     if not any(method.name == BASELINE and method.runs for method in comparison.methods):
         return f"there is no finished run of {BASELINE} to measure the others against."
     if not any(method.name != BASELINE and method.runs for method in comparison.methods):

@@ -166,9 +166,9 @@ def split(dataset: Dataset, validation: float, test: float, seed: int, part: flo
         train, held = _divide(rest, dataset.train.labels, validation, generator)
     if part < 1:
         train, _ = _divide(train, dataset.train.labels, 1 - part, generator)
-    if len(dataset.classes) == 1:
-        raise LabError(ONE_CLASS)
     for name, examples in (("validation", held), ("test", test_index)):
+        if not len(examples) and len(dataset.classes) == 1:
+            raise LabError(ONE_CLASS)
         if not len(examples):
             least = 1 + (dataset.validation is None) + (dataset.test is None)
             raise LabError(
