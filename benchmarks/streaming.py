@@ -98,7 +98,7 @@ def memory(folder: Path, gigabytes: float) -> list[str]:
                 f"{seconds:.0f}",
             ]
         )
-    about = result["recipe"]
+    about = result["shuffle"]
     files = len(list((folder / "set").glob("train*")))
     size = sum(file.stat().st_size for file in (folder / "set").glob("train*")) / 1e9
     return [
