@@ -23,7 +23,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .PHONY: demo test test-full check native wheel dist release-check floor bench docs pictures evidence torture fuzz format clean
 
 demo: $(VENV)/demo $(LIBRARY)
-	$(BIN)/anyk compare completion --losses softmax gce error --part 0.1 --epochs 1 --learning-rate 0.05 \
+	$(BIN)/anyk compare completion --losses softmax gce error --train-fraction 0.1 --epochs 1 --learning-rate 0.05 \
 		--context 4 --embedding 16 --hidden 24 --dropout 0 --out demo
 
 test: $(VENV)/test $(LIBRARY) check

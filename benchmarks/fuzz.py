@@ -58,8 +58,8 @@ from anyk.lab.data.sets import Dataset
 from anyk.lab.engines import sweep
 from anyk.lab.errors import LabError
 from anyk.lab.run import losses, models, summaries
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
-from anyk.lab.run.recipe import Recipe
 
 Files = dict[str, bytes]
 """by their paths in the folder of a case"""
@@ -610,14 +610,14 @@ def read_model(folder: Path) -> Iterable[Callable[[], Any]]:
 
 
 def json_files() -> list[Files]:
-    recipe = Recipe(data="glyphs:10", epochs=1).to_json()
+    config = Config(data="glyphs:10", epochs=1).to_json()
     scores = {"top1": 0.5, "top5": 0.9}
-    result = {"format": 1, "recipe": recipe, "data": {"fingerprint": "0", "classes": 10}, "validation": scores, "test": scores}
+    result = {"format": 1, "config": config, "data": {"fingerprint": "0", "classes": 10}, "validation": scores, "test": scores}
     line = json.dumps({"step": 1, "epoch": 1.0, "validation": scores}) + "\n"
     swept = {"base": {"epochs": 2}, "grid": {"loss": ["softmax", "splitter"], "m": [16, None]}, "runs": {"one": {"seed": 3}}}
     plan = {"format": models.FORMAT, **dataclasses.asdict(plans()[0])}
     described = json.dumps({"name": "small", "classes": ["a", "b", "c", "d"]}).encode()
-    run = {"run/config.json": recipe, "run/result.json": {**result, "seconds": 1.0}, "run/environment.json": {"python": "3"}}
+    run = {"run/config.json": config, "run/result.json": {**result, "seconds": 1.0}, "run/environment.json": {"python": "3"}}
     return [
         {**{name: json.dumps(value).encode() for name, value in run.items()}, "run/metrics.jsonl": line.encode() * 3},
         {"sweep.json": json.dumps(swept).encode()},
@@ -631,7 +631,7 @@ def json_files() -> list[Files]:
 
 
 def json_hostile() -> list[Files]:
-    lists = ("methods", "controls", "contrasts", "want", "unreadable", "failures")
+    lists = ("methods", "controls", "contrasts", "ks", "unreadable", "failures")
     comparison: dict[str, Any] = {"format": results.FORMAT, "command": "anyk compare", "by_class": None, "moves": None}
     comparison |= {key: {} for key in ("data", "settings", "environment")} | {key: [] for key in lists}
     deep = written(DEEP).encode()
@@ -649,12 +649,12 @@ def json_hostile() -> list[Files]:
 def read_json(folder: Path) -> Iterable[Callable[[], Any]]:
     if (folder / "run").exists():
         run = Run(folder / "run")
-        yield run.recipe
+        yield run.config
         yield run.metrics
         yield lambda: summaries.table(summaries.collect([folder]))
         yield lambda: summaries.curves(summaries.collect([folder]))
     if (folder / "sweep.json").exists():
-        yield lambda: sweep.read(folder / "sweep.json", Recipe())
+        yield lambda: sweep.read(folder / "sweep.json", Config())
     if (folder / "plan.json").exists():
         yield lambda: _plan(folder / "plan.json")
     for name in ("p_k.json", "p_k.csv"):

@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from anyk.lab.comparison.search import axes
 from anyk.lab.comparison.tuning import Tuner
 from anyk.lab.data import keep, load, split
+from anyk.lab.run.config import Config
 from anyk.lab.run.reading import resolved
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.training import train
 from anyk.lab.statistics import SIGNIFICANT, contrast, holm, two_way
 
@@ -40,13 +40,13 @@ def table(number: int) -> dict[str, np.ndarray]:
     return {"X": (centres[labels] + random.normal(size=(rows, features)) * 1.5).astype(np.float32), "y": labels}
 
 
-def side(start: Recipe, examples: int, folder: Path, offset: int) -> list[torch.Tensor]:
+def side(start: Config, examples: int, folder: Path, offset: int) -> list[torch.Tensor]:
     """The ranks of the test examples' targets, for each seed, of softmax tuned on seeds from ``offset`` on."""
 
-    def made(recipe: Recipe) -> dict[str, object] | None:
-        name = f"{recipe.seed}-{recipe.learning_rate:g}-{recipe.label_smoothing:g}-{recipe.epochs}"
+    def made(config: Config) -> dict[str, object] | None:
+        name = f"{config.seed}-{config.learning_rate:g}-{config.label_smoothing:g}-{config.epochs}"
         try:
-            return train(recipe, folder / name) | {"folder": folder / name}
+            return train(config, folder / name) | {"folder": folder / name}
         except Exception:  # a learning rate that is too large
             return None
 
@@ -54,16 +54,16 @@ def side(start: Recipe, examples: int, folder: Path, offset: int) -> list[torch.
     for trials in tuner.search():
         for trial in trials:
             rate, smoothing = tuner.values(trial.point)
-            recipe = start.but(
+            config = start.replace(
                 learning_rate=rate,
                 label_smoothing=smoothing,
                 seed=offset + 1000 + trial.seed,
                 epochs=start.epochs // 4 if trial.short else start.epochs,
             )
-            result = made(recipe)
+            result = made(config)
             tuner.tell(trial, None if result is None else result["validation"]["mean"])  # type: ignore[index]
     rate, smoothing = tuner.values(tuner.best)  # type: ignore[arg-type]
-    runs = [made(start.but(learning_rate=rate, label_smoothing=smoothing, seed=offset + 1 + seed)) for seed in range(SEEDS)]
+    runs = [made(start.replace(learning_rate=rate, label_smoothing=smoothing, seed=offset + 1 + seed)) for seed in range(SEEDS)]
     return [load_file(run["folder"] / "test.safetensors")["ranks"] for run in runs if run is not None]  # type: ignore[operator]
 
 
@@ -78,7 +78,7 @@ def main() -> None:
         data = table(number)
         word = keep((data["X"], data["y"]), folder / str(number) / "data")
         dataset = load(word)
-        start = resolved(Recipe(data=word, loss="softmax"), dataset)
+        start = resolved(Config(data=word, loss="softmax"), dataset)
         examples = len(split(dataset, start.validation, start.test, start.split_seed).validation)
         first, second = (side(start, examples, folder / str(number) / f"from-{offset}", offset) for offset in (0, 100))
         pairs = list(zip(first, second, strict=True))

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from anyk.lab.comparison.search import compare
 from anyk.lab.run import training
-from anyk.lab.run.recipe import Recipe, Setting
+from anyk.lab.run.config import Config, Setting
 
 EXAMPLES, WIDTH, CLASSES, BATCH, EPOCHS = 50_000, 512, 100, 500, 4
 LIMIT, SHARE = 1.3, 0.8
@@ -56,9 +56,9 @@ def bare_loop(inputs: torch.Tensor, labels: torch.Tensor) -> float:
 
 def lab_run(data: Path, folder: Path, loss: str) -> tuple[float, float]:
     """Seconds of a run, and the part of them in the model and the loss."""
-    recipe = Recipe.from_json({"data": str(data), "loss": loss, "epochs": EPOCHS, "batch_size": BATCH, "m": 16})
+    config = Config.from_json({"data": str(data), "loss": loss, "epochs": EPOCHS, "batch_size": BATCH, "m": 16})
     started = time.perf_counter()
-    result = training.train(recipe, folder)
+    result = training.train(config, folder)
     return time.perf_counter() - started, result["seconds_in_model"]
 
 

@@ -66,7 +66,7 @@ class Case:
     m: int | None
     pure: float
     default: float
-    """for the loss with the guide too"""
+    """for the loss with cross-entropy too"""
     before: tuple[float, float]
     """what the plain code took on the same machine before there were kernels: pure and default, splitter"""
     two_threads: float | None = None

@@ -26,7 +26,7 @@ from measuring import markdown_table, record
 from anyk.lab.data import Dataset, Split, embeddings
 from anyk.lab.errors import Stopped
 from anyk.lab.run import training
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 from anyk.lab.statistics import mean, paired, std
 
 WIDTH, BATCH = 2048, 500
@@ -80,12 +80,12 @@ class Watch:
 def memory(folder: Path, gigabytes: float) -> list[str]:
     classes = 10
     rows = make(folder / "set", gigabytes, classes)
-    recipe = Recipe(data=str(folder / "set"), loss="softmax", epochs=1, batch_size=BATCH, shuffle="block")
+    config = Config(data=str(folder / "set"), loss="softmax", epochs=1, batch_size=BATCH, shuffle="block")
     table = []
     for name, change in (("first start: reads all for NaN and the digest", {}), ("second start", {"seed": 1})):
         with Watch() as watch:
             started = time.perf_counter()
-            result = training.train(recipe.but(**change), folder / name.split(":")[0])
+            result = training.train(config.replace(**change), folder / name.split(":")[0])
             seconds = time.perf_counter() - started
         # Weights, gradient, two moments, and the best weights so far.
         model = result["parameters"] * 4 * 5 / 2**20
@@ -110,7 +110,7 @@ def memory(folder: Path, gigabytes: float) -> list[str]:
     ]
 
 
-def first_steps(recipe: Recipe, folder: Path, steps: int) -> list[str]:
+def first_steps(config: Config, folder: Path, steps: int) -> list[str]:
     moments: list[tuple[float, float]] = []
 
     def tick(_: object = None) -> None:
@@ -118,7 +118,7 @@ def first_steps(recipe: Recipe, folder: Path, steps: int) -> list[str]:
 
     tick()
     with Watch() as watch, suppress(Stopped):
-        training.train(recipe, folder, on_progress=tick, should_stop=lambda: len(moments) > steps)
+        training.train(config, folder, on_progress=tick, should_stop=lambda: len(moments) > steps)
     wall, used = zip(*moments, strict=True)
     after = len(moments) - 2
     return [
@@ -147,9 +147,9 @@ def plan(folder: Path, examples: int, steps: int) -> list[str]:
             file.truncate(8 + len(header) + ends[1])
     classes = [str(number) for number in range(CLASSES_21K)]
     (place / "dataset.json").write_text(json.dumps({"name": "holes", "classes": classes}))
-    recipe = Recipe(data=str(place), m=50, batch_size=BATCH, epochs=1, validation=0.02, test=0.01)
+    config = Config(data=str(place), m=50, batch_size=BATCH, epochs=1, validation=0.02, test=0.01)
     names = ("first start: reads all for NaN and the digest", "second start")
-    table = [[name, *first_steps(recipe, folder / name.split(":")[0], steps)] for name in names]
+    table = [[name, *first_steps(config, folder / name.split(":")[0], steps)] for name in names]
     return [
         f"{examples:,} x {WIDTH} in float16, {2 * WIDTH * examples / 1e9:.1f} GB that are holes, {CLASSES_21K:,} classes, "
         f"`--m 50 --batch-size {BATCH} --validation 0.02`, stopped after {steps} steps. Memory is beyond "
@@ -181,13 +181,13 @@ def speed(folder: Path, gigabytes: float, rounds: int, heads: list[int]) -> list
         for number in range(rounds + 1):
             for shuffle, dataset in (("full", in_memory), ("block", streamed)):
                 # An epoch of training; evaluations are few examples and the same for both.
-                recipe = Recipe(
+                config = Config(
                     data=str(place), loss="softmax", epochs=1, batch_size=BATCH, shuffle=shuffle, seed=number, validation=0.01,
                     shuffle_window=16_384,
                 )  # fmt: skip
                 with loading(dataset):
                     processor = time.process_time()
-                    result = training.train(recipe, folder / f"{classes}-{shuffle}-{number}")
+                    result = training.train(config, folder / f"{classes}-{shuffle}-{number}")
                     processor = time.process_time() - processor
                 if number:  # the first one warms everything up
                     seconds[shuffle].append((result["seconds"], processor))
@@ -219,18 +219,18 @@ def shuffle(folder: Path, data: Path, seeds: int, epochs: int) -> list[str]:
     embeddings.write(folder / "set", Dataset(given.name, "embeddings", given.classes, by_class, given.test, ""))
     classes, count = len(given.classes), len(order)
     window = count // 20
-    arms = {"full": Recipe(shuffle="full")}
+    arms = {"full": Config(shuffle="full")}
     for blocks in (2 * classes, classes, classes // 4):
-        arms[f"window {window:,}, {blocks} blocks in it"] = Recipe(
+        arms[f"window {window:,}, {blocks} blocks in it"] = Config(
             shuffle="block", shuffle_window=window, shuffle_block=max(1, window // blocks)
         )
     tests: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
     for seed in range(seeds):
         for number, (name, arm) in enumerate(arms.items()):
-            recipe = arm.but(
+            config = arm.replace(
                 data=str(folder / "set"), loss="softmax", epochs=epochs, seed=seed, evaluate_every=10**9, batch_size=BATCH
             )
-            tests[name].append(training.train(recipe, folder / f"{number}-{seed}")["test"])
+            tests[name].append(training.train(config, folder / f"{number}-{seed}")["test"])
             print(seed, name, tests[name][-1], flush=True)
     table = []
     for name, measured in tests.items():

@@ -35,8 +35,8 @@ from anyk.kernels import native
 from anyk.registry import SWAPS
 
 MODES = ("operator", "mixed", "separate", "error", "bounded")
-"""those of topk_cross_entropy; topk_error as it comes; and without its guide, to the power 1/2"""
-BOUNDED = {"error": {}, "bounded": {"guide": 0.0, "power": 0.5}}
+"""those of topk_cross_entropy; topk_error as it comes; and without cross-entropy, to the q 1/2"""
+BOUNDED = {"error": {}, "bounded": {"ce_weight": 0.0, "q": 0.5}}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 HALF = (torch.bfloat16, torch.float16)
 BACKENDS = ("torch", "native")
@@ -355,7 +355,7 @@ def broken_loss(subject: Subject, batch: Batch, mode: str, backend: str) -> Brok
     broken = {
         "loss finite": ~result.losses.isfinite(),
         "loss >= 0": result.losses < 0,
-        "loss <= 1 / power": result.losses > (2 * (1 + 1e-6) if mode == "bounded" else torch.inf),
+        "loss <= 1 / q": result.losses > (2 * (1 + 1e-6) if mode == "bounded" else torch.inf),
         "dtypes": torch.full_like(batch.target, result.losses.dtype != working or result.gradients.dtype != dtype).bool(),
         "no gradient on padding": ((batch.scores == -torch.inf) & (gradients != 0)).any(-1),
     }
@@ -575,7 +575,7 @@ def dead_gradients(subjects: list[Subject], temperature: float = 1.0) -> int:
     print("(loss / gradient on the target times temperature)")
     print(f"{'operator':<22}{'mode':<10}{'P_K':<12}" + "".join(f"{f'{trail:g} behind':>22}" for trail in TRAILS))
     target, failures = torch.tensor([15]), 0
-    guided = [mode for mode in MODES if mode != "bounded"]  # without the guide it lets go, and means to
+    guided = [mode for mode in MODES if mode != "bounded"]  # without cross-entropy it lets go, and means to
     for subject, mode, p_k in itertools.product(subjects, guided, TRAIL_P_K):
         losses, slopes = [], []
         for trail in TRAILS:

@@ -30,7 +30,7 @@ ROWS, CLASSES, CANDIDATES, P_K = 500, 1000, 16, [0.5, 0, 0, 0, 0.5]
 POINTERS = {"target": "*i64", "classes": "*i64", "leaders": "*i64"} | dict.fromkeys(
     ("table", "starts", "outputs", "ranks"), "*i32"
 )
-FLOATS = ("scale", "guide", "rest", "power", "smoothing")
+FLOATS = ("scale", "ce_weight", "rest", "q", "smoothing")
 FLOAT_POINTERS = (
     *(
         "scores",

@@ -219,15 +219,15 @@ or the first of Holm's {TESTS} (three losses, two metrics). Where there is none,
 
 def calibrate(data: str, epochs: int, folder: Path) -> None:
     """Train, and print what a Kind holds."""
+    from anyk.lab.run.config import Config
     from anyk.lab.run.folder import Run
-    from anyk.lab.run.recipe import Recipe
     from anyk.lab.run.training import train
 
     ranks: dict[str, NDArray[Any]] = {}
     for loss in ("softmax", "error", "splitter"):
         each = []
         for seed in range(1, 7):
-            train(Recipe(data=data, loss=loss, seed=seed, epochs=epochs), folder / f"{loss}-{seed}")
+            train(Config(data=data, loss=loss, seed=seed, epochs=epochs), folder / f"{loss}-{seed}")
             tensors, _ = Run(folder / f"{loss}-{seed}").load_tensors("test.safetensors", ["ranks"]) or ({}, {})
             each.append(tensors["ranks"].numpy())
         ranks[loss] = np.stack(each)

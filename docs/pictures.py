@@ -24,7 +24,7 @@ import anyk
 from anyk.lab import cli, explore, plots
 from anyk.lab.figures import BLUE, GREEN, INK, ORANGE
 from anyk.lab.run import summaries
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -47,7 +47,7 @@ PLOTS: dict[str, list[dict[str, object]]] = {
     "plot-trade.svg": [SOFTMAX, *({"loss": name, "temperature": t} for name, t in TUNED.items())],
     "plot-bars.svg": [{"temperature": 4.0, "top1": top1} for top1 in ("separate", "mixed", "operator")],
 }
-"""file -> which runs of the study on embeddings it shows: what differs from its recipe, all seeds"""
+"""file -> which runs of the study on embeddings it shows: what differs from its config, all seeds"""
 STUDY = ROOT / "evidence" / "summaries" / "embeddings.jsonl"
 
 PAGES = {"explore.png": None, "report.png": ROOT / "demo" / "report.html"}
@@ -88,10 +88,10 @@ def plot(path: Path, chosen: list[dict[str, object]]) -> None:
     wanted = [{**head["shared"], **settings} for settings in chosen]
     runs = []
     for number, line in enumerate(lines):
-        recipe = {**head["shared"], **line["own"]}
-        if {**recipe, "seed": head["shared"]["seed"]} in wanted:
+        config = {**head["shared"], **line["own"]}
+        if {**config, "seed": head["shared"]["seed"]} in wanted:
             result = {"data": head["data"], **{part: line[part] for part in ("test", "validation", "seconds")}}
-            runs.append(summaries.RunSummary(Path(str(number)), "finished", Recipe.of_run(recipe, STUDY.name), result))
+            runs.append(summaries.RunSummary(Path(str(number)), "finished", Config.of_run(config, STUDY.name), result))
     plots.plot(summaries.table(runs, metrics=["top1", "top5"]), path)
 
 

@@ -54,7 +54,7 @@ class Evidence:
     def _runs(self, each: Cell) -> dict[int, study.Summary]:
         """What a cell has of its runs, by seed."""
         tuned = self.tuning(each.data, each.method).best
-        found = {recipe.seed: self.known[each.data].find(recipe) for recipe in (each.recipes(tuned) if tuned else ())}
+        found = {config.seed: self.known[each.data].find(config) for config in (each.configs(tuned) if tuned else ())}
         return {seed: run for seed, run in found.items() if run is not None}
 
     def values(self, each: Cell, metric: str) -> dict[int, float]:

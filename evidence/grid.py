@@ -6,7 +6,7 @@
 import itertools
 from collections.abc import Mapping
 
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 
 ROUND = 2
 """tries that are made at once"""
@@ -14,12 +14,12 @@ ROUND = 2
 Point = tuple[int, ...]
 
 
-def at(start: Recipe, point: Point) -> Recipe:
-    """The recipe at a point of the grid: so many factors of 2 in the learning rate and in the temperature."""
+def at(start: Config, point: Point) -> Config:
+    """The config at a point of the grid: so many factors of 2 in the learning rate and in the temperature."""
     changes: dict[str, float] = {"learning_rate": start.learning_rate * 2.0 ** point[0]}
     if len(point) > 1:
         changes["temperature"] = start.temperature * 2.0 ** point[1]
-    return start.but(**changes)
+    return start.replace(**changes)
 
 
 def best_point(scores: Mapping[Point, float | None]) -> Point:

@@ -14,7 +14,7 @@ What is asked, written down before the runs:
 
 Added when the first tuning runs of the imbalanced hinge were seen, which is the one with features and weights of length 1:
 
-5. Is it that layer? The two adjusted losses with it, tau = 1, the scale of the scores as their knob.
+5. Is it that layer? The two adjusted losses with it, tau = 1, the scale of the scores as their hyperparameter.
 
 Added when all of these were done, because the default operator of TopKErrorLoss had become LapSum; it was KSubset, which the
 other rows have:
@@ -24,9 +24,10 @@ other rows have:
 How: the cut is the usual one. Of class c = 0 … 99, in the order of the class list, there are int(500 * 100^(-c/99))
 training examples: 500 of the first, 5 of the last, 10,847 in all. A linear layer on standardised features, trained as the
 lab does by default (Adam, batches of 500, 20 epochs, cosine schedule), the model of the last step. Each method has its
-learning rate and one knob tuned, on two seeds, by the mean of top-1 and top-5 on a validation part: the rate, then the
-knob, then again until neither moves; where the best rate is at an end of its grid, the grid goes on. For tuning, 50
-training examples of each class are set aside first (the validation part, balanced), and the cut is made of the other 450 in
+learning rate and one hyperparameter tuned, on two seeds, by the mean of top-1 and top-5 on a validation part: the rate, then
+the hyperparameter, then again until neither moves; where the best rate is at an end of its grid, the grid goes on. For
+tuning, 50 training examples of each class are set aside first (the validation part, balanced), and
+the cut is made of the other 450 in
 the same way. Then each method is trained with what was found on five fresh seeds. A seed draws the examples of the cut, the
 first weights and the order; methods share seeds, and differences are paired by them.
 
@@ -96,10 +97,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 @dataclass(frozen=True)
 class Method:
     title: str
-    knob: str
+    hyperparameter: str
     values: tuple[float, ...]
     make: Callable[[Tensor, float], Loss]
-    """the loss for the numbers of training examples of the classes and a value of the knob"""
+    """the loss for the numbers of training examples of the classes and a value of the hyperparameter"""
     cosine: bool = False
     """whether features and weights have length 1 in the linear layer"""
 
@@ -288,7 +289,7 @@ def accuracies(scores: Tensor, labels: Tensor, counts: Tensor) -> dict[str, floa
 
 
 class Runs:
-    """Results by (method, exponent of the rate, knob, seed, part), kept in a file of lines as they come."""
+    """Results by (method, exponent of the rate, hyperparameter, seed, part), kept in a file of lines as they come."""
 
     def __init__(self, file: Path, train: Examples, test: Examples) -> None:
         self.file, self.train, self.test = file, train, test
@@ -311,7 +312,8 @@ class Runs:
 
 
 def tune(name: str, run: Callable[..., dict[str, float]]) -> dict[str, Any]:
-    """The best rate and knob on the validation part, one at a time until neither moves. The knob begins at its second value."""
+    """The best rate and hyperparameter on the validation part, one at a time until neither moves.
+    The hyperparameter begins at its second value."""
     exponents, values = list(RATES), METHODS[name].values
     found: dict[tuple[float, float], float] = {}
 
@@ -335,7 +337,7 @@ def tune(name: str, run: Callable[..., dict[str, float]]) -> dict[str, Any]:
             _, value = best((exponent, each) for each in values)
             if (exponent, value) == before:
                 break
-    return {"exponent": exponent, "knob": value, "validation": round(found[exponent, value], 5), "tries": len(found)}
+    return {"exponent": exponent, "hyperparameter": value, "validation": round(found[exponent, value], 5), "tries": len(found)}
 
 
 def run_all(place: str, file: Path) -> dict[str, Any]:
@@ -346,7 +348,7 @@ def run_all(place: str, file: Path) -> dict[str, Any]:
     methods = {}
     for name in METHODS:
         best = tune(name, runs)
-        results = [runs(name, best["exponent"], best["knob"], seed, tuning=False) for seed in SEEDS]
+        results = [runs(name, best["exponent"], best["hyperparameter"], seed, tuning=False) for seed in SEEDS]
         metrics = {metric: [round(result[metric], 5) for result in results] for metric in results[0]}
         methods[name] = {"tuned": best, "test": metrics}
     return {"seeds": SEEDS, "methods": methods}
@@ -413,7 +415,7 @@ def tables(summary: Mapping[str, Any]) -> str:
         + [tuned(name, methods[name])]
         for name in names
     ]
-    titles = ("many", "medium", "few examples", "frequent", "tuned: learning rate, knob")
+    titles = ("many", "medium", "few examples", "frequent", "tuned: learning rate, hyperparameter")
     return "\n".join(
         [
             *markdown(["", "top-1 %", "to logit-adjusted", "top-5 %", "to logit-adjusted"], first),
@@ -459,10 +461,10 @@ def both(test: Mapping[str, Sequence[float]], group: str) -> str:
 
 
 def tuned(name: str, method: Mapping[str, Any]) -> str:
-    """The tuned values; a knob at the end of what was tried says so."""
-    best, knob = method["tuned"], METHODS[name]
-    end = ", the end of the grid" if best["knob"] in (knob.values[0], knob.values[-1]) else ""
-    return f"{10 ** best['exponent']:.2g}, {knob.knob} {best['knob']:g}{end}"
+    """The tuned values; a hyperparameter at the end of what was tried says so."""
+    best, hyperparameter = method["tuned"], METHODS[name]
+    end = ", the end of the grid" if best["hyperparameter"] in (hyperparameter.values[0], hyperparameter.values[-1]) else ""
+    return f"{10 ** best['exponent']:.2g}, {hyperparameter.hyperparameter} {best['hyperparameter']:g}{end}"
 
 
 def written(page: str, summary: Mapping[str, Any]) -> str:

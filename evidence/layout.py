@@ -145,6 +145,6 @@ def without(each: Cell, name: str) -> Cell:
 
 def size_of(each: Cell) -> int:
     """How many classes a cell ranks."""
-    setting = study.SETTINGS[each.data].recipe
+    setting = study.SETTINGS[each.data].config
     classes = 100 if each.data == "embeddings" else int(setting.data.partition(":")[2])
     return int(dict(each.changes).get("m", setting.m) or classes)

@@ -30,11 +30,11 @@ from anyk.lab.data import load, split
 from anyk.lab.errors import LabError
 from anyk.lab.files import write_atomically
 from anyk.lab.run import models
+from anyk.lab.run.config import Config
 from anyk.lab.run.evaluation import Predictor
 from anyk.lab.run.folder import Run
 from anyk.lab.run.losses import criterion
 from anyk.lab.run.reading import Reader
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.training import learning_rate
 
 STAGES = (0, 1, 2, 4, 7, 10)
@@ -171,25 +171,25 @@ def collapse() -> dict[str, Any]:
     """Six epochs of the lab's own setting for glyphs (300 classes, batches of 50) with the splitter, seen from the scores."""
     torch.set_num_threads(1)
     dataset = load("glyphs")
-    shared = Recipe(data="glyphs", loss="splitter", epochs=6).resolved(dataset.kind, len(dataset.train))
+    shared = Config(data="glyphs", loss="splitter", epochs=6).resolved(dataset.kind, len(dataset.train))
     parts = split(dataset, shared.validation, shared.test, shared.split_seed)
     reader = Reader(dataset, torch.device("cpu"))
     rows = []
     for changes in COLLAPSE:
-        recipe = shared.but(**changes)
+        config = shared.replace(**changes)
         torch.manual_seed(1)
-        model = models.build(recipe, dataset)
-        loss = criterion(recipe, len(dataset.classes))
+        model = models.build(config, dataset)
+        loss = criterion(config, len(dataset.classes))
         assert isinstance(loss, anyk.TopKCrossEntropyLoss)
         later = loss.p_k.clone()
         later[0] = 0
-        part = anyk.TopKCrossEntropyLoss(later / later.sum(), loss.operator, m=recipe.m)
+        part = anyk.TopKCrossEntropyLoss(later / later.sum(), loss.operator, m=config.m)
         hidden: list[Tensor] = []
         model.head[1].register_forward_hook(lambda module, inputs, output, hidden=hidden: hidden.append(output.detach()))
-        optimizer = torch.optim.Adam(model.parameters(), recipe.learning_rate)
+        optimizer = torch.optim.Adam(model.parameters(), config.learning_rate)
         seen: dict[str, list[float]] = {"spread": [], "alive": [], "ratio": [], "top5": []}
         for step in range(COLLAPSE_STEPS[-1] + 1):
-            index = parts.train[torch.randint(len(parts.train), (recipe.batch_size,))]
+            index = parts.train[torch.randint(len(parts.train), (config.batch_size,))]
             target = dataset.train.labels[index]
             hidden.clear()
             scores = model(reader(dataset.train, index))
@@ -202,11 +202,11 @@ def collapse() -> dict[str, Any]:
                 seen["ratio"].append(float(f"{float(of_part.norm() / of_softmax.norm()):.3g}"))
                 seen["top5"].append(round(float(anyk.topk_accuracy(leaf.detach(), target, (5,))[5]), 3))
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(recipe, step / COLLAPSE_STEPS[-1])
+                group["lr"] = learning_rate(config, step / COLLAPSE_STEPS[-1])
             optimizer.zero_grad()
             loss(scores, target).backward()
             optimizer.step()
-        rows.append({"p_k": recipe.p_k, "m": recipe.m, "temperature": recipe.temperature, "seen": seen})
+        rows.append({"p_k": config.p_k, "m": config.m, "temperature": config.temperature, "seen": seen})
     return {"steps": COLLAPSE_STEPS, "rows": rows}
 
 
@@ -215,14 +215,14 @@ def sampling(folder: Path) -> dict[str, Any]:
     known = {name: study.read(name) for name in study.SETTINGS}
     found: dict[str, Any] = {}
     for data in study.SETTINGS:
-        shared = study.SETTINGS[data].recipe
+        shared = study.SETTINGS[data].config
         ended = sorted(file.parent for file in (folder / data).glob("*/result.json"))
-        places = {study.key(Run(place).recipe(), shared): place for place in ended}
+        places = {study.key(Run(place).config(), shared): place for place in ended}
         hits: dict[str, dict[str, Tensor]] = {}
         for each in study.confirmation(data, known):
             tuned = study.tuning(data, each.method, known[data]).best
             assert tuned is not None
-            names = [study.key(recipe, shared) for recipe in each.recipes(tuned)]
+            names = [study.key(config, shared) for config in each.configs(tuned)]
             title = each.method if each.method == "softmax" else f"{each.method} {dict(each.changes).get('temperature', 1.0)}"
             hits[title] = mean_hits([places[name] for name in names if name in places])
         found[data] = {

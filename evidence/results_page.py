@@ -17,7 +17,7 @@ from study import MARGINS, Cell, cell, mix
 
 INTRODUCTION = paragraph(
     """Written by `make evidence` from the run summaries in `evidence/summaries`; do not edit. All tables, method by method,
-    are in [the tables](results-tables.md). The plan is in `evidence/study.py`; a run is found by its recipe, so this goes on
+    are in [the tables](results-tables.md). The plan is in `evidence/study.py`; a run is found by its config, so this goes on
     where it stopped:"""
 )
 
@@ -59,7 +59,7 @@ VERDICTS = paragraph(
 )
 
 RULE = paragraph(
-    f"""One changed line: softmax's tuned recipe with another loss, P_K = [.5, 0, 0, 0, .5], the top-1 part by softmax, nothing
+    f"""One changed line: softmax's tuned config with another loss, P_K = [.5, 0, 0, 0, .5], the top-1 part by softmax, nothing
     of it tuned. Of the temperatures {", ".join(str(value) for value in study.CONSTANTS)} each operator keeps the one that was
     best on validation of both data sets together (seeds 1 to 5, the mean of top-1 and top-5; the table stands in
     [the tables](results-tables.md)). Then {study.CONFIRMED["seeds"]} seeds that nothing was chosen by, with another part of
@@ -432,17 +432,17 @@ def _settings(evidence: Evidence) -> list[str]:
         if known.head["data"] is None:
             lines += [f"- **{data}**: no run yet."]
             continue
-        recipe, found = setting.recipe, known.head["data"]
-        ranked = "all classes ranked" if recipe.m is None else f"m = {recipe.m}"
+        config, found = setting.config, known.head["data"]
+        ranked = "all classes ranked" if config.m is None else f"m = {config.m}"
         own = "".join(f"{TITLES[name]} has {_assignments(fields)} here. " for name, fields in setting.fields.items())
-        augmented = f", augmentation {', '.join(recipe.augment)}" if recipe.augment else ""
-        model = "a linear head on frozen features" if recipe.model == "linear" else "a small CNN from scratch"
+        augmented = f", augmentation {', '.join(config.augment)}" if config.augment else ""
+        model = "a linear head on frozen features" if config.model == "linear" else "a small CNN from scratch"
         lines.append(
             f"- **{data}**: {found['name']}, {found['classes']} classes, {found['train']} training, {found['validation']} "
-            f"validation and {found['test']} test examples; {model}, Adam, {recipe.schedule} schedule, "
-            f"batch {recipe.batch_size}, {recipe.epochs} epochs{augmented}, {ranked}. Tuning: {setting.budget} points of the "
+            f"validation and {found['test']} test examples; {model}, Adam, {config.schedule} schedule, "
+            f"batch {config.batch_size}, {config.epochs} epochs{augmented}, {ranked}. Tuning: {setting.budget} points of the "
             f"grid, {setting.tuning_seeds} seed{'s' * (setting.tuning_seeds > 1)} each, "
-            f"{recipe.but(**setting.tuning).epochs} epochs"
+            f"{config.replace(**setting.tuning).epochs} epochs"
             f"{'' if setting.tunes_rate else '; all methods take the learning rate that was best for softmax'}. "
             f"{own}{len(known.runs)} runs."
         )

@@ -4,7 +4,7 @@
     python evidence/study.py run --data embeddings=FOLDER --runs RUNS --only alpha m
 
 Every method is tuned once on each data set, with the same number of runs on validation, and keeps its learning rate and
-temperature wherever it appears. A run that has ended is not made again: runs are found by their recipes, first in
+temperature wherever it appears. A run that has ended is not made again: runs are found by their configs, first in
 ``evidence/summaries`` (one line for each run, what the repository keeps), then in the run folders. The command may be stopped
 at any moment and started again.
 """
@@ -25,9 +25,9 @@ from anyk.lab.data import load
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
 from anyk.lab.files import write_atomically
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
 from anyk.lab.run.names import find
-from anyk.lab.run.recipe import Recipe
 
 SUMMARIES = Path(__file__).parent / "summaries"
 #: of the runs that tune; the others count from 1
@@ -52,8 +52,8 @@ PKS: dict[str, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True)
-class Recorded(Recipe):
-    """A recipe as it was when these runs were made.
+class Recorded(Config):
+    """A config as it was when these runs were made.
 
     There was a temperature "auto" then, which followed the spread of the scores. What speaks against it stays on record; such
     runs cannot be made again. The embeddings were taken as they are.
@@ -71,7 +71,7 @@ class Setting:
     """A data set and how all methods train on it."""
 
     name: str
-    recipe: Recorded
+    config: Recorded
     budget: int
     """points of the grid that are tried to tune a method"""
     tuning_seeds: int
@@ -83,7 +83,7 @@ class Setting:
     temperatures: Mapping[str, float]
     """where the search begins, by method; others begin at 1"""
     fields: Mapping[str, Fields] = field(default_factory=dict)
-    """what a method needs here beside the shared recipe"""
+    """what a method needs here beside the shared config"""
 
 
 # Where the search for a temperature begins follows from the paper's own: about 2 for NeuralSort and SoftSort among 16
@@ -143,7 +143,7 @@ METHODS: dict[str, Fields] = {
     "splitter-dropin": {"loss": "splitter"},
     "lapsum-dropin": {"loss": "lapsum"},
 }
-#: one changed line: softmax's tuned recipe with another loss, nothing of it tuned
+#: one changed line: softmax's tuned config with another loss, nothing of it tuned
 DROPINS = ("splitter-dropin", "lapsum-dropin")
 OPERATORS = ("neuralsort", "softsort", "sinkhorn", "bitonic", "splitter", "lapsum", "ksubset")
 #: the P_K that a method is tuned with
@@ -166,7 +166,7 @@ class Cell:
     first: int = 1
     rate: float = 1.0
 
-    def recipes(self, tuned: Recipe) -> list[Recipe]:
+    def configs(self, tuned: Config) -> list[Config]:
         """The runs, one for each seed; the tuning had a seed of its own."""
         changes: dict[str, Any] = dict(self.changes)
         if self.method not in TUNED_WITH:
@@ -175,7 +175,7 @@ class Cell:
             changes["temperature"] = tuned.temperature * self.factor
         if self.rate != 1.0:
             changes["learning_rate"] = tuned.learning_rate * self.rate
-        return [tuned.but(**changes, seed=self.first + number) for number in range(self.seeds)]
+        return [tuned.replace(**changes, seed=self.first + number) for number in range(self.seeds)]
 
 
 def cell(
@@ -219,7 +219,7 @@ MARGINS = {"embeddings": 0.001, "glyphs": 0.005}
 #: the default as it is, confirmed beside the finalists to see what a change of it would change
 DEFAULT = ("splitter-dropin", 1.0)
 # With 40 % wrong labels the drop-ins' kin looked better than softmax in top-1 and top-5, on five seeds. Written down before the
-# runs that look again: softmax's recipe, the default and LapSum at the temperature it was confirmed with, fresh seeds, another
+# runs that look again: softmax's config, the default and LapSum at the temperature it was confirmed with, fresh seeds, another
 # split. It pays if top-1 and top-5 are both significantly above softmax (Holm over the four of a data set).
 NOISY = (("softmax", 1.0), ("splitter-dropin", 1.0), ("lapsum-dropin", 4.0))
 # Added when the embeddings had shown a gain: what softmax gains there by other small changes.
@@ -288,7 +288,7 @@ def _section(name: str, data: str) -> list[Cell]:
         methods = ("splitter", "neuralsort", "lapsum")  # Sinkhorn among 40 takes minutes a run
         return [cell(data, "softmax")] + [cell(data, m, p_k, m=40) for p_k in ("half", "top10", "top20") for m in methods]
     if name == "epochs":
-        epochs = SETTINGS[data].recipe.epochs
+        epochs = SETTINGS[data].config.epochs
         return [cell(data, method, epochs=factor * epochs) for method in ("softmax", "splitter") for factor in (1, 2)]
     raise LabError(f"there is no section {name!r}; there are {', '.join(SECTIONS)}.")
 
@@ -319,7 +319,7 @@ def section(name: str, data: str) -> list[Cell]:
 
 def plain(each: Cell) -> Cell:
     """The cell without changes that change nothing."""
-    shared = SETTINGS[each.data].recipe
+    shared = SETTINGS[each.data].config
     return replace(each, changes=tuple((key, value) for key, value in each.changes if getattr(shared, key) != value))
 
 
@@ -356,17 +356,17 @@ def confirmation(data: str, known: Mapping[str, Summaries]) -> list[Cell]:
 # Summaries -----------------------------------------------------------------------------------------------------------------
 
 
-def key(recipe: Recipe, shared: Recipe) -> str:
-    """What a recipe has of its own, as text: the name of a run."""
-    own = {name: new for name, (_, new) in shared.differences(recipe).items() if name != "data"}
-    if not find(recipe.loss).has_temperature:
+def key(config: Config, shared: Config) -> str:
+    """What a config has of its own, as text: the name of a run."""
+    own = {name: new for name, (_, new) in shared.differences(config).items() if name != "data"}
+    if not find(config.loss).has_temperature:
         own.pop("temperature", None)
     return json.dumps(own, sort_keys=True)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What the repository keeps of a run. ``own`` are the fields in which its recipe differs from the setting's."""
+    """What the repository keeps of a run. ``own`` are the fields in which its config differs from the setting's."""
 
     own: dict[str, Any]
     test: dict[str, float]
@@ -380,32 +380,32 @@ class Summary:
 
 
 class Summaries:
-    """The lines of one data set: a head with the shared recipe and the data's fingerprint, then one line for each run."""
+    """The lines of one data set: a head with the shared config and the data's fingerprint, then one line for each run."""
 
     def __init__(self, setting: Setting, path: Path) -> None:
         self.setting, self.path = setting, path
-        self.head: dict[str, Any] = {"shared": setting.recipe.to_json(), "data": None}
+        self.head: dict[str, Any] = {"shared": setting.config.to_json(), "data": None}
         self.runs: dict[str, Summary] = {}
         if not path.exists():
             return
         first, *lines = path.read_text().splitlines()
         self.head = json.loads(first)
-        if Recorded.from_json(self.head["shared"], str(path)) != setting.recipe:  # fields that came later have their defaults
-            raise LabError(f"{path} belongs to another shared recipe: move it away, or mend SETTINGS in study.py.")
+        if Recorded.from_json(self.head["shared"], str(path)) != setting.config:  # fields that came later have their defaults
+            raise LabError(f"{path} belongs to another shared config: move it away, or mend SETTINGS in study.py.")
         for line in lines:
             run = Summary(**json.loads(line))
             self.runs[json.dumps(run.own, sort_keys=True)] = run
 
-    def find(self, recipe: Recipe) -> Summary | None:
-        return self.runs.get(key(recipe, self.setting.recipe))
+    def find(self, config: Config) -> Summary | None:
+        return self.runs.get(key(config, self.setting.config))
 
-    def add(self, recipe: Recipe, result: Mapping[str, Any]) -> None:
+    def add(self, config: Config, result: Mapping[str, Any]) -> None:
         """Take over the outcome of a run folder."""
         data = {name: result["data"][name] for name in ("classes", "fingerprint", "name", "test", "train", "validation")}
         if self.head["data"] not in (None, data):
             raise LabError(f"the data of {self.path.stem} have changed since {self.path} was begun.")
         self.head["data"] = data
-        own = key(recipe, self.setting.recipe)
+        own = key(config, self.setting.config)
         measured = {
             split: {name: round(value, 5) for name, value in result[split].items() if name != "mean"}
             for split in ("test", "validation")
@@ -414,9 +414,9 @@ class Summaries:
         seconds = round(result["seconds_in_model"], 1)
         self.runs[own] = Summary(json.loads(own), measured["test"], measured["validation"], result["epochs"], selected, seconds)
 
-    def add_diverged(self, recipe: Recipe) -> None:
+    def add_diverged(self, config: Config) -> None:
         """Note a run whose loss was not finite: it has no accuracies."""
-        own = key(recipe, self.setting.recipe)
+        own = key(config, self.setting.config)
         self.runs[own] = Summary(json.loads(own), {}, {}, 0.0, 0.0, 0.0)
 
     def save(self) -> None:
@@ -439,9 +439,9 @@ def read(data: str, folder: Path = SUMMARIES) -> Summaries:
 class Tuning:
     """How far the search for a method has come: the tries that are still to make, or the winner."""
 
-    missing: tuple[Recipe, ...] = ()
-    best: Recipe | None = None
-    tries: tuple[tuple[Recipe, float | None], ...] = ()
+    missing: tuple[Config, ...] = ()
+    best: Config | None = None
+    tries: tuple[tuple[Config, float | None], ...] = ()
 
 
 def tuning(data: str, method: str, known: Summaries) -> Tuning:
@@ -454,33 +454,33 @@ def tuning(data: str, method: str, known: Summaries) -> Tuning:
     if method in DROPINS:
         softmax = tuning(data, "softmax", known)
         own = {**METHODS[method], "p_k": PKS["half"], "temperature": 1.0}
-        return Tuning(softmax.missing, softmax.best and softmax.best.but(**own))
+        return Tuning(softmax.missing, softmax.best and softmax.best.replace(**own))
     fields = {**METHODS[method], **setting.fields.get(method, {}), "p_k": TUNED_WITH.get(method, PKS["half"])}
-    start = setting.recipe.but(**fields, temperature=setting.temperatures.get(method, 1.0))
+    start = setting.config.replace(**fields, temperature=setting.temperatures.get(method, 1.0))
     warm = find(start.loss).has_temperature
     first: list[grid.Point] = [(0, 0), (0, 2), (0, -2)] if warm else [(0,), (1,), (-1,)]
     if warm and not setting.tunes_rate:
         softmax = tuning(data, "softmax", known)
         if softmax.best is None:
             return Tuning(softmax.missing)
-        start = start.but(learning_rate=softmax.best.learning_rate)
+        start = start.replace(learning_rate=softmax.best.learning_rate)
         first = [(0,), (2,), (-2,)]
 
-    def at(recipe: Recipe, point: grid.Point) -> Recipe:
-        return grid.at(recipe, point if not warm or setting.tunes_rate else (0, *point))
+    def at(config: Config, point: grid.Point) -> Config:
+        return grid.at(config, point if not warm or setting.tunes_rate else (0, *point))
 
-    tried, seeds = start.but(**setting.tuning), TUNING_SEEDS[: setting.tuning_seeds]
+    tried, seeds = start.replace(**setting.tuning), TUNING_SEEDS[: setting.tuning_seeds]
     scores: dict[grid.Point, float | None] = {}
-    tries: list[tuple[Recipe, float | None]] = []
+    tries: list[tuple[Config, float | None]] = []
     points = first
     while True:
-        made = {point: [at(tried, point).but(seed=seed) for seed in seeds] for point in points}
-        missing = tuple(recipe for recipes in made.values() for recipe in recipes if known.find(recipe) is None)
+        made = {point: [at(tried, point).replace(seed=seed) for seed in seeds] for point in points}
+        missing = tuple(config for configs in made.values() for config in configs if known.find(config) is None)
         if missing:
             return Tuning(missing, tries=tuple(tries))
-        for point, recipes in made.items():
-            scores[point] = score([run for recipe in recipes if (run := known.find(recipe)) is not None])
-            tries.append((recipes[0], scores[point]))
+        for point, configs in made.items():
+            scores[point] = score([run for config in configs if (run := known.find(config)) is not None])
+            tries.append((configs[0], scores[point]))
         if len(scores) >= setting.budget:
             return Tuning((), at(start, grid.best_point(scores)), tuple(tries))
         points = grid.next_points(scores, len(first[0]))[: min(grid.ROUND, setting.budget - len(scores))]
@@ -498,7 +498,7 @@ def runs_of(each: Cell, known: Summaries) -> list[Summary] | None:
     tuned = tuning(each.data, each.method, known).best
     if tuned is None:
         return None
-    return [run for recipe in each.recipes(tuned) if (run := known.find(recipe)) is not None]
+    return [run for config in each.configs(tuned) if (run := known.find(config)) is not None]
 
 
 # The command ---------------------------------------------------------------------------------------------------------------
@@ -529,7 +529,7 @@ def _plan(data: Sequence[str], only: Sequence[str], seeds: int | None) -> Iterat
                 yield replace(other, seeds=min(other.seeds, seeds or other.seeds))
 
 
-def waves(cells: Iterable[Cell], known: Mapping[str, Summaries], size: int) -> Iterator[list[tuple[str, Recipe]]]:
+def waves(cells: Iterable[Cell], known: Mapping[str, Summaries], size: int) -> Iterator[list[tuple[str, Config]]]:
     """What is still to run, in pieces: after each, its outcomes are among ``known``. What failed to run is not asked for again.
 
     The methods of a data set are tuned together, when its first cell comes, so that many tries can be made at once.
@@ -537,14 +537,14 @@ def waves(cells: Iterable[Cell], known: Mapping[str, Summaries], size: int) -> I
     cells = list(cells)
     asked: set[tuple[str, str]] = set()
     tuned: set[str] = set()
-    wave: list[tuple[str, Recipe]] = []
+    wave: list[tuple[str, Config]] = []
 
-    def new(data: str, recipes: Iterable[Recipe]) -> Iterator[tuple[str, Recipe]]:
-        for recipe in recipes:
-            name = data, key(recipe, SETTINGS[data].recipe)
-            if name not in asked and known[data].find(recipe) is None:
+    def new(data: str, configs: Iterable[Config]) -> Iterator[tuple[str, Config]]:
+        for config in configs:
+            name = data, key(config, SETTINGS[data].config)
+            if name not in asked and known[data].find(config) is None:
                 asked.add(name)
-                yield data, recipe
+                yield data, config
 
     for each in cells:
         if each.data not in tuned:
@@ -558,7 +558,7 @@ def waves(cells: Iterable[Cell], known: Mapping[str, Summaries], size: int) -> I
                 yield tries
             tuned.add(each.data)
         best = tuning(each.data, each.method, known[each.data]).best
-        wave += new(each.data, each.recipes(best) if best else ())
+        wave += new(each.data, each.configs(best) if best else ())
         if len(wave) >= size:
             yield wave
             wave = []
@@ -581,7 +581,7 @@ def run(
     fingerprints = {name: load(place).fingerprint for name, place in data.items()}
     made = 0
 
-    def all_waves() -> Iterator[list[tuple[str, Recipe]]]:
+    def all_waves() -> Iterator[list[tuple[str, Config]]]:
         yield from waves(plan(list(data), only, seeds, methods), known, 10 * jobs)
         if not only or "confirm" in only:  # what is to be confirmed is known when the rest is there
             both = {name: known.get(name) or read(name, out) for name in SETTINGS}
@@ -590,18 +590,18 @@ def run(
     with Pool(jobs) as pool:
         for wave in all_waves():
             places = {}
-            for name, recipe in wave:
-                own = key(recipe, SETTINGS[name].recipe)
+            for name, config in wave:
+                own = key(config, SETTINGS[name].config)
                 digest = hashlib.blake2b(f"{fingerprints[name]} {own}".encode(), digest_size=6).hexdigest()
-                places[folder / name / f"{recipe.loss}-seed{recipe.seed}-{digest}"] = (name, recipe)
-            outcomes = pool.run({place: recipe.but(data=data[name]) for place, (name, recipe) in places.items()})
-            for place, (name, recipe) in places.items():
+                places[folder / name / f"{config.loss}-seed{config.seed}-{digest}"] = (name, config)
+            outcomes = pool.run({place: config.replace(data=data[name]) for place, (name, config) in places.items()})
+            for place, (name, config) in places.items():
                 result = outcomes[place].result
                 if result is not None:
-                    known[name].add(recipe, result)
+                    known[name].add(config, result)
                     made += 1
                 elif DIVERGED in (outcomes[place].error or ""):
-                    known[name].add_diverged(recipe)
+                    known[name].add_diverged(config)
                 else:
                     print(f"{place.name}: {outcomes[place].error or 'stopped'}", file=sys.stderr)
             for name in data:
@@ -617,10 +617,10 @@ def collect(folder: Path, out: Path = SUMMARIES) -> int:
         known = read(name, out)
         finished = sorted(file.parent for file in (folder / name).glob("*/result.json"))
         for place in finished:
-            known.add(Run(place).recipe(), Run(place).result() or {})
+            known.add(Run(place).config(), Run(place).result() or {})
         for place in sorted(file.parent for file in (folder / name).glob("*/error.txt")):
             if DIVERGED in (Run(place).error() or ""):
-                known.add_diverged(Run(place).recipe())
+                known.add_diverged(Run(place).config())
         count += len(finished)
         if finished:
             known.save()
@@ -645,7 +645,7 @@ def main() -> None:
         print(f"{collect(arguments.runs)} runs", file=sys.stderr)
         return
     places = dict(word.partition("=")[::2] for word in arguments.data)
-    data = {name: places.get(name, SETTINGS[name].recipe.data) for name in arguments.on}
+    data = {name: places.get(name, SETTINGS[name].config.data) for name in arguments.on}
     run(data, arguments.runs, jobs=arguments.jobs, only=arguments.only, methods=arguments.methods, seeds=arguments.seeds)
 
 

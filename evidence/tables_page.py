@@ -10,8 +10,8 @@ import claims
 import study
 from anyk import networks
 from anyk.lab import statistics, tables
+from anyk.lab.run.config import Config
 from anyk.lab.run.names import find
-from anyk.lab.run.recipe import Recipe
 from claims import TITLES, Evidence, p_k_title
 from layout import escaped, grid_table, lines_of, paragraph, section_table, shown, size_of, temperature_of, title_of, without
 from study import Cell, cell
@@ -42,7 +42,7 @@ def page(evidence: Evidence) -> str:
 
 
 def _dropins(evidence: Evidence) -> list[str]:
-    lines = ["## Drop-ins", "", "Softmax's tuned recipe with another loss. Differences to softmax.", ""]
+    lines = ["## Drop-ins", "", "Softmax's tuned config with another loss. Differences to softmax.", ""]
     for data in study.SETTINGS:
         table = section_table(
             evidence,
@@ -138,7 +138,7 @@ def _sizes(evidence: Evidence) -> list[str]:
             lambda each: without(each, "m"),
             {"method": title_of, "P_K": lambda each: p_k_title(each.p_k), "m": size_of},
         )
-        shared = study.SETTINGS[data].recipe.m
+        shared = study.SETTINGS[data].config.m
         head, *rest = shown(evidence, "m", data, table)
         lines += [head, "", f"Differences to {f'm = {shared}' if shared else 'all classes'}.", *rest]
     return lines
@@ -261,7 +261,7 @@ def _choices(evidence: Evidence) -> list[str]:
         (
             "noisy",
             "Wrong labels, confirmed",
-            """Softmax's recipe with one changed line and 40 % of the training labels replaced, on seeds that nothing was chosen
+            """Softmax's config with one changed line and 40 % of the training labels replaced, on seeds that nothing was chosen
             by and another part of the data as validation. Written down before these runs: it pays if top-1 and top-5 are both
             significantly above softmax. Added when the embeddings had shown a gain: what softmax gains there by other small
             changes.""",
@@ -293,7 +293,7 @@ def _choices(evidence: Evidence) -> list[str]:
             {
                 "method": title_of,
                 "P_K": lambda each: p_k_title(each.p_k),
-                "epochs": lambda each: dict(each.changes).get("epochs", study.SETTINGS[each.data].recipe.epochs),
+                "epochs": lambda each: dict(each.changes).get("epochs", study.SETTINGS[each.data].config.epochs),
             },
             lambda each: replace(each, changes=()),
             ("top1", "top5"),
@@ -363,7 +363,7 @@ def _tuned(evidence: Evidence) -> list[str]:
             if tuned.best is None:
                 rows.append((data, TITLES[method], "not tuned", "", len(tuned.tries)))
                 continue
-            best: Recipe = tuned.best
+            best: Config = tuned.best
             warm = f"{best.temperature:g}" if find(best.loss).has_temperature else "–"
             rows.append((data, TITLES[method], f"{best.learning_rate:g}", warm, len(tuned.tries)))
     return [*lines, *lines_of(["data", "method", "learning rate", "temperature", "tries"], rows, left=2), ""]

@@ -3,7 +3,7 @@
 Without the folder of a run, a model is trained first, with a loss for the first five guesses; that takes half a minute.
 
     pip install "anyk[lab]"
-    python examples/complete_code.py [--run FOLDER] [--part SHARE] ["for i in"]
+    python examples/complete_code.py [--run FOLDER] [--train-fraction SHARE] ["for i in"]
 """
 
 import argparse
@@ -17,12 +17,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("line", nargs="?", default="for i in")
     parser.add_argument("--run", type=Path, help="the folder of `anyk train completion`")
-    parser.add_argument("--part", type=float, default=0.1, help="share of the library to train with, where there is no run")
+    parser.add_argument(
+        "--train-fraction", type=float, default=0.1, help="share of the library to train with, where there is no run"
+    )
     arguments = parser.parse_args()
     try:
         from anyk.lab.data.completion import python_tokens
+        from anyk.lab.run.config import Config
         from anyk.lab.run.models import load
-        from anyk.lab.run.recipe import Recipe
         from anyk.lab.run.training import train
     except ImportError as error:
         raise SystemExit(f'{error.name} is missing: pip install "anyk[lab]"') from None
@@ -31,8 +33,8 @@ def main() -> None:
         folder = arguments.run
         if folder is None:
             folder = Path(temporary)
-            recipe = Recipe(data="completion", loss="error", want=(1, 5), part=arguments.part, epochs=2, learning_rate=0.015)
-            test = train(recipe, folder)["test"]
+            config = Config(data="completion", loss="error", want=(1, 5), part=arguments.part, epochs=2, learning_rate=0.015)
+            test = train(config, folder)["test"]
             print(f"trained: top-1 {100 * test['top1']:.1f} %, top-5 {100 * test['top5']:.1f} % on modules it has not seen")
         model = load(folder)
     tokens = list(python_tokens(arguments.line.encode(), unfinished=True))

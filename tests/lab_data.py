@@ -14,9 +14,9 @@ from PIL import Image
 from anyk.lab.data import Dataset, Split, cifar, tokens
 from anyk.lab.data.sets import Tokens
 from anyk.lab.run import models, training
+from anyk.lab.run.config import Config, Setting
 from anyk.lab.run.folder import Run
 from anyk.lab.run.reading import read_data
-from anyk.lab.run.recipe import Recipe, Setting
 
 
 def examples(classes: int, per_class: int, width: int, seed: int, noise: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -174,6 +174,6 @@ def trained_on_every_kind(folder: Path) -> dict[str, Path]:
         "glyphs": "glyphs:8",
     }
     for kind, place in data.items():
-        recipe = Recipe(data=place, loss="softmax", epochs=1, batch_size=16)
-        training.train(recipe.but(**OF_KIND.get(kind, {})), folder / "runs" / kind)
+        config = Config(data=place, loss="softmax", epochs=1, batch_size=16)
+        training.train(config.replace(**OF_KIND.get(kind, {})), folder / "runs" / kind)
     return {kind: folder / "runs" / kind for kind in data}

@@ -13,8 +13,8 @@ from PIL import Image
 
 from anyk.lab.comparison.outcome import ByClass, Comparison, Example, Guess, Method, Moves, SeedRun, Try
 from anyk.lab.run import names
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.statistics import contrast
 
 
@@ -38,13 +38,13 @@ def run(seed, test, epochs=0):
     return SeedRun(seed, test, validation, 12.5 + seed, f"runs/{seed}", curve)
 
 
-def method(name, tests, *, epochs=0, recipe=None, tries=None):
+def method(name, tests, *, epochs=0, config=None, tries=None):
     """A method from the test accuracies of seeds 0, 1, ...; tuned in the middle of its grid."""
-    recipe = recipe or Recipe(loss=name if name in LOSSES else "splitter", learning_rate=1e-3, temperature=0.5, m=16)
+    config = config or Config(loss=name if name in LOSSES else "splitter", learning_rate=1e-3, temperature=0.5, m=16)
     if tries is None:
         grid = [(rate, t) for rate in (1e-4, 1e-3, 1e-2) for t in (0.25, 0.5, 1.0)]
         tries = tuple(Try(rate, t, 20, (0.5 + (rate == 1e-3) / 10 + (t == 0.5) / 20,)) for rate, t in grid)
-    return Method(name, recipe, tries, tuple(run(seed, test, epochs) for seed, test in enumerate(tests)))
+    return Method(name, config, tries, tuple(run(seed, test, epochs) for seed, test in enumerate(tests)))
 
 
 LOSSES = ["error:lapsum" if name == "error:OPERATOR" else name for name in names.names()]
@@ -112,10 +112,10 @@ def by_class(before, after, examples=10, name="splitter", confusions=()):
     return ByClass(name, (0, 1, 2), names, (examples,) * len(names), *hits, tuple(confusions))
 
 
-def run_folder(folder, recipe, test=None, *, error=None, fingerprint="abc", seconds=10.0):
+def run_folder(folder, config, test=None, *, error=None, fingerprint="abc", seconds=10.0):
     """A run folder: finished with a test result, failed with an error, else unfinished."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(recipe.to_json()))
+    (folder / "config.json").write_text(json.dumps(config.to_json()))
     (folder / "environment.json").write_text("{}")
     (folder / "metrics.jsonl").write_text("")
     if error is not None:
@@ -123,8 +123,8 @@ def run_folder(folder, recipe, test=None, *, error=None, fingerprint="abc", seco
     if test is not None:
         result = {
             "format": 1,
-            "recipe": recipe.to_json(),
-            "data": {"name": recipe.data, "fingerprint": fingerprint},
+            "config": config.to_json(),
+            "data": {"name": config.data, "fingerprint": fingerprint},
             "seconds": seconds,
             "validation": {**test, "mean": 0.5},
             "test": test,

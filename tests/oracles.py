@@ -57,9 +57,9 @@ def neuralsort(scores: list[float], t: float) -> list[list[float]]:
     return rows
 
 
-def softsort(scores: list[float], t: float, power: float = 1.0) -> list[list[float]]:
+def softsort(scores: list[float], t: float, q: float = 1.0) -> list[list[float]]:
     ordered = sorted(scores, reverse=True)
-    return [softmax([-(abs(best - s) ** power) / t for s in scores]) for best in ordered]
+    return [softmax([-(abs(best - s) ** q) / t for s in scores]) for best in ordered]
 
 
 def softmax(exponents: list[float]) -> list[float]:
@@ -185,14 +185,12 @@ def topk_loss(inclusion: list[float], softmax_y: float, p_k: list[float], top1: 
     return -p_k[0] * math.log(softmax_y) - second
 
 
-def topk_error(inclusion: list[float], softmax: float, p_k: list[float], guide: float, power: float) -> float:
+def topk_error(inclusion: list[float], softmax: float, p_k: list[float], ce_weight: float, q: float) -> float:
     """The bounded loss of one example, from the formula."""
-    if power == 0:
-        errors = [-math.log(min(1.0, t)) for t in inclusion]
-    else:
-        errors = [(1 - min(1.0, t) ** power) / power for t in inclusion]
+    capped = [min(1.0, t) for t in inclusion]
+    errors = [(1 - t**q) / q if q else -math.log(t) for t in capped]
     bounded = sum(p * error for p, error in zip(p_k, errors, strict=True))
-    return guide * -math.log(softmax) + (1 - guide) * bounded
+    return ce_weight * -math.log(softmax) + (1 - ce_weight) * bounded
 
 
 def exact_ksubset(scores: list[Any], target: int, k: int) -> Any:

@@ -69,7 +69,7 @@ def losses() -> Iterator[tuple[str, Callable[[Tensor], Tensor], str]]:
         **{f"cross-entropy {top1}": (anyk.topk_cross_entropy, {"top1": top1}) for top1 in ("separate", "mixed", "operator")},
         "cross-entropy candidates": (anyk.topk_cross_entropy, {"softmax_over": "candidates"}),
         "error": (anyk.topk_error, {}),
-        "error power .5 guide .6": (anyk.topk_error, {"power": 0.5, "guide": 0.6}),
+        "error q .5 ce_weight .6": (anyk.topk_error, {"q": 0.5, "ce_weight": 0.6}),
     }
     for name, operator in operators().items():
         for family, (loss, own) in families.items():

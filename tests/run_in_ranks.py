@@ -1,6 +1,6 @@
-"""Run by torchrun in the tests: trains the recipes of a JSON file, one after the other, in all ranks together.
+"""Run by torchrun in the tests: trains the configs of a JSON file, one after the other, in all ranks together.
 
-The file is a list of {"folder", "recipe", "kill", "most_scores"}: "kill" is [rank, step], where that rank kills itself on the
+The file is a list of {"folder", "config", "kill", "most_scores"}: "kill" is [rank, step], where that rank kills itself on the
 first start; of more classes than "most_scores" the scores are made in pieces.
 """
 
@@ -19,7 +19,7 @@ from torch.testing import assert_close
 import lab_data
 from anyk.lab.errors import LabError
 from anyk.lab.run import losses, processes, training
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 
 
 def kill(number, step, rank, progress):
@@ -72,6 +72,6 @@ if __name__ == "__main__":
             training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.0 if "kill" in run else 10.0
             watch = partial(kill, *run["kill"], together.rank) if "kill" in run else lambda progress: None
             losses.MOST_SCORES = run.get("most_scores", 20_000)
-            training.train(Recipe.from_json(run["recipe"]), run["folder"], on_progress=watch, ranks=together)
+            training.train(Config.from_json(run["config"]), run["folder"], on_progress=watch, ranks=together)
     # One could free a tensor while Python ends, which aborts the process: once in a few hundred ends on a busy machine.
     assert not threads_of_the_group()

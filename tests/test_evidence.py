@@ -16,8 +16,8 @@ import lab_data
 from anyk.lab import statistics
 from anyk.lab.errors import LabError
 from anyk.lab.run import training
+from anyk.lab.run.config import Config
 from anyk.lab.run.losses import criterion
-from anyk.lab.run.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "evidence"))
@@ -49,10 +49,10 @@ def result(top1, top5=0.9, top20=0.99):
 
 
 def tune(known, method, score):
-    """Make the tries that the search asks for, in a world where ``score`` tells the validation accuracy of a recipe."""
+    """Make the tries that the search asks for, in a world where ``score`` tells the validation accuracy of a config."""
     while missing := study.tuning(known.setting.name, method, known).missing:
-        for recipe in missing:
-            known.add(recipe, result(score(recipe)))
+        for config in missing:
+            known.add(config, result(score(config)))
     return study.tuning(known.setting.name, method, known)
 
 
@@ -64,16 +64,16 @@ def made(folder, truth, noise=0.0003):
     best = {}
 
     def add(known, each):
-        for recipe in each.recipes(best[each.data, each.method]):
-            common = random.Random(recipe.seed).gauss(0, 0.01)
-            if known.find(recipe) is None:
+        for config in each.configs(best[each.data, each.method]):
+            common = random.Random(config.seed).gauss(0, 0.01)
+            if known.find(config) is None:
                 known.add(
-                    recipe, result(*(truth(each, metric) + common + random_numbers.gauss(0, noise) for metric in METRICS))
+                    config, result(*(truth(each, metric) + common + random_numbers.gauss(0, noise) for metric in METRICS))
                 )
 
     for data, known in both.items():
         for method in study.METHODS:
-            best[data, method] = tune(known, method, lambda recipe: 0.5).best
+            best[data, method] = tune(known, method, lambda config: 0.5).best
         for name in study.SECTIONS:
             for each in study.section(name, data):
                 add(known, each)
@@ -107,43 +107,43 @@ def test_committed_summaries_hold_no_paths():
             assert not run["test"] or 0 <= run["test"]["top1"] <= run["test"]["top5"] <= 1
 
 
-def test_every_cell_is_a_valid_recipe_with_at_least_five_seeds_and_ten_in_the_main_rows():
+def test_every_cell_is_a_valid_config_with_at_least_five_seeds_and_ten_in_the_main_rows():
     for data, setting in study.SETTINGS.items():
         classes = {"embeddings": 100, "glyphs": 200}[data]
         for name in study.SECTIONS:
             for each in study.section(name, data):
                 assert each.seeds >= (10 if name == "main" else 5)
-                tuned = setting.recipe.but(
+                tuned = setting.config.replace(
                     **study.METHODS[each.method], **setting.fields.get(each.method, {}), p_k=study.PKS["half"]
                 )
-                recipes = each.recipes(tuned)
-                assert len({recipe.seed for recipe in recipes}) == each.seeds
-                assert not set(study.TUNING_SEEDS) & {recipe.seed for recipe in recipes}
-                if recipes[0].temperature != "auto":  # on record; there is no such temperature any more
-                    criterion(recipes[0], classes)
+                configs = each.configs(tuned)
+                assert len({config.seed for config in configs}) == each.seeds
+                assert not set(study.TUNING_SEEDS) & {config.seed for config in configs}
+                if configs[0].temperature != "auto":  # on record; there is no such temperature any more
+                    criterion(configs[0], classes)
 
 
 def test_the_same_run_is_found_under_every_name(tmp_path):
     known = study.read("embeddings", tmp_path)
-    tuned = tune(known, "splitter", lambda recipe: 0.5).best
+    tuned = tune(known, "splitter", lambda config: 0.5).best
     written_out = study.Cell("embeddings", "splitter", "half", 5, (("m", 16), ("wires", "target")))
-    for plain, other in zip(study.cell("embeddings", "splitter").recipes(tuned), written_out.recipes(tuned), strict=True):
-        assert study.key(plain, SETTING.recipe) == study.key(other, SETTING.recipe)
+    for plain, other in zip(study.cell("embeddings", "splitter").configs(tuned), written_out.configs(tuned), strict=True):
+        assert study.key(plain, SETTING.config) == study.key(other, SETTING.config)
     sizes = [each for each in study.section("m", "embeddings") if (each.method, each.p_k) == ("splitter", "quarter")]
     assert sum(each.changes == () for each in sizes) == 1, "m = 16 is the setting's own"
 
 
 @pytest.mark.parametrize(("rate", "temperature"), [(0.002, 1.0), (0.004, 2.0), (0.001, 0.25), (0.002, 4.0), (0.002, 0.125)])
 def test_the_search_finds_a_best_point_within_its_reach(tmp_path, rate, temperature):
-    def score(recipe):
+    def score(config):
         return (
             0.6
-            - 0.01 * abs(torch.log2(torch.tensor(recipe.learning_rate / rate)))
-            - 0.01 * abs(torch.log2(torch.tensor(recipe.temperature / temperature)))
+            - 0.01 * abs(torch.log2(torch.tensor(config.learning_rate / rate)))
+            - 0.01 * abs(torch.log2(torch.tensor(config.temperature / temperature)))
         )
 
     known = study.read("embeddings", tmp_path)
-    tuned = tune(known, "splitter", lambda recipe: float(score(recipe)))
+    tuned = tune(known, "splitter", lambda config: float(score(config)))
     assert len(tuned.tries) == SETTING.budget
     assert tuned.best.learning_rate == rate
     assert tuned.best.temperature == temperature
@@ -152,7 +152,7 @@ def test_the_search_finds_a_best_point_within_its_reach(tmp_path, rate, temperat
 def test_tuning_gives_every_method_the_same_number_of_runs(tmp_path):
     known = study.read("embeddings", tmp_path)
     for method in (name for name in study.METHODS if name not in study.DROPINS):
-        tune(known, method, lambda recipe: 0.5)
+        tune(known, method, lambda config: 0.5)
         assert len(study.tuning("embeddings", method, known).tries) == SETTING.budget
     assert len(known.runs) == SETTING.budget * (len(study.METHODS) - len(study.DROPINS))
 
@@ -161,45 +161,45 @@ def test_tuning_takes_the_mean_over_its_seeds(tmp_path):
     """Of two temperatures, the first is better on one seed and worse on the other two."""
     known = study.read("glyphs", tmp_path)
     first = study.SETTINGS["glyphs"].temperatures.get("splitter", 1.0)
-    rate = 2 * study.SETTINGS["glyphs"].recipe.learning_rate
-    tune(known, "softmax", lambda recipe: 0.5 if recipe.learning_rate == rate else 0.4)
+    rate = 2 * study.SETTINGS["glyphs"].config.learning_rate
+    tune(known, "softmax", lambda config: 0.5 if config.learning_rate == rate else 0.4)
 
-    def score(recipe):
-        if recipe.temperature not in (first, 4 * first):
+    def score(config):
+        if config.temperature not in (first, 4 * first):
             return 0.1
-        if recipe.temperature == first:
-            return 0.9 if recipe.seed == 0 else 0.3
+        if config.temperature == first:
+            return 0.9 if config.seed == 0 else 0.3
         return 0.6
 
     tuned = tune(known, "splitter", score)
     assert tuned.best.temperature == 4 * first
-    assert {recipe.learning_rate for recipe, _ in tuned.tries} == {rate}, "the one that softmax found"
-    assert tuned.best.epochs == study.SETTINGS["glyphs"].recipe.epochs
+    assert {config.learning_rate for config, _ in tuned.tries} == {rate}, "the one that softmax found"
+    assert tuned.best.epochs == study.SETTINGS["glyphs"].config.epochs
     assert len(tuned.tries) == study.SETTINGS["glyphs"].budget
     assert len(known.runs) == 2 * 3 * study.SETTINGS["glyphs"].budget
 
 
 def test_a_diverged_try_is_the_worst(tmp_path):
     known = study.read("embeddings", tmp_path)
-    for recipe in study.tuning("embeddings", "lapsum", known).missing:
-        known.add_diverged(recipe) if recipe.temperature == 1.0 else known.add(recipe, result(0.1))
-    tuned = tune(known, "lapsum", lambda recipe: 0.1)
-    assert (tuned.best.temperature, tuned.best.learning_rate) != (1.0, SETTING.recipe.learning_rate)
+    for config in study.tuning("embeddings", "lapsum", known).missing:
+        known.add_diverged(config) if config.temperature == 1.0 else known.add(config, result(0.1))
+    tuned = tune(known, "lapsum", lambda config: 0.1)
+    assert (tuned.best.temperature, tuned.best.learning_rate) != (1.0, SETTING.config.learning_rate)
 
 
 def test_summaries_are_read_as_they_were_written(tmp_path):
     known = study.read("embeddings", tmp_path)
-    recipe = SETTING.recipe.but(loss="lapsum", seed=3, data="/somewhere/else")
-    known.add(recipe, result(0.123456))
+    config = SETTING.config.replace(loss="lapsum", seed=3, data="/somewhere/else")
+    known.add(config, result(0.123456))
     known.save()
     again = study.read("embeddings", tmp_path)
-    assert again.find(recipe) == known.find(recipe)
-    assert again.find(recipe).test["top1"] == 0.12346
+    assert again.find(config) == known.find(config)
+    assert again.find(config).test["top1"] == 0.12346
     assert "somewhere" not in (tmp_path / "embeddings.jsonl").read_text()
     head = json.loads((tmp_path / "embeddings.jsonl").read_text().splitlines()[0])
     head["shared"]["epochs"] = 99
     (tmp_path / "embeddings.jsonl").write_text(json.dumps(head) + "\n")
-    with pytest.raises(LabError, match="another shared recipe"):
+    with pytest.raises(LabError, match="another shared config"):
         study.read("embeddings", tmp_path)
 
 
@@ -207,10 +207,10 @@ def test_waves_tune_first_and_ask_for_nothing_twice(tmp_path):
     known = {name: study.read(name, tmp_path) for name in study.SETTINGS}
     asked = []
     for wave in study.waves(study.plan(["embeddings"], ["main"], 2), known, 10):
-        for data, recipe in wave:
-            asked.append((data, study.key(recipe, study.SETTINGS[data].recipe)))
-            if recipe.loss != "ksubset":  # a method that always fails does not hold up the others
-                known[data].add(recipe, result(0.5))
+        for data, config in wave:
+            asked.append((data, study.key(config, study.SETTINGS[data].config)))
+            if config.loss != "ksubset":  # a method that always fails does not hold up the others
+                known[data].add(config, result(0.5))
     assert len(asked) == len(set(asked))
     first = [json.loads(name).get("seed", 0) for _, name in asked]
     assert first == sorted(first, key=bool), "tuning comes before the seeds"
@@ -220,14 +220,14 @@ def test_waves_tune_first_and_ask_for_nothing_twice(tmp_path):
     for data in known:
         known[data].save()
     again = {name: study.read(name, tmp_path) for name in study.SETTINGS}
-    left = [recipe.loss for wave in study.waves(study.plan(["embeddings"], ["main"], 2), again, 10) for _, recipe in wave]
+    left = [config.loss for wave in study.waves(study.plan(["embeddings"], ["main"], 2), again, 10) for _, config in wave]
     assert set(left) == {"ksubset"}
 
 
 def test_a_real_run_becomes_a_summary_and_is_not_made_again(tmp_path, monkeypatch):
     small = dataclasses.replace(
         study.SETTINGS["glyphs"],
-        recipe=study.SETTINGS["glyphs"].recipe.but(data="glyphs:12", epochs=1, model="linear", augment=()),
+        config=study.SETTINGS["glyphs"].config.replace(data="glyphs:12", epochs=1, model="linear", augment=()),
         budget=1,
         tuning_seeds=1,
         tuning={},
@@ -373,9 +373,9 @@ def test_a_diverged_run_guesses(tmp_path):
     evidence = made(tmp_path, papers_world)
     known = evidence.known["embeddings"]
     each = study.cell("embeddings", "splitter", "half", 10)
-    recipes = each.recipes(study.tuning("embeddings", "splitter", known).best)
-    for recipe in recipes[:5]:
-        known.add_diverged(recipe)
+    configs = each.configs(study.tuning("embeddings", "splitter", known).best)
+    for config in configs[:5]:
+        known.add_diverged(config)
     known.save()
     evidence = claims.Evidence(tmp_path)
     values = evidence.values(each, "top5")
@@ -418,10 +418,10 @@ def test_finalists_are_chosen_on_validation_of_both_data_sets(tmp_path):
         cells = study.confirmation(data, evidence.known)
         assert [each.method for each in cells][:3] == ["softmax", *study.DROPINS]
         tuned = {each.method: study.tuning(data, each.method, evidence.known[data]).best for each in cells}
-        recipes = [recipe for each in cells for recipe in each.recipes(tuned[each.method])]
-        assert {recipe.seed for recipe in recipes} == set(range(11, 31))
-        assert {recipe.split_seed for recipe in recipes} == {1}
-        assert len({recipe.learning_rate for recipe in recipes}) == 1
+        configs = [config for each in cells for config in each.configs(tuned[each.method])]
+        assert {config.seed for config in configs} == set(range(11, 31))
+        assert {config.split_seed for config in configs} == {1}
+        assert len({config.learning_rate for config in configs}) == 1
     known = evidence.known["glyphs"]
     known.runs = {name: run for name, run in known.runs.items() if run.own.get("temperature") != "auto"}
     assert study.finalists(evidence.known) == {}, "one candidate is missing"
@@ -487,9 +487,9 @@ def test_plain_sinkhorn_ends_at_the_librarys_plan():
 
 
 def test_the_share_of_runs_that_have_an_example_right(tmp_path):
-    recipe = Recipe(data=str(lab_data.write_embedding_set(tmp_path / "points")), epochs=1, batch_size=32)
+    config = Config(data=str(lab_data.write_embedding_set(tmp_path / "points")), epochs=1, batch_size=32)
     places = [tmp_path / str(seed) for seed in (1, 2, 3)]
-    results = [training.train(recipe.but(seed=seed), place) for seed, place in enumerate(places)]
+    results = [training.train(config.replace(seed=seed), place) for seed, place in enumerate(places)]
     found = measure.mean_hits(places)
     for metric in ("top1", "top5"):
         assert float(found[metric].mean()) == pytest.approx(statistics.mean([result["test"][metric] for result in results]))

@@ -80,7 +80,7 @@ def test_completion_of_a_line(tmp_path, monkeypatch):
     monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
     place = tmp_path / "empty"
     place.mkdir()
-    text = run("complete_code", "--part", "0.02", "for i in", cwd=place)
+    text = run("complete_code", "--train-fraction", "0.02", "for i in", cwd=place)
     (top1,) = numbers(text, r"trained: top-1 ([\d.]+) %")
     assert top1 > 20  # the most frequent token has 13 %
     assert len(re.findall(r"^    \S+ +\d+\.\d %$", text, re.MULTILINE)) == 5

@@ -37,22 +37,22 @@ USE = """
     from anyk.lab.comparison.snippet import code
     from anyk.lab.run import losses, training
     from anyk.lab.run.names import find
-    from anyk.lab.run.recipe import Recipe
+    from anyk.lab.run.config import Config
 
     data, out, *asked = sys.argv[1:]
     for place, fields in enumerate(map(json.loads, asked)):
-        recipe = Recipe(data=data, epochs=3, learning_rate=0.01, **fields)
-        result = training.train(recipe, f"{out}/run{place}")
+        config = Config(data=data, epochs=3, learning_rate=0.01, **fields)
+        result = training.train(config, f"{out}/run{place}")
         assert result["test"]["top5"] > 0.6, result["test"]
-        if find(recipe.loss).family == "cross_entropy":
+        if find(config.loss).family == "cross_entropy":
             torch.manual_seed(0)
-            operator = losses.criterion(recipe, 12).operator
+            operator = losses.criterion(config, 12).operator
             scores = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
             target = torch.arange(4)
             assert torch.autograd.gradcheck(lambda s: operator.log_inclusion(s, target, 3), scores)
             assert torch.autograd.gradcheck(lambda s: operator(s, 3), scores)
-            pictures.loss_curves(out + "/curves.svg", operators=[recipe.loss], points=5)
-        line = code(recipe)
+            pictures.loss_curves(out + "/curves.svg", operators=[config.loss], points=5)
+        line = code(config)
         print(line)
         names = {"__name__": "page"}
         exec(line, names)

@@ -68,19 +68,19 @@ def test_same_as_the_two_steps(operator, top1, softmax_over):
         assert_same(results(head(x, target), x, head), two_steps(head, criterion, x, target))
 
 
-@pytest.mark.parametrize(("guide", "power"), [(0.2, 1.0), (0.0, 1.0), (0.5, 0.3), (0.3, 0.0), (1.0, 1.0)])
+@pytest.mark.parametrize(("ce_weight", "q"), [(0.2, 1.0), (0.0, 1.0), (0.5, 0.3), (0.3, 0.0), (1.0, 1.0)])
 @pytest.mark.parametrize("operator", operators(wires=("target",)), ids=name)
-def test_the_bounded_loss(operator, guide, power):
+def test_the_bounded_loss(operator, ce_weight, q):
     x, target = problem(torch.float64)
     target[2] = -100
     weight = torch.rand(N, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for smoothing, weights in ((0.0, None), (0.0, weight), (0.1, weight), (1.0, None)):
-        if smoothing and not guide:
+        if smoothing and not ce_weight:
             continue
-        settings = {"m": 8, "guide": guide, "power": power, "label_smoothing": smoothing, "weight": weights}
+        settings = {"m": 8, "ce_weight": ce_weight, "q": q, "label_smoothing": smoothing, "weight": weights}
         torch.manual_seed(1)
         loss = anyk.TopKErrorLoss(P_K, operator, **settings)
-        head = anyk.LinearHead(D, N, loss, chunk_size=7, dtype=torch.float64, sparse=guide == 0)
+        head = anyk.LinearHead(D, N, loss, chunk_size=7, dtype=torch.float64, sparse=ce_weight == 0)
         assert_same(results(head(x, target), x, head), two_steps(head, loss, x, target))
 
 
@@ -508,7 +508,7 @@ X, TARGET = torch.zeros(2, D), torch.tensor([0, 1])
             TypeError,
             "loss: expected a TopKCross",
         ),
-        (lambda: anyk.LinearHead(D, N, anyk.TopKErrorLoss(P_K, m=8), sparse=True), ValueError, "sparse: .* guide=0"),
+        (lambda: anyk.LinearHead(D, N, anyk.TopKErrorLoss(P_K, m=8), sparse=True), ValueError, "sparse: .* ce_weight=0"),
         (lambda: make(chunk_size=0), ValueError, "chunk_size: expected at least 1, got 0"),
         (lambda: make(top1="both"), ValueError, "top1: expected one of"),
         (lambda: make(operator="bubble"), ValueError, "operator: expected one of 'splitter', .*, got 'bubble'"),

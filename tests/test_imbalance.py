@@ -80,7 +80,7 @@ def test_tuning_goes_past_the_ends_of_the_rates_and_comes_to_the_best():
         return {"top1": top, "top5": top}
 
     found = imbalance.tune("error", run)
-    assert (found["exponent"], found["knob"]) == best
+    assert (found["exponent"], found["hyperparameter"]) == best
     assert len(asked) == len(set(asked)) == found["tries"] * len(imbalance.TUNING_SEEDS)
     assert max(exponent for _, exponent, *_ in asked) == -1.0
     assert {call[3:] for call in asked} == {(seed, True) for seed in imbalance.TUNING_SEEDS}
@@ -108,7 +108,7 @@ def made_summary():
     metrics = [f"{group}_top{k}" for group in ("macro", *imbalance.GROUPS, "frequent") for k in (1, 5)]
     methods = {
         name: {
-            "tuned": {"exponent": -3.0, "knob": imbalance.METHODS[name].values[1], "validation": 0.5, "tries": 9},
+            "tuned": {"exponent": -3.0, "hyperparameter": imbalance.METHODS[name].values[1], "validation": 0.5, "tries": 9},
             "test": {metric: [0.5 + lead for lead in leads] for metric in ("top1", "top5", *metrics)},
         }
         for name, leads in ahead.items()

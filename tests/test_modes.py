@@ -116,7 +116,7 @@ def test_compiled_operator(operator):
     assert_compiled_is_eager(both, [batch(6, n=6)])
 
 
-@pytest.mark.parametrize("settings", [{}, {"guide": 0, "power": 0.5}, {"label_smoothing": 0.1}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"ce_weight": 0, "q": 0.5}, {"label_smoothing": 0.1}], ids=str)
 def test_compiled_error_loss(settings):
     assert_compiled_is_eager(anyk.TopKErrorLoss(SHORT, m=6, **settings), [batch(6)])
 

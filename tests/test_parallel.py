@@ -192,13 +192,13 @@ def in_each_all_settings(world, dtype):
             same_as_alone(world, scores, target, by_class, operator, m=m, top1=top1, label_smoothing=0.2, **tolerance)
         for more in ({}, {"label_smoothing": 0.1, "weight": weight}, {"softmax_over": "candidates", "m": 3}):
             same_as_alone(world, scores, ignored, [1.0], top1=top1, **more, **tolerance)
-    for guide, power in ((0.2, 1.0), (0.0, 0.5), (1.0, 1.0)):
+    for ce_weight, q in ((0.2, 1.0), (0.0, 0.5), (1.0, 1.0)):
         for operator, m in ((anyk.LapSum(), 4), ("ksubset", None)):
             for more in ({}, {"reduction": "none", "weight": weight}, {"label_smoothing": 0.3, "weight": weight}):
-                if guide or "label_smoothing" not in more:
-                    more = {**more, "loss": "topk_error", "guide": guide, "power": power}
+                if ce_weight or "label_smoothing" not in more:
+                    more = {**more, "loss": "topk_error", "ce_weight": ce_weight, "q": q}
                     same_as_alone(world, scores, ignored, P_K, operator, m=m, **more, **tolerance)
-            same_as_alone(world, scores, ignored, by_class, operator, m=m, loss="topk_error", guide=guide, **tolerance)
+            same_as_alone(world, scores, ignored, by_class, operator, m=m, loss="topk_error", ce_weight=ce_weight, **tolerance)
     same_as_alone(world, scores, torch.full_like(target, -100), P_K, m=5, **tolerance)
     same_as_alone(world, scores[:0], target[:0], P_K, m=5, reduction="none", **tolerance)
     same_as_alone(world, scores[:0], target[:0], P_K, m=5, reduction="sum", label_smoothing=0.1, **tolerance)

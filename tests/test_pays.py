@@ -20,8 +20,8 @@ from anyk import registry
 from anyk.lab import statistics
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
+from anyk.lab.run.config import Config
 from anyk.lab.run.losses import criterion
-from anyk.lab.run.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "evidence"))
@@ -42,7 +42,7 @@ def known(method):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_every_recipe_of_the_plan_can_be_made(name):
+def test_every_config_of_the_plan_can_be_made(name):
     each = SETS[name]
     assert set(each.methods) <= set(METHODS)
     for method in filter(known, each.methods):
@@ -50,17 +50,17 @@ def test_every_recipe_of_the_plan_can_be_made(name):
         assert start.data == name  # no path
         rate, *axes = each.axes(method)
         assert rate.name == "learning_rate"
-        assert [axis.name for axis in axes] == list(METHODS[method].knobs)
+        assert [axis.name for axis in axes] == list(METHODS[method].hyperparameters)
         for point in itertools.product(*([axis.values[axis.start]] for axis in (rate, *axes))):
-            criterion(start.but(**dict(zip([axis.name for axis in (rate, *axes)], point, strict=True))), CLASSES[name])
+            criterion(start.replace(**dict(zip([axis.name for axis in (rate, *axes)], point, strict=True))), CLASSES[name])
     for question in plan.QUESTIONS:
         cells = plan.cells(question, name)
         assert len({cell.id for cell in cells}) == len(cells)
         for cell in cells:
             assert cell.method in each.methods
             for choice in cell.choices or ((),):
-                recipe = cell.recipe(each.start(cell.method).but(label_smoothing=0.1), choice)
-                criterion(recipe, CLASSES[name])
+                config = cell.config(each.start(cell.method).replace(label_smoothing=0.1), choice)
+                criterion(config, CLASSES[name])
                 assert cell.cost() > 0
 
 
@@ -93,9 +93,9 @@ def test_the_waves_hold_every_method_once_in_the_order_of_the_plan():
 
 
 def test_a_change_of_the_rate_is_a_factor_and_without_a_guide_nothing_is_smoothed():
-    tuned = Recipe(loss="error:ksubset", learning_rate=0.003, label_smoothing=0.1)
+    tuned = Config(loss="error:ksubset", learning_rate=0.003, label_smoothing=0.1)
     assert plan.changed(tuned, (("rate", 2.0),)).learning_rate == 0.006
-    assert plan.changed(tuned, (("guide", 0.0),)).label_smoothing == 0
+    assert plan.changed(tuned, (("ce_weight", 0.0),)).label_smoothing == 0
 
 
 def test_places_are_those_that_were_given():
@@ -141,7 +141,7 @@ def test_the_runner_keeps_what_the_pages_need(small):
         runs = kept.runs(f"main: {method}")
         assert list(runs) == [1, 2, 3]
         values = kept.tuned[method]["values"]
-        assert {"learning_rate", *METHODS[method].knobs} == set(values)
+        assert {"learning_rate", *METHODS[method].hyperparameters} == set(values)
         assert kept.tuned[method]["tries"] == 2
         assert all(run.own["loss"] == METHODS[method].loss for run in runs.values())
         assert {"top1", "top3", "top5", "top10"} <= set(runs[1].test)
@@ -186,7 +186,7 @@ def test_another_search_takes_the_purpose_from_the_runs_of_the_former(small, tmp
     kept = Kept(each, folder / "summaries")
     kept.path, kept.contrasts_path = tmp_path / "a.jsonl", tmp_path / "a.json"
     [first, *rest] = [line for line in kept.lines.values() if "main: gce" in line.purposes]
-    wanted = [runner._recipe(each.recipe, line.own) for line in rest]
+    wanted = [runner._config(each.config, line.own) for line in rest]
     kept.assign("main: gce", wanted)
     assert list(kept.runs("main: gce")) == [line.seed for line in sorted(rest, key=lambda line: line.seed)]
     assert first not in kept.lines.values()
@@ -243,10 +243,10 @@ def test_a_run_that_diverged_is_not_tried_again(small, tmp_path):
     assert runner._diverged(run.folder) is None
 
 
-def test_a_recipe_is_named_by_what_it_has_of_its_own():
+def test_a_config_is_named_by_what_it_has_of_its_own():
     each = SETS["embeddings"]
-    recipe = each.start(BASE).but(seed=4, guide=0.5, data="/somewhere")
-    assert own(recipe, each.recipe) == {"loss": "error:ksubset", "seed": 4, "guide": 0.5}
+    config = each.start(BASE).replace(seed=4, ce_weight=0.5, data="/somewhere")
+    assert own(config, each.config) == {"loss": "error:ksubset", "seed": 4, "ce_weight": 0.5}
 
 
 # The rule ------------------------------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ def summarised(folder):
         pairs = [pair for question in plan.QUESTIONS for pair in plan.pairs(question, name)]
         kept.count([counted(*pair, f"top{k}", 10 * k % 70, seeds=3) for pair in pairs for k in plan.KS])
         for method in SETS[name].methods:
-            found = {"score": 0.5, "tries": 10, "capped": "", "bounds": ["guide 0.1, the smallest"]}
+            found = {"score": 0.5, "tries": 10, "capped": "", "bounds": ["ce_weight 0.1, the smallest"]}
             kept.tuned[method] = {"values": {"learning_rate": 0.01}, **found}
         for cell in (cell for question in plan.QUESTIONS for cell in plan.cells(question, name) if cell.choices):
             kept.head["chosen"][cell.id] = dict(cell.choices[0])

@@ -171,13 +171,13 @@ def test_every_operator(operator, blobs):
     assert classifier.score_topk(X_test, y_test, k=3) > 0.8
 
 
-@pytest.mark.parametrize("settings", [{}, {"operator": "lapsum", "guide": 0.5, "power": 0.5}, {"p_k": {1: 0.5, 3: 0.5}}])
+@pytest.mark.parametrize("settings", [{}, {"operator": "lapsum", "ce_weight": 0.5, "q": 0.5}, {"p_k": {1: 0.5, 3: 0.5}}])
 def test_the_bounded_loss(settings, blobs):
     X, y, X_test, y_test = blobs
     classifier = TopKClassifier(**{"p_k": (0.5, 0, 0.5), "loss": "error", "max_iter": 60, "tol": 1e-3, **settings}).fit(X, y)
     assert classifier.score_topk(X_test, y_test, k=3) > 0.8
     scores = torch.tensor(classifier.decision_function(X))
-    given = {name: settings[name] for name in ("operator", "guide", "power") if name in settings}
+    given = {name: settings[name] for name in ("operator", "ce_weight", "q") if name in settings}
     each = anyk.topk_error(scores, torch.tensor(y), [0.5, 0, 0.5], **given)
     penalty = classifier.alpha / 2 * (classifier.coefs_[0] * X.std(0)[:, None]) ** 2
     assert classifier.loss_ == pytest.approx(each.item() + penalty.sum(), rel=1e-6)

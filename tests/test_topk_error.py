@@ -19,7 +19,7 @@ from strategies import distributions, name, operators
 from strategies import rows as strategy_rows
 
 SHAPES = [(0.2, 1.0), (0.0, 1.0), (0.5, 0.4), (0.0, 0.0), (0.3, 0.0)]
-shapes = pytest.mark.parametrize(("guide", "power"), SHAPES)
+shapes = pytest.mark.parametrize(("ce_weight", "q"), SHAPES)
 both_backends = pytest.mark.usefixtures("backend")  # the others are in float64, which no kernel computes
 every_operator = pytest.mark.parametrize("operator", operators(wires=("target", "given")), ids=name)
 few_operators = pytest.mark.parametrize(
@@ -41,13 +41,13 @@ def batch(rows=6, n=9, dtype=torch.float32, seed=0):
 @every_operator
 @hypothesis_settings(max_examples=4, deadline=None)
 @given(row=strategy_rows(min_size=3, max_size=8), data=st.data())
-def test_loss_is_the_formula(operator, guide, power, row, data):
+def test_loss_is_the_formula(operator, ce_weight, q, row, data):
     n = len(row.scores)
     p_k = data.draw(distributions(n))
     target = data.draw(st.integers(0, n - 1))
     inclusion = operator.inclusion(row.scores, torch.tensor(target), len(p_k)).tolist()
-    expected = oracles.topk_error(inclusion, row.scores.softmax(-1)[target].item(), p_k, guide, power)
-    actual = topk_error(row.scores, torch.tensor(target), p_k, operator, guide=guide, power=power)
+    expected = oracles.topk_error(inclusion, row.scores.softmax(-1)[target].item(), p_k, ce_weight, q)
+    actual = topk_error(row.scores, torch.tensor(target), p_k, operator, ce_weight=ce_weight, q=q)
     assert actual.item() == pytest.approx(expected, rel=1e-6, abs=1e-9)
     assert actual >= 0
 
@@ -57,10 +57,10 @@ def test_loss_is_the_formula(operator, guide, power, row, data):
 def test_bounded_without_the_guide(operator):
     scores, target = batch(rows=40, n=12)
     scores = scores * 100
-    for power in (1.0, 0.5, 0.1):
-        losses = topk_error(scores, target, P_K, operator, guide=0, power=power, reduction="none")
+    for q in (1.0, 0.5, 0.1):
+        losses = topk_error(scores, target, P_K, operator, ce_weight=0, q=q, reduction="none")
         assert (losses >= 0).all()
-        assert (losses <= 1 / power * (1 + 1e-6)).all()
+        assert (losses <= 1 / q * (1 + 1e-6)).all()
 
 
 @both_backends
@@ -70,21 +70,21 @@ def test_a_hopeless_example_pulls_less_the_further_it_is_behind():
     pulls = []
     for behind in (0.0, 2.0, 5.0, 10.0):
         scores = torch.cat([others, torch.tensor([-behind])]).requires_grad_()
-        loss = topk_error(scores, torch.tensor(9), {5: 1.0}, guide=0)
+        loss = topk_error(scores, torch.tensor(9), {5: 1.0}, ce_weight=0)
         pulls.append(torch.autograd.grad(loss, scores)[0][9].neg().item())
     assert pulls == sorted(pulls, reverse=True)
     assert pulls[-1] < 1e-3
-    guided = torch.autograd.grad(topk_error(scores, torch.tensor(9), {5: 1.0}, guide=0.2), scores)[0][9]
-    assert guided.item() == pytest.approx(-0.2, abs=1e-2), "the guide keeps a pull"
+    guided = torch.autograd.grad(topk_error(scores, torch.tensor(9), {5: 1.0}, ce_weight=0.2), scores)[0][9]
+    assert guided.item() == pytest.approx(-0.2, abs=1e-2), "the cross-entropy keeps a pull"
 
 
 def test_one_k_and_one_subset_is_generalised_cross_entropy():
-    """k = 1 with KSubset is softmax: (1 - p^q) / q, the control of the comparisons."""
+    """k = 1 with KSubset is softmax: (1 - p^r) / r, the control of the comparisons."""
     scores, target = batch(rows=50, n=30, dtype=torch.float64)
     p = scores.softmax(-1).gather(-1, target[:, None]).squeeze(-1)
-    for power in (1.0, 0.7, 0.3):
-        actual = topk_error(scores, target, [1.0], anyk.KSubset(), m=None, guide=0.1, power=power, reduction="none")
-        torch.testing.assert_close(actual, -0.1 * p.log() + 0.9 * (1 - p**power) / power)
+    for q in (1.0, 0.7, 0.3):
+        actual = topk_error(scores, target, [1.0], anyk.KSubset(), m=None, ce_weight=0.1, q=q, reduction="none")
+        torch.testing.assert_close(actual, -0.1 * p.log() + 0.9 * (1 - p**q) / q)
 
 
 # ---- the edges ----------------------------------------------------------------------------------------------------------
@@ -99,27 +99,27 @@ def test_guide_1_is_cross_entropy_and_runs_no_operator(settings):
     scores, target = batch(rows=50, n=30)
     target[3] = -100
     for goal in (target, torch.randn(50, 30).softmax(-1)):
-        actual = topk_error(scores, goal, P_K, Never(), guide=1, **settings)
+        actual = topk_error(scores, goal, P_K, Never(), ce_weight=1, **settings)
         assert torch.equal(actual, cross_entropy(scores, goal, **settings))
-    head = anyk.LinearHead(5, 30, TopKErrorLoss(P_K, Never(), guide=1, m=8, **settings))
+    head = anyk.LinearHead(5, 30, TopKErrorLoss(P_K, Never(), ce_weight=1, m=8, **settings))
     x = torch.randn(50, 5)
     torch.testing.assert_close(head(x, target), cross_entropy(head.as_linear()(x), target, **settings))
 
 
 def test_padding_without_an_operator():
-    """guide = 1, and top-1 alone: no share of a smoothed label or of a distribution is on padding."""
+    """ce_weight = 1, and top-1 alone: no share of a smoothed label or of a distribution is on padding."""
     scores, target = batch(n=8, dtype=torch.float64)
     padded = torch.cat([scores, torch.full((6, 2), -torch.inf, dtype=torch.float64)], -1)
-    q = torch.rand(6, 8, dtype=torch.float64)
-    padded_q = torch.nn.functional.pad(q, (0, 2))
+    r = torch.rand(6, 8, dtype=torch.float64)
+    padded_q = torch.nn.functional.pad(r, (0, 2))
     for settings in ({}, {"label_smoothing": 0.1}):
-        for padded_goal, goal in ((target, target), (padded_q, q)):
+        for padded_goal, goal in ((target, target), (padded_q, r)):
             expected = cross_entropy(scores, goal, **settings)
-            torch.testing.assert_close(topk_error(padded, padded_goal, P_K, guide=1, **settings), expected)
+            torch.testing.assert_close(topk_error(padded, padded_goal, P_K, ce_weight=1, **settings), expected)
             torch.testing.assert_close(topk_cross_entropy(padded, padded_goal, [1.0], **settings), expected)
     for m in (None, 5):
         with pytest.raises(ValueError, match="target: expected classes that are not padding"):
-            topk_error(padded, torch.full((6, 10), 0.1, dtype=torch.float64), [0.5, 0.5], m=m, guide=0)
+            topk_error(padded, torch.full((6, 10), 0.1, dtype=torch.float64), [0.5, 0.5], m=m, ce_weight=0)
 
 
 @both_backends
@@ -127,9 +127,9 @@ def test_guide_0_has_no_softmax():
     """Classes outside the candidates have no gradient at all."""
     scores, target = batch(n=20)
     scores.requires_grad_()
-    (gradient,) = torch.autograd.grad(topk_error(scores, target, P_K, m=6, guide=0), scores)
+    (gradient,) = torch.autograd.grad(topk_error(scores, target, P_K, m=6, ce_weight=0), scores)
     assert ((gradient != 0).sum(-1) <= 6).all()
-    (gradient,) = torch.autograd.grad(topk_error(scores, target, P_K, m=6, guide=0.1), scores)
+    (gradient,) = torch.autograd.grad(topk_error(scores, target, P_K, m=6, ce_weight=0.1), scores)
     assert (gradient != 0).all()
 
 
@@ -138,9 +138,9 @@ def test_power_0_is_the_limit(operator):
     scores, target = batch(dtype=torch.float64)
     log_inclusion = operator.log_inclusion(scores, target, 5).clamp(max=0)
     expected = -(log_inclusion * torch.tensor([0.5, 0, 0.2, 0, 0.3], dtype=torch.float64)).sum(-1)
-    limit = topk_error(scores, target, P_K, operator, guide=0, power=0, reduction="none")
+    limit = topk_error(scores, target, P_K, operator, ce_weight=0, q=0, reduction="none")
     torch.testing.assert_close(limit, expected)
-    near = topk_error(scores, target, P_K, operator, guide=0, power=1e-7, reduction="none")
+    near = topk_error(scores, target, P_K, operator, ce_weight=0, q=1e-7, reduction="none")
     torch.testing.assert_close(near, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -153,7 +153,7 @@ def test_inclusion_above_1_counts_as_1(operator):
     above = inclusion > 1
     assert above.any()
     scores.requires_grad_()
-    losses = topk_error(scores, target, {6: 1.0}, operator, guide=0, reduction="none")
+    losses = topk_error(scores, target, {6: 1.0}, operator, ce_weight=0, reduction="none")
     assert (losses[above] == 0).all()
     (gradient,) = torch.autograd.grad(losses.sum(), scores)
     assert (gradient[above] == 0).all()
@@ -180,10 +180,10 @@ def spread_out(dtype, k):
 
 
 @both_backends
-@pytest.mark.parametrize("power", [1.0, 0.5])
+@pytest.mark.parametrize("q", [1.0, 0.5])
 @pytest.mark.parametrize("k", [1, 5])
 @pytest.mark.parametrize("operator", operators(wires=("target",)), ids=name)
-def test_gradients_keep_their_digits_in_float32(operator, k, power):
+def test_gradients_keep_their_digits_in_float32(operator, k, q):
     """Relative to the largest entry of the row, for T from 1e-30 to 1 - 1e-6; in float64 they are exact beside that."""
     if isinstance(operator, anyk.NeuralSort):
         pytest.skip("its exponents are sums over all scores")
@@ -191,7 +191,7 @@ def test_gradients_keep_their_digits_in_float32(operator, k, power):
     for dtype in (torch.float32, torch.float64):
         scores, target = spread_out(dtype, k)
         scores.requires_grad_()
-        loss = topk_error(scores, target, {k: 1.0}, operator, guide=0, power=power, reduction="sum")
+        loss = topk_error(scores, target, {k: 1.0}, operator, ce_weight=0, q=q, reduction="sum")
         gradients[dtype] = torch.autograd.grad(loss, scores)[0].double()
     inclusion = operator.inclusion(scores, target, k)[:, -1]
     counts = (inclusion > 1e-30) & (inclusion < 1 - 1e-6)
@@ -213,7 +213,7 @@ def test_gradients_keep_their_digits_in_every_form(operator):
     scores, target = spread_out(torch.float32, 5)
 
     def loss(s):
-        return topk_error(s, target, {5: 1.0}, operator, guide=0, reduction="sum")
+        return topk_error(s, target, {5: 1.0}, operator, ce_weight=0, reduction="sum")
 
     exact = torch.autograd.grad(loss(leaf := scores.double().requires_grad_()), leaf)[0]
     inclusion = operator.inclusion(scores.double(), target, 5)[:, -1]
@@ -224,21 +224,21 @@ def test_gradients_keep_their_digits_in_every_form(operator):
         assert wrong[counts].max() < 1e-5
 
 
-@pytest.mark.parametrize("power", [1.0, 0.3])
+@pytest.mark.parametrize("q", [1.0, 0.3])
 @pytest.mark.parametrize("behind", [65.0, 30.0, 3.0, 0.0, -3.0, -14.0])
-def test_gradients_in_float64_against_many_digits(behind, power):
+def test_gradients_in_float64_against_many_digits(behind, q):
     """KSubset and LapSum as their definitions say, in 60 digits."""
     others = [1.3, 0.2, -0.7, -1.1, 0.9, 0.4]
     for make, oracle in ((anyk.KSubset(), oracles.exact_ksubset), (anyk.LapSum(), oracles.exact_lapsum)):
         scores = torch.tensor([*others, -behind], dtype=torch.float64, requires_grad=True)
-        loss = topk_error(scores, torch.tensor(6), {2: 1.0}, make, guide=0, power=power)
+        loss = topk_error(scores, torch.tensor(6), {2: 1.0}, make, ce_weight=0, q=q)
         (gradient,) = torch.autograd.grad(loss, scores)
         with mpmath.workdps(60):
             step = mpmath.mpf(10) ** -20
 
             def error(place, sign, step=step, oracle=oracle):
                 moved = [mpmath.mpf(s) + (sign * step if i == place else 0) for i, s in enumerate([*others, -behind])]
-                return (1 - oracle(moved, 6, 2) ** power) / power
+                return (1 - oracle(moved, 6, 2) ** q) / q
 
             expected = [float((error(i, 1) - error(i, -1)) / (2 * step)) for i in range(7)]
         torch.testing.assert_close(gradient, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
@@ -249,12 +249,12 @@ def test_gradients_in_float64_against_many_digits(behind, power):
 
 @shapes
 @every_operator
-def test_gradients(operator, guide, power):
+def test_gradients(operator, ce_weight, q):
     scores, target = batch(rows=2, n=7, dtype=torch.float64, seed=5)
     scores.requires_grad_()
 
     def loss(s, m):
-        return topk_error(s, target, [0.3, 0.1, 0.0, 0.6], operator, m=m, guide=guide, power=power)
+        return topk_error(s, target, [0.3, 0.1, 0.0, 0.6], operator, m=m, ce_weight=ce_weight, q=q)
 
     for m in (None, 5):
         assert gradcheck(lambda s, m=m: loss(s, m), (scores,))
@@ -266,12 +266,12 @@ def test_gradients_of_the_other_arguments():
     scores.requires_grad_()
     per_class = torch.rand(6, 3, dtype=torch.float64).softmax(-1)
     per_example = torch.rand(3, 3, dtype=torch.float64).softmax(-1)
-    q = torch.rand(3, 6, dtype=torch.float64).softmax(-1)
+    r = torch.rand(3, 6, dtype=torch.float64).softmax(-1)
     cases = [
-        lambda s: topk_error(s, target, per_class, "lapsum", power=0.6),
+        lambda s: topk_error(s, target, per_class, "lapsum", q=0.6),
         lambda s: topk_error(s, target, None, "lapsum", example_p_k=per_example),
-        lambda s: topk_error(s, q, per_class, "lapsum", m=4, power=0.5),
-        lambda s: topk_error(s, q, [0.5, 0.5], "lapsum", m=4, label_smoothing=0.3),
+        lambda s: topk_error(s, r, per_class, "lapsum", m=4, q=0.5),
+        lambda s: topk_error(s, r, [0.5, 0.5], "lapsum", m=4, label_smoothing=0.3),
         lambda s: topk_error(s, target, [0.5, 0.5], "lapsum", m=4, label_smoothing=0.2),
     ]
     for case in cases:
@@ -287,33 +287,33 @@ def test_gradients_of_the_other_arguments():
 
 @shapes
 @few_operators
-def test_probabilities_against_a_loop_over_classes(operator, guide, power):
+def test_probabilities_against_a_loop_over_classes(operator, ce_weight, q):
     scores, _ = batch(rows=4, n=6, dtype=torch.float64)
     generator = torch.Generator().manual_seed(2)
-    q = torch.rand(4, 6, dtype=torch.float64, generator=generator)
-    q[0, :4] = 0
+    r = torch.rand(4, 6, dtype=torch.float64, generator=generator)
+    r[0, :4] = 0
     weight = torch.rand(6, dtype=torch.float64, generator=generator)
-    call = {"p_k": [0.4, 0.6], "operator": operator, "guide": guide, "power": power, "reduction": "none"}
-    each = [q[:, c] * weight[c] * topk_error(scores, torch.full((4,), c), **call) for c in range(6)]
-    torch.testing.assert_close(topk_error(scores, q, weight=weight, **call), torch.stack(each).sum(0))
+    call = {"p_k": [0.4, 0.6], "operator": operator, "ce_weight": ce_weight, "q": q, "reduction": "none"}
+    each = [r[:, c] * weight[c] * topk_error(scores, torch.full((4,), c), **call) for c in range(6)]
+    torch.testing.assert_close(topk_error(scores, r, weight=weight, **call), torch.stack(each).sum(0))
 
 
 @shapes
-def test_probabilities_outside_the_candidates(guide, power):
-    """They cost their cross-entropy in the guide, and 1 / power in the rest; in the limit of power 0 their cross-entropy."""
+def test_probabilities_outside_the_candidates(ce_weight, q):
+    """They cost their cross-entropy in the cross-entropy, and 1 / q in the rest; in the limit of q 0 their cross-entropy."""
     n, m, operator = 10, 4, anyk.LapSum()
     scores = torch.linspace(1, -1, n, dtype=torch.float64)
-    q = torch.zeros(n, dtype=torch.float64)
-    q[[9, 5, 1, 8, 7]] = torch.tensor([0.5, 0.3, 0.1, 0.06, 0.04], dtype=torch.float64)
+    r = torch.zeros(n, dtype=torch.float64)
+    r[[9, 5, 1, 8, 7]] = torch.tensor([0.5, 0.3, 0.1, 0.06, 0.04], dtype=torch.float64)
     kept = [0, 1, 5, 9]  # 9 and 5 are the most probable, then the best scores
     expected = 0.0
     for place, c in enumerate(kept):
         inclusion = operator.inclusion(scores[kept], torch.tensor(place), 2).tolist()
-        expected += q[c].item() * oracles.topk_error(inclusion, scores.softmax(-1)[c].item(), [0.4, 0.6], guide, power)
+        expected += r[c].item() * oracles.topk_error(inclusion, scores.softmax(-1)[c].item(), [0.4, 0.6], ce_weight, q)
     for c in (8, 7):
         behind = -scores.log_softmax(-1)[c].item()
-        expected += q[c].item() * (guide * behind + (1 - guide) * (1 / power if power else behind))
-    actual = topk_error(scores, q, [0.4, 0.6], operator, m=m, guide=guide, power=power)
+        expected += r[c].item() * (ce_weight * behind + (1 - ce_weight) * (1 / q if q else behind))
+    actual = topk_error(scores, r, [0.4, 0.6], operator, m=m, ce_weight=ce_weight, q=q)
     assert actual.item() == pytest.approx(expected, rel=1e-12)
 
 
@@ -322,20 +322,20 @@ def test_label_smoothing_is_the_guides_alone(m):
     scores, target = batch(n=8, dtype=torch.float64)
     scores[:, 7], target = -torch.inf, target % 7  # smoothing is over the classes that are not padding
     weight = torch.rand(8, dtype=torch.float64)
-    call = {"p_k": [0.5, 0.5], "operator": "lapsum", "m": m, "power": 0.7, "reduction": "none"}
+    call = {"p_k": [0.5, 0.5], "operator": "lapsum", "m": m, "q": 0.7, "reduction": "none"}
     for weights in (None, weight):
-        bounded = topk_error(scores, target, guide=0, weight=weights, **call)
-        guide = cross_entropy(scores[:, :7], target, weight=None if weights is None else weight[:7],
+        bounded = topk_error(scores, target, ce_weight=0, weight=weights, **call)
+        ce_weight = cross_entropy(scores[:, :7], target, weight=None if weights is None else weight[:7],
                               label_smoothing=0.2, reduction="none")  # fmt: skip
-        actual = topk_error(scores, target, guide=0.3, label_smoothing=0.2, weight=weights, **call)
-        torch.testing.assert_close(actual, 0.3 * guide + 0.7 * bounded)
-        mean = topk_error(scores, target, guide=0.3, label_smoothing=0.2, weight=weights, **{**call, "reduction": "mean"})
+        actual = topk_error(scores, target, ce_weight=0.3, label_smoothing=0.2, weight=weights, **call)
+        torch.testing.assert_close(actual, 0.3 * ce_weight + 0.7 * bounded)
+        mean = topk_error(scores, target, ce_weight=0.3, label_smoothing=0.2, weight=weights, **{**call, "reduction": "mean"})
         torch.testing.assert_close(mean, actual.mean() if weights is None else actual.sum() / weight[target].sum())
-    q = torch.rand(6, 8, dtype=torch.float64)
-    q[:, 7] = 0
-    smoothed = topk_error(scores, q, guide=0.3, label_smoothing=0.2, **{**call, "m": None})
-    bounded = topk_error(scores, q, guide=0, **{**call, "m": None})
-    plain, uniform = (cross_entropy(scores[:, :7], p[:, :7], reduction="none") for p in (q, torch.full_like(q, 1 / 7)))
+    r = torch.rand(6, 8, dtype=torch.float64)
+    r[:, 7] = 0
+    smoothed = topk_error(scores, r, ce_weight=0.3, label_smoothing=0.2, **{**call, "m": None})
+    bounded = topk_error(scores, r, ce_weight=0, **{**call, "m": None})
+    plain, uniform = (cross_entropy(scores[:, :7], p[:, :7], reduction="none") for p in (r, torch.full_like(r, 1 / 7)))
     torch.testing.assert_close(smoothed, 0.3 * (0.8 * plain + 0.2 * uniform) + 0.7 * bounded)
 
 
@@ -346,7 +346,7 @@ def test_ignored_examples_and_reductions(operator):
     scores[1] = float("nan")
     target[1] = -100
     scores.requires_grad_()
-    for settings in ({}, {"label_smoothing": 0.1}, {"guide": 0}):
+    for settings in ({}, {"label_smoothing": 0.1}, {"ce_weight": 0}):
         losses = topk_error(scores, target, P_K, operator, reduction="none", **settings)
         assert losses[1] == 0
         mean = topk_error(scores, target, P_K, operator, **settings)
@@ -361,7 +361,7 @@ def test_ignored_examples_and_reductions(operator):
 def test_padded_rows(operator):
     scores, target = batch(n=6, dtype=torch.float64)
     padded = torch.cat([scores, torch.full((6, 3), -torch.inf, dtype=torch.float64)], -1).requires_grad_()
-    for settings in ({}, {"label_smoothing": 0.1}, {"guide": 0, "power": 0.5}, {"m": 8}):
+    for settings in ({}, {"label_smoothing": 0.1}, {"ce_weight": 0, "q": 0.5}, {"m": 8}):
         loss = topk_error(padded, target, [0.2, 0.3, 0.5], operator, **settings)
         expected = topk_error(scores, target, [0.2, 0.3, 0.5], operator, **{**settings, "m": None})
         torch.testing.assert_close(loss, expected)
@@ -442,17 +442,17 @@ def test_nan_and_empty():
 def test_module_is_the_function():
     scores, target = batch(rows=5, n=20)
     weight = torch.rand(20)
-    settings = {"m": 8, "guide": 0.4, "power": 0.6, "reduction": "sum", "ignore_index": 3, "weight": weight,
+    settings = {"m": 8, "ce_weight": 0.4, "q": 0.6, "reduction": "sum", "ignore_index": 3, "weight": weight,
                 "label_smoothing": 0.1}  # fmt: skip
     criterion = TopKErrorLoss(P_K, anyk.LapSum(0.5), **settings)
     expected = topk_error(scores, target, P_K, anyk.LapSum(0.5), **settings)
     for made in (criterion, copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))):
         assert torch.equal(made(scores, target), expected)
-    criterion.guide = 0.9  # as a schedule does
+    criterion.ce_weight = 0.9  # as a schedule does
     assert torch.equal(
-        criterion(scores, target), topk_error(scores, target, P_K, anyk.LapSum(0.5), **{**settings, "guide": 0.9})
+        criterion(scores, target), topk_error(scores, target, P_K, anyk.LapSum(0.5), **{**settings, "ce_weight": 0.9})
     )
-    for setting in ("p_k=[0.5, 0.0, 0.2, 0.0, 0.3]", "guide=0.9", "power=0.6", "LapSum(temperature=0.5)", "m=8"):
+    for setting in ("p_k=[0.5, 0.0, 0.2, 0.0, 0.3]", "ce_weight=0.9", "q=0.6", "LapSum(temperature=0.5)", "m=8"):
         assert setting in repr(criterion)
     assert "LapSum" in repr(TopKErrorLoss(P_K))
 
@@ -489,12 +489,12 @@ def loss(p_k=(0.5, 0.5), **settings):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"guide": 1.5}, ValueError, "guide: expected a number between 0 and 1, got 1.5"),
-        ({"guide": float("nan")}, ValueError, "guide: expected a number between 0 and 1, got nan"),
-        ({"guide": "all"}, TypeError, "guide: expected a number between 0 and 1, got 'all'"),
-        ({"power": -0.1}, ValueError, "power: expected a number between 0 and 1, got -0.1"),
-        ({"power": True}, TypeError, "power: expected a number between 0 and 1, got True"),
-        ({"guide": 0, "label_smoothing": 0.1}, ValueError, "label_smoothing: expected 0 with guide = 0, .* got 0.1"),
+        ({"ce_weight": 1.5}, ValueError, "ce_weight: expected a number between 0 and 1, got 1.5"),
+        ({"ce_weight": float("nan")}, ValueError, "ce_weight: expected a number between 0 and 1, got nan"),
+        ({"ce_weight": "all"}, TypeError, "ce_weight: expected a number between 0 and 1, got 'all'"),
+        ({"q": -0.1}, ValueError, "q: expected a number between 0 and 1, got -0.1"),
+        ({"q": True}, TypeError, "q: expected a number between 0 and 1, got True"),
+        ({"ce_weight": 0, "label_smoothing": 0.1}, ValueError, "label_smoothing: expected 0 with ce_weight = 0, .* got 0.1"),
         ({"operator": "bubble"}, ValueError, "operator: expected one of .*'ksubset'.*, got 'bubble'"),
         ({"m": 1}, ValueError, "p_k: expected at most as many entries as m = 1, got 2"),
         ({"top1": "mixed"}, TypeError, "top1"),

@@ -33,9 +33,9 @@ from anyk.lab.data import Split, load
 from anyk.lab.errors import LabError
 from anyk.lab.files import write_object
 from anyk.lab.run import losses, models, training
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
 from anyk.lab.run.reading import Reader, divide, resolved, standardization
-from anyk.lab.run.recipe import Recipe
 from pays import plan
 from pays.kept import SUMMARIES, Kept
 from pays.plan import BASE, SETS, Set
@@ -86,42 +86,42 @@ def merged_ranks(first: Tensor, rest: Tensor, target: Tensor) -> Tensor:
 
 
 class Body:
-    """A data set with the recipes of its main table, and the loop that trains one row."""
+    """A data set with the configs of its main table, and the loop that trains one row."""
 
     def __init__(self, each: Set, place: str, kept: Kept) -> None:
         self.set = each
-        shared = each.recipe
+        shared = each.config
         dataset = load(place, shared.image_size)
         self.shared = resolved(shared, dataset)
         self.parts = divide(dataset, self.shared)
         mean, std = standardization(dataset, self.parts, self.shared)
         self.dataset = dataclasses.replace(dataset, feature_mean=mean, feature_std=std)
         self.reader = Reader(self.dataset, torch.device("cpu"), self.shared)
-        self.tuned: dict[str, Recipe] = {}
+        self.tuned: dict[str, Config] = {}
         for method in dict.fromkeys(method for methods in ROWS.values() for method in methods):
             if "values" not in kept.tuned.get(method, {}):
                 raise LabError(f"{method} is not tuned yet on {each.name}: make the main table first.")
-            self.tuned[method] = each.start(method).but(**kept.tuned[method]["values"])
+            self.tuned[method] = each.start(method).replace(**kept.tuned[method]["values"])
 
     def train(self, row: str, factor: float, seed: int) -> tuple[dict[str, Tensor], float]:
         """The ranks of the validation and test examples, of the evaluation that is best on validation, and the seconds."""
-        recipe, started = plan.changed(self.tuned[BASE], (("rate", factor),)).but(seed=seed), time.perf_counter()
-        recipe = self.shared.but(learning_rate=recipe.learning_rate, seed=seed)
+        config, started = plan.changed(self.tuned[BASE], (("rate", factor),)).replace(seed=seed), time.perf_counter()
+        config = self.shared.replace(learning_rate=config.learning_rate, seed=seed)
         classes, methods = len(self.dataset.classes), ROWS[row]
         criteria = [losses.criterion(self.tuned[method], classes) for method in methods]
         torch.manual_seed(seed)
-        model = models.build(recipe, self.dataset)
+        model = models.build(config, self.dataset)
         if len(methods) == 2:
             model = with_two_heads(model, classes)
-        optimizer = torch.optim.Adam(model.parameters(), recipe.learning_rate, fused=True)
-        train, steps = self.parts.train, math.ceil(len(self.parts.train) / recipe.batch_size)
+        optimizer = torch.optim.Adam(model.parameters(), config.learning_rate, fused=True)
+        train, steps = self.parts.train, math.ceil(len(self.parts.train) / config.batch_size)
         best: dict[str, Tensor] = {}
         top = -math.inf
-        for epoch in range(recipe.epochs):
+        for epoch in range(config.epochs):
             order = train[torch.randperm(len(train))]
             for step, index in enumerate(order.tensor_split(steps)):
                 for group in optimizer.param_groups:
-                    group["lr"] = training.learning_rate(recipe, (epoch + step / steps) / recipe.epochs)
+                    group["lr"] = training.learning_rate(config, (epoch + step / steps) / config.epochs)
                 optimizer.zero_grad()
                 scores = model(self.reader(self.dataset.train, index)).split(classes, 1)
                 target = self.dataset.train.labels[index]

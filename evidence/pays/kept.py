@@ -1,7 +1,7 @@
 """What the repository keeps of the runs: summaries, and counts of hits for the tests. No folder of a run is needed later.
 
-``pays-SET.jsonl``: a head (the shared recipe, the data, what was tuned and what was chosen), then a line for each run: what it
-was for, in which fields its recipe differs from the shared one, its accuracies and its seconds. ``pays-SET-contrasts.json``:
+``pays-SET.jsonl``: a head (the shared config, the data, what was tuned and what was chosen), then a line for each run: what it
+was for, in which fields its config differs from the shared one, its accuracies and its seconds. ``pays-SET-contrasts.json``:
 a line for each pair of rows and each k, as :class:`anyk.lab.statistics.Contrast` counts them.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from anyk.lab.errors import LabError
 from anyk.lab.files import write_atomically
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 from anyk.lab.statistics import Contrast
 from pays.plan import Set
 
@@ -25,10 +25,10 @@ SUMMARIES = Path(__file__).parents[1] / "summaries"
 _DATA = ("kind", "classes", "train", "validation", "test", "fingerprint")
 
 
-def own(recipe: Recipe, shared: Recipe) -> dict[str, Any]:
-    """What a recipe has of its own. Fields that the lab will get later are the same in both: a run is found again."""
-    names = [name for name in shared.differences(recipe) if name not in ("data", "loss", "seed")]
-    return {"loss": recipe.loss, "seed": recipe.seed, **{name: recipe.to_json()[name] for name in names}}
+def own(config: Config, shared: Config) -> dict[str, Any]:
+    """What a config has of its own. Fields that the lab will get later are the same in both: a run is found again."""
+    names = [name for name in shared.differences(config) if name not in ("data", "loss", "seed")]
+    return {"loss": config.loss, "seed": config.seed, **{name: config.to_json()[name] for name in names}}
 
 
 def key(fields: Mapping[str, Any]) -> str:
@@ -100,7 +100,7 @@ class Kept:
 
     # What is added ---------------------------------------------------------------------------------------------------------
 
-    def describe(self, data: Mapping[str, Any], shared: Recipe, environment: Mapping[str, Any]) -> None:
+    def describe(self, data: Mapping[str, Any], shared: Config, environment: Mapping[str, Any]) -> None:
         """Take note of the data; raise if they are others than those of the runs that are there."""
         found = {name: data[name] for name in _DATA if name in data}
         before = self.data.get("fingerprint")
@@ -109,9 +109,9 @@ class Kept:
         with self._guard:
             self.head |= {"data": found, "shared": shared.to_json(), "versions": dict(environment["versions"])}
 
-    def add(self, recipe: Recipe, result: Mapping[str, Any] | None, purpose: str) -> None:
+    def add(self, config: Config, result: Mapping[str, Any] | None, purpose: str) -> None:
         """Take over the outcome of a run; None: it diverged."""
-        fields = own(recipe, self.set.recipe)
+        fields = own(config, self.set.config)
         line = Line(fields)
         if result is not None:
             rounded = {part: {name: round(value, 6) for name, value in result[part].items()} for part in ("test", "validation")}
@@ -124,9 +124,9 @@ class Kept:
                 self.lines[key(fields)] = line
                 self.save()
 
-    def assign(self, purpose: str, recipes: Iterable[Recipe]) -> None:
-        """These runs, and no others, serve the purpose: another search may have found another recipe for it before."""
-        wanted = {key(own(recipe, self.set.recipe)) for recipe in recipes}
+    def assign(self, purpose: str, configs: Iterable[Config]) -> None:
+        """These runs, and no others, serve the purpose: another search may have found another config for it before."""
+        wanted = {key(own(config, self.set.config)) for config in configs}
         with self._guard:
             for name, line in list(self.lines.items()):
                 if purpose in line.purposes and name not in wanted:

@@ -38,7 +38,7 @@ SHOWN = {
 INTRODUCTION = paragraph(
     """Written by `make evidence` from the run summaries in `evidence/summaries`; do not edit. What is asked, how everything is
     tuned and the rule for the default were written down before the runs, in `evidence/pays/plan.py`. A run is found by its
-    recipe, so this goes on where it stopped; `status` in place of the options says what is missing:"""
+    config, so this goes on where it stopped; `status` in place of the options says what is missing:"""
 )
 READING = paragraph(
     """*softmax* has its learning rate and its label smoothing tuned: what the others must beat. *plain* is softmax without
@@ -66,10 +66,10 @@ WHICH_K = paragraph(
     of a column."""
 )
 KNOBS = paragraph(
-    f"""The tuned `{BASE}` with one knob changed: points against it as tuned. m: points against m = 64, with
+    f"""The tuned `{BASE}` with one hyperparameter changed: points against it as tuned. m: points against m = 64, with
     the tuned values of each operator. Operators: each at the best of the temperatures
-    {", ".join(f"{value:g}" for value in plan.OPERATOR_TEMPERATURES)} on validation, all else as tuned for KSubset. A guide
-    that falls does so linearly over the run; a guide of 1 is softmax with the guide's smoothing."""
+    {", ".join(f"{value:g}" for value in plan.OPERATOR_TEMPERATURES)} on validation, all else as tuned for KSubset. A ce_weight
+    that falls does so linearly over the run; ce_weight 1 is softmax with the cross-entropy's smoothing."""
 )
 STOPS = paragraph(
     f"""softmax, gce and `{BASE}`, each as tuned, on the embeddings with the best of half, once and twice its tuned rate on
@@ -135,7 +135,7 @@ def page(evidence: Evidence, images: Path | None = None) -> str:
         *_main(evidence),
         *_rule(evidence),
         *_asked(evidence, "q2", "Which k gains where", WHICH_K, _which_k),
-        *_asked(evidence, "q3", "Knobs, one at a time", KNOBS, _knobs),
+        *_asked(evidence, "q3", "Knobs, one at a time", KNOBS, _hyperparameters),
         *_asked(evidence, "q4", "Where it stops paying", STOPS, partial(_stops, images=images)),
         *_heads(evidence),
         *_claims(evidence),
@@ -434,18 +434,18 @@ def _diagonal(evidence: Evidence, name: str, means: Mapping[tuple[str, int], flo
 
 
 GROUPS = {
-    "Power": "power ",
-    "Guide": "guide ",
+    "q": "q ",
+    "ce_weight": "ce_weight ",
     "Temperature": "temperature ",
     "m": ", m ",
     "Operators": "operator ",
 }
 
 
-def _knobs(evidence: Evidence, name: str) -> list[str]:
+def _hyperparameters(evidence: Evidence, name: str) -> list[str]:
     kept, k = evidence.sets[name], SETS[name].k
     values = kept.tuned.get(BASE, {}).get("values", {})
-    tuned = ", ".join(f"{knob.replace('_', ' ')} {value:g}" for knob, value in values.items())
+    tuned = ", ".join(f"{hyperparameter.replace('_', ' ')} {value:g}" for hyperparameter, value in values.items())
     base = " \\| ".join(_mean(evidence.values(name, "q3: tuned", f"top{each}")) for each in (1, k))
     lines = [*paragraph(f"As tuned ({tuned or 'not yet'}): {base}."), ""]
     for word, mark in GROUPS.items():
@@ -475,7 +475,7 @@ def _knobs(evidence: Evidence, name: str) -> list[str]:
 
 
 def _is_tuned(cell: plan.Cell, values: Mapping[str, float]) -> bool:
-    usual: dict[str, Any] = {"power": 1.0, "temperature": 1.0, "m": "auto", **values}
+    usual: dict[str, Any] = {"q": 1.0, "temperature": 1.0, "m": "auto", **values}
     return cell.method == BASE and all(usual.get(name) == value for name, value in cell.changes)
 
 
@@ -691,7 +691,9 @@ def _settings(evidence: Evidence) -> list[str]:
             if found.get("failed"):
                 rows.append((name, method, "every run failed", "–", "–", found["tries"]))
                 continue
-            values = ", ".join(f"{knob.replace('_', ' ')} {value:g}" for knob, value in found["values"].items())
+            values = ", ".join(
+                f"{hyperparameter.replace('_', ' ')} {value:g}" for hyperparameter, value in found["values"].items()
+            )
             ended = "budget" if found["capped"] else "; ".join(found["bounds"]) or "inside"
             rows.append((name, method, values, tables.percent(found["score"]), ended, found["tries"]))
     rows.sort(key=lambda row: (list(SETS).index(str(row[0])), list(METHODS).index(str(row[1]))))

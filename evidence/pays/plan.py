@@ -22,8 +22,9 @@ the error losses that the main table has on completion, items and embeddings (pi
 **2. Which k gains where** (completion, items). The tuned ``error:ksubset mix`` with other P_K and nothing else changed, each
 measured at every k: the diagonal of that table should be the best of its column.
 
-**3. Knobs, one at a time** (embeddings; a shorter list on completion). The tuned ``error:ksubset mix`` with one knob changed:
-power; guide, fixed and falling over the run; temperature; operators, each at the best of three temperatures on validation. m
+**3. Knobs, one at a time** (embeddings; a shorter list on completion). The tuned ``error:ksubset mix`` with one hyperparameter
+changed:
+q; ce_weight, fixed and falling over the run; temperature; operators, each at the best of three temperatures on validation. m
 also for LapSum and the splitter network, from their own tuned values; the network's stops at 256.
 
 **4. Where it stops paying** (completion, embeddings). softmax, gce and ``error:ksubset mix`` as tuned, on embeddings with the
@@ -54,7 +55,7 @@ from typing import Any
 
 from anyk.lab.comparison import tuning
 from anyk.lab.comparison.tuning import Axis
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 
 Changes = tuple[tuple[str, Any], ...]
 
@@ -80,28 +81,28 @@ class Method:
     loss: str
     p_k: str = "mix"
     """mix: half of it on 1 and half on K; pure: all on K"""
-    knobs: tuple[str, ...] = ()
+    hyperparameters: tuple[str, ...] = ()
     spends: bool = True
     """whether it goes on until it had as many tries as the others"""
 
 
 SMOOTHING = (0.0, 0.05, 0.1, 0.2)
-#: of the guide
+#: of the cross-entropy
 SMOOTHED = (0.0, 0.1)
-VALUES: Mapping[str, tuple[float, ...]] = {"power": (0.25, 0.5, 0.75, 1.0), "guide": (0.1, 0.2, 0.5, 0.8)}
+VALUES: Mapping[str, tuple[float, ...]] = {"q": (0.25, 0.5, 0.75, 1.0), "ce_weight": (0.1, 0.2, 0.5, 0.8)}
 
 
 def _methods() -> Iterator[Method]:
     """In the order in which they are made."""
 
     def error(operator: str, p_k: str) -> Method:
-        return Method(f"error:{operator} {p_k}", f"error:{operator}", p_k, ("guide", "label_smoothing"))
+        return Method(f"error:{operator} {p_k}", f"error:{operator}", p_k, ("ce_weight", "label_smoothing"))
 
     def paper(operator: str, p_k: str) -> Method:
         return Method(f"{operator} {p_k}", operator, p_k, ("temperature",))
 
-    yield Method("softmax", "softmax", knobs=("label_smoothing",))
-    yield Method("gce", "gce", knobs=("power", "label_smoothing"))
+    yield Method("softmax", "softmax", hyperparameters=("label_smoothing",))
+    yield Method("gce", "gce", hyperparameters=("q", "label_smoothing"))
     yield error("ksubset", "mix")
     yield paper("splitter", "mix")
     yield Method("plain", "softmax", spends=False)
@@ -129,7 +130,7 @@ THREE = tuple(METHODS)[:3]
 
 
 def weights(p_k: Mapping[int, float]) -> tuple[float, ...]:
-    """P_K as a recipe has it.
+    """P_K as a config has it.
 
     >>> weights({1: 0.5, 3: 0.5})
     (0.5, 0.0, 0.5)
@@ -148,7 +149,7 @@ def p_k(word: str, k: int) -> tuple[float, ...]:
 class Set:
     """Data, and how all methods train on them.
 
-    ``fields`` are those of the shared recipe. The recipe is made when it is asked for: a field that this version of the lab
+    ``fields`` are those of the shared config. The config is made when it is asked for: a field that this version of the lab
     does not have is an error then, and of this set alone.
     """
 
@@ -167,29 +168,29 @@ class Set:
     """of a run, roughly; the estimate takes this until there are runs"""
 
     @property
-    def recipe(self) -> Recipe:
+    def config(self) -> Config:
         """What all runs share. Its data are the name of the set: no path of a machine gets into a summary."""
-        shared = {"want": (1, self.k), "p_k": p_k("mix", self.k), "measure": (3,), "label_smoothing": 0.0, "guide": 0.2}
-        return Recipe.from_json({**shared, **self.fields, "data": self.name, "loss": "softmax"}, f"the set {self.name}")
+        shared = {"ks": (1, self.k), "p_k": p_k("mix", self.k), "measure": (3,), "label_smoothing": 0.0, "ce_weight": 0.2}
+        return Config.from_json({**shared, **self.fields, "data": self.name, "loss": "softmax"}, f"the set {self.name}")
 
-    def start(self, method: str) -> Recipe:
+    def start(self, method: str) -> Config:
         """Where the tuning of a method begins."""
         found = METHODS[method]
         # SL@K gives up every target where its temperature is small against the logarithm of the number of classes.
         temperature = 16.0 if method == "softmax_at_k" else 1.0
-        return self.recipe.but(loss=found.loss, p_k=p_k(found.p_k, self.k), temperature=temperature)
+        return self.config.replace(loss=found.loss, p_k=p_k(found.p_k, self.k), temperature=temperature)
 
     def axes(self, method: str) -> list[Axis]:
         """What is tuned of a method."""
         start = self.start(method)
         axes = [tuning.learning_rates(start.learning_rate)]
-        for knob in METHODS[method].knobs:
-            if knob == "temperature":
-                axes.append(tuning.geometric(knob, start.temperature, base=2, places=2, powers=8, steps=(4, 2)))
-            elif knob == "label_smoothing":
-                axes.append(tuning.listed(knob, 0.0, SMOOTHING if start.loss == "softmax" else SMOOTHED))
+        for hyperparameter in METHODS[method].hyperparameters:
+            if hyperparameter == "temperature":
+                axes.append(tuning.geometric(hyperparameter, start.temperature, base=2, places=2, powers=8, steps=(4, 2)))
+            elif hyperparameter == "label_smoothing":
+                axes.append(tuning.listed(hyperparameter, 0.0, SMOOTHING if start.loss == "softmax" else SMOOTHED))
             else:
-                axes.append(tuning.listed(knob, getattr(start, knob), VALUES[knob]))
+                axes.append(tuning.listed(hyperparameter, getattr(start, hyperparameter), VALUES[hyperparameter]))
         return axes
 
     def rehearsed(self) -> Set:
@@ -208,7 +209,7 @@ _SETS = (
         "code completion, 2000 tokens",
         {
             **{"model": "context", "context": 6, "embedding": 48, "hidden": 96, "dropout": 0.2},
-            **{"part": 0.2, "epochs": 4, "batch_size": 500, "learning_rate": 6e-3},
+            **{"train_fraction": 0.2, "epochs": 4, "batch_size": 500, "learning_rate": 6e-3},
         },
         place="completion:2000",
         methods=MANY,
@@ -220,7 +221,7 @@ _SETS = (
         "next film, 3416",
         {
             **{"model": "context", "context": 6, "embedding": 32, "hidden": 32, "dropout": 0.1},
-            **{"part": 0.25, "epochs": 4, "batch_size": 500, "learning_rate": 1e-2},
+            **{"train_fraction": 0.25, "epochs": 4, "batch_size": 500, "learning_rate": 1e-2},
         },
         place="sequences:{}",
         k=10,
@@ -233,7 +234,7 @@ _SETS = (
         "CIFAR-100 at 16 px, from scratch",
         {
             **{"model": "cnn", "width": 48, "augment": ("crop", "flip"), "schedule": "onecycle"},
-            **{"epochs": 10, "part": 0.5, "batch_size": 100, "learning_rate": 4e-3},
+            **{"epochs": 10, "train_fraction": 0.5, "batch_size": 100, "learning_rate": 4e-3},
         },
         methods=(*FIRST, "error:lapsum mix"),
         seeds=SEEDS[:5],
@@ -298,25 +299,26 @@ class Cell:
         """What its runs are for, in the summaries."""
         return f"{self.question}: {self.name}"
 
-    def recipe(self, tuned: Recipe, choice: Changes = ()) -> Recipe:
-        """The run of a tuned recipe with the changes."""
+    def config(self, tuned: Config, choice: Changes = ()) -> Config:
+        """The run of a tuned config with the changes."""
         return changed(tuned, (*self.changes, *choice))
 
     def cost(self) -> float:
         """A run's time in runs of the set, as far as the number of steps says it."""
         shared, own = SETS[self.set].fields, dict(self.changes)
-        parts = own.get("part", shared.get("part", 1.0)) / shared.get("part", 1.0)
+        parts = own.get("train_fraction", shared.get("train_fraction", 1.0)) / shared.get("train_fraction", 1.0)
         return parts * own.get("epochs", shared["epochs"]) / shared["epochs"]
 
 
-def changed(tuned: Recipe, changes: Changes) -> Recipe:
-    """The recipe with some fields changed; ``rate`` is a factor of the learning rate. Without a guide nothing is smoothed."""
+def changed(tuned: Config, changes: Changes) -> Config:
+    """The config with some fields changed; ``rate`` is a factor of the learning rate. Without
+    cross-entropy nothing is smoothed."""
     fields = dict(changes)
     if "rate" in fields:
         fields["learning_rate"] = float(f"{tuned.learning_rate * fields.pop('rate'):.4g}")
-    if fields.get("guide") == 0:
+    if fields.get("ce_weight") == 0:
         fields["label_smoothing"] = 0.0
-    return tuned.but(**fields)
+    return tuned.replace(**fields)
 
 
 def _fields(**changes: Any) -> Changes:
@@ -343,8 +345,8 @@ def _q2(each: str) -> list[Cell]:
 class Knobs:
     """What question 3 changes on a set. ``sizes`` is m, by operator; "auto" is 64 there."""
 
-    power: tuple[float, ...]
-    guide: tuple[float, ...]
+    q: tuple[float, ...]
+    ce_weight: tuple[float, ...]
     falling: tuple[tuple[float, float], ...]
     temperature: tuple[float, ...]
     sizes: Mapping[str, tuple[int | str | None, ...]]
@@ -353,15 +355,15 @@ class Knobs:
 
 KNOBS: Mapping[str, Knobs] = {
     "completion": Knobs(
-        power=(0.0, 0.5, 1.0),
-        guide=(0.0, 0.2, 0.5),
+        q=(0.0, 0.5, 1.0),
+        ce_weight=(0.0, 0.2, 0.5),
         falling=((1.0, 0.0),),
         temperature=(0.5, 1.0, 2.0),
         sizes={"ksubset": (5, 16, "auto", 256, None), "lapsum": (16, "auto", 256, None)},
     ),
     "embeddings": Knobs(
-        power=(0.0, 0.25, 0.5, 0.75, 1.0),
-        guide=(0.0, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0),
+        q=(0.0, 0.25, 0.5, 0.75, 1.0),
+        ce_weight=(0.0, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0),
         falling=((1.0, 0.0), (0.5, 0.0), (1.0, 0.2)),
         temperature=(0.25, 0.5, 1.0, 2.0, 4.0),
         sizes=dict.fromkeys(("ksubset", "lapsum", "splitter"), (5, 16, "auto", None)),
@@ -372,20 +374,20 @@ OPERATOR_TEMPERATURES = (1.0, 4.0, 16.0)
 
 
 def _q3(each: str) -> list[Cell]:
-    knobs = KNOBS[each]
+    hyperparameters = KNOBS[each]
     cells = [Cell("q3", each, "tuned"), *_controls("q3", each)]
-    for name in ("power", "guide", "temperature"):
-        cells += [Cell("q3", each, f"{name} {value:g}", changes=((name, value),)) for value in getattr(knobs, name)]
+    for name in ("q", "ce_weight", "temperature"):
+        cells += [Cell("q3", each, f"{name} {value:g}", changes=((name, value),)) for value in getattr(hyperparameters, name)]
     cells += [
-        Cell("q3", each, f"guide {start:g} to {end:g}", changes=_fields(guide=start, guide_end=end))
-        for start, end in knobs.falling
+        Cell("q3", each, f"ce_weight {start:g} to {end:g}", changes=_fields(ce_weight=start, ce_weight_end=end))
+        for start, end in hyperparameters.falling
     ]
-    for operator, sizes in knobs.sizes.items():
+    for operator, sizes in hyperparameters.sizes.items():
         for m in sizes:
             size = {"auto": "64", None: "all"}.get(m, str(m))
             cells.append(Cell("q3", each, f"{operator}, m {size}", f"error:{operator} mix", _fields(m=m)))
     warm = tuple(_fields(temperature=value) for value in OPERATOR_TEMPERATURES)
-    for operator in knobs.operators:
+    for operator in hyperparameters.operators:
         anchors = {"anchors": "topk"} if operator == "sinkhorn" else {}
         changes = _fields(loss=f"error:{operator}", **anchors)
         cells.append(Cell("q3", each, f"operator {operator}", changes=changes, choices=warm))
@@ -400,9 +402,9 @@ Levels = Mapping[str, Mapping[str, Changes]]
 def levels(each: str) -> Levels:
     """What question 4 varies: by dimension, then by level."""
     fields = SETS[each].fields
-    part, epochs = fields.get("part", 1.0), fields["epochs"]
+    part, epochs = fields.get("train_fraction", 1.0), fields["epochs"]
     shares = (0.0, 0.2, 0.4) if each == "embeddings" else (0.0, 0.4)
-    data = {f"{part / ratio:g}": _fields(part=part / ratio, epochs=round(epochs * ratio**0.5)) for ratio in (16, 4)}
+    data = {f"{part / ratio:g}": _fields(train_fraction=part / ratio, epochs=round(epochs * ratio**0.5)) for ratio in (16, 4)}
     found = {
         "data": {**data, f"{part:g}": ()},
         "noise": {f"{noise:g}": _fields(label_noise=noise) if noise else () for noise in shares},

@@ -24,9 +24,9 @@ from anyk.lab.data import load
 from anyk.lab.engines.attempt import Outcome
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError, Stopped
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
 from anyk.lab.run.reading import describe, divide
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.tables import duration
 from pays import plan
 from pays.kept import SUMMARIES, Kept, key, own
@@ -45,22 +45,22 @@ class Made(Runs):
         super().__init__(study.pool, study.folder, study.fingerprint)
         self.study, self.purpose = study, purpose
 
-    def folder(self, recipe: Recipe) -> Path:
-        """Named by what the recipe has of its own, so that a run is found again when the lab has more fields."""
-        content = f"{self.fingerprint} {key(own(recipe, self.study.shared))}".encode()
+    def folder(self, config: Config) -> Path:
+        """Named by what the config has of its own, so that a run is found again when the lab has more fields."""
+        content = f"{self.fingerprint} {key(own(config, self.study.shared))}".encode()
         digest = hashlib.blake2b(content, digest_size=6).hexdigest()
-        return self.out / f"{recipe.loss.replace(':', '-')}-seed{recipe.seed}-{digest}"
+        return self.out / f"{config.loss.replace(':', '-')}-seed{config.seed}-{digest}"
 
-    def run(self, recipes: Sequence[Recipe]) -> list[Outcome]:
+    def run(self, configs: Sequence[Config]) -> list[Outcome]:
         """Make these runs, and keep the summary of each when it ends."""
-        return together(self.pool, self._one, recipes) if recipes else []
+        return together(self.pool, self._one, configs) if configs else []
 
-    def _one(self, recipe: Recipe) -> Outcome:
-        place = self.folder(recipe)
+    def _one(self, config: Config) -> Outcome:
+        place = self.folder(config)
         with self.study.alone(place):  # two cells may want the same run
             outcome, there = _diverged(place), Run(place).result() is not None
             fresh = outcome is None and not there
-            outcome = outcome or self.pool.run({place: recipe.but(data=self.study.place)})[place]
+            outcome = outcome or self.pool.run({place: config.replace(data=self.study.place)})[place]
             if outcome == Outcome():
                 raise Stopped
             if outcome.error is not None and not outcome.diverged:
@@ -68,8 +68,8 @@ class Made(Runs):
                 return outcome
             if fresh:
                 _slim(Run(place))
-                self.study.tell(self.purpose, recipe, outcome)
-            self.study.kept.add(recipe, outcome.result, self.purpose)
+                self.study.tell(self.purpose, config, outcome)
+            self.study.kept.add(config, outcome.result, self.purpose)
         return outcome
 
 
@@ -91,39 +91,39 @@ class Study:
 
     def __init__(self, each: Set, place: str, folder: Path, pool: Pool, kept: Kept, started: float) -> None:
         self.set, self.place, self.folder, self.pool, self.kept = each, place, folder / each.name, pool, kept
-        self.shared, self.started = each.recipe, started
+        self.shared, self.started = each.config, started
         dataset = load(place, self.shared.image_size)
         self.fingerprint = dataset.fingerprint
         parts = divide(dataset, self.shared)
         self.validation = len(parts.validation)
         kept.describe(describe(dataset, parts), self.shared, info.environment())
         self._ranks: dict[Path, tuple[Any, Any]] = {}
-        self._tuned: dict[str, Recipe | None] = {}
+        self._tuned: dict[str, Config | None] = {}
         self._alone: dict[Path, threading.Lock] = {}
 
     def alone(self, place: Path) -> threading.Lock:
         """To be held by who makes a run."""
         return self._alone.setdefault(place, threading.Lock())
 
-    def tell(self, purpose: str, recipe: Recipe, outcome: Outcome) -> None:
+    def tell(self, purpose: str, config: Config, outcome: Outcome) -> None:
         """A line for a run that has ended."""
         found = outcome.result["validation"]["mean"] if outcome.result else None
         words = f"validation {100 * found:.2f}" if found is not None else "diverged"
-        fields = {name: value for name, value in own(recipe, self.shared).items() if name not in ("loss", "seed")}
+        fields = {name: value for name, value in own(config, self.shared).items() if name not in ("loss", "seed")}
         told = " ".join(f"{name}={value}" for name, value in fields.items())
         seconds = f"{outcome.result['seconds']:.0f} s" if outcome.result else ""
-        run = f"{self.set.name}, {purpose}, seed {recipe.seed}"
+        run = f"{self.set.name}, {purpose}, seed {config.seed}"
         print(f"[{duration(time.monotonic() - self.started)}] {run}: {words} {seconds} {told}", file=sys.stderr, flush=True)
 
     # Main table --------------------------------------------------------------------------------------------------------------
 
-    def tuned(self, method: str) -> Recipe | None:
-        """The tuned recipe of a method; None where every run failed."""
+    def tuned(self, method: str) -> Config | None:
+        """The tuned config of a method; None where every run failed."""
         if method not in self._tuned:
             self._tuned[method] = self._tune(method)
         return self._tuned[method]
 
-    def _tune(self, method: str) -> Recipe | None:
+    def _tune(self, method: str) -> Config | None:
         """Search, with the runs that are there: they lead the same way again."""
         each, purpose = self.set, f"tune: {method}"
         search = Search(
@@ -138,7 +138,7 @@ class Study:
         search.make(search.search())
         if plan.METHODS[method].spends:
             search.make(search.spend(each.budget))
-        self.kept.assign(purpose, [search.recipe(trial) for trial in search.scores])
+        self.kept.assign(purpose, [search.config(trial) for trial in search.scores])
         best = search.best
         noted: dict[str, Any] = {"tries": search.tries, "capped": search.capped, "bounds": list(search.bounds)}
         if best is None:
@@ -152,29 +152,29 @@ class Study:
     def method(self, name: str) -> None:
         """Tune a method, and train it on every seed."""
         purpose, found = f"main: {name}", self.tuned(name)
-        recipes = [found.but(seed=seed) for seed in self.set.seeds] if found is not None else []
-        Made(self, purpose).run(recipes)
-        self.kept.assign(purpose, recipes)
+        configs = [found.replace(seed=seed) for seed in self.set.seeds] if found is not None else []
+        Made(self, purpose).run(configs)
+        self.kept.assign(purpose, configs)
         self.count("main")
 
     # Questions ---------------------------------------------------------------------------------------------------------------
 
     def cell(self, each: Cell) -> None:
-        """Train a cell on its seeds, from the tuned recipe of its method; of its choices, the best on validation."""
+        """Train a cell on its seeds, from the tuned config of its method; of its choices, the best on validation."""
         tuned = self.tuned(each.method)
         if tuned is None:
             return
         choice: plan.Changes = ()
         if each.choices:
-            tried = [each.recipe(tuned, choice).but(seed=plan.CHOOSING) for choice in each.choices]
+            tried = [each.config(tuned, choice).replace(seed=plan.CHOOSING) for choice in each.choices]
             outcomes = Made(self, f"choose: {each.id}").run(tried)
             self.kept.assign(f"choose: {each.id}", tried)
             scores = [outcome.result["validation"]["mean"] if outcome.result else -1.0 for outcome in outcomes]
             choice = each.choices[scores.index(max(scores))]
             self.kept.note("chosen", each.id, dict(choice))
-        recipes = [each.recipe(tuned, choice).but(seed=seed) for seed in each.seeds]
-        Made(self, each.id).run(recipes)
-        self.kept.assign(each.id, recipes)
+        configs = [each.config(tuned, choice).replace(seed=seed) for seed in each.seeds]
+        Made(self, each.id).run(configs)
+        self.kept.assign(each.id, configs)
         self.count(each.question)
 
     # Counts ------------------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Study:
             seeds = sorted(set(rows[0]) & set(rows[1]))
             lines = [[row[seed] for row in rows] for seed in seeds]
             both = [
-                [self._read(made.folder(_recipe(self.shared, line.own))) if line.validation else None for line in pair]
+                [self._read(made.folder(_config(self.shared, line.own))) if line.validation else None for line in pair]
                 for pair in lines
             ]
             if not any(line.validation for pair in lines for line in pair):
@@ -221,8 +221,8 @@ class Study:
         return self._ranks[place]
 
 
-def _recipe(shared: Recipe, fields: Mapping[str, Any]) -> Recipe:
-    return Recipe.from_json({**shared.to_json(), **fields})
+def _config(shared: Config, fields: Mapping[str, Any]) -> Config:
+    return Config.from_json({**shared.to_json(), **fields})
 
 
 # The command ---------------------------------------------------------------------------------------------------------------

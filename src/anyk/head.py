@@ -33,8 +33,9 @@ class LinearHead(nn.Module):
     B x (chunk_size + a few m) numbers instead of several times B x n, and the time of one more product of inputs and weights.
 
     Where the loss depends on the m candidates of each row only (``softmax_over="candidates"`` or ``top1="operator"``; for
-    :class:`TopKErrorLoss`, ``guide=0``), the backward costs next to nothing, and the gradients of weight and bias are zero but
-    for at most B m rows; ``sparse=True`` gives them as sparse tensors, for ``torch.optim.SparseAdam`` or ``torch.optim.SGD``.
+    :class:`TopKErrorLoss`, ``ce_weight=0``), the backward costs next to nothing, and the gradients of weight and bias are zero
+    but for at most B m rows; ``sparse=True`` gives them as sparse tensors, for ``torch.optim.SparseAdam`` or
+    ``torch.optim.SGD``.
 
     A second derivative is not supported and raises. Under ``torch.compile`` the head runs as it is, outside the graph, which
     breaks there.
@@ -99,8 +100,8 @@ class LinearHead(nn.Module):
     def _check_sparse(self, m: int | None) -> None:
         if self.sparse and (self._sees_all() or m in (None, self.linear.out_features)):
             raise ValueError(
-                'sparse: expected a loss of the candidates alone (softmax_over="candidates", top1="operator" or guide=0, with '
-                "label_smoothing=0 and m below num_classes): otherwise every class has a gradient"
+                'sparse: expected a loss of the candidates alone (softmax_over="candidates", top1="operator" or ce_weight=0, '
+                "with label_smoothing=0 and m below num_classes): otherwise every class has a gradient"
             )
 
     def forward(

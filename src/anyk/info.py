@@ -45,7 +45,7 @@ def gather(*, cache: Path | None = None, folder: Path | None = None) -> dict[str
 
 
 def environment() -> dict[str, Any]:
-    """What a run's result may depend on beside its recipe and data: the content of `environment.json`."""
+    """What a run's result may depend on beside its config and data: the content of `environment.json`."""
     return {
         "versions": versions(),
         "machine": machine(),
@@ -99,7 +99,7 @@ def usable_memory() -> int | None:
 
 
 def devices() -> list[dict[str, Any]]:
-    """What a recipe's ``device`` can be here."""
+    """What a config's ``device`` can be here."""
     found: list[dict[str, Any]] = [{"device": "cpu", "name": _processor(), "memory": memory()["total"]}]
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):

@@ -186,21 +186,21 @@ def _log_mean(p_k: Tensor, log_inclusion: Tensor) -> Tensor:
 class ErrorSpec(Spec):
     """The expected top-k error: see :func:`topk_error`."""
 
-    guide: float = 0.2
-    power: float = 1.0
+    ce_weight: float = 0.2
+    q: float = 1.0
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        checks.between("guide", self.guide, 0, 1)
-        checks.between("power", self.power, 0, 1)
-        if self.guide == 0 and self.label_smoothing > 0:
+        checks.between("ce_weight", self.ce_weight, 0, 1)
+        checks.between("q", self.q, 0, 1)
+        if self.ce_weight == 0 and self.label_smoothing > 0:
             raise ValueError(
-                f"label_smoothing: expected 0 with guide = 0, which leaves no softmax to smooth, got {self.label_smoothing}"
+                f"label_smoothing: expected 0 with ce_weight = 0, which leaves no softmax to smooth, got {self.label_smoothing}"
             )
 
     @property
     def kernel_key(self) -> tuple[object, ...]:
-        return self.guide, self.power, self.label_smoothing
+        return self.ce_weight, self.q, self.label_smoothing
 
     @property
     def ranks(self) -> bool:
@@ -210,23 +210,23 @@ class ErrorSpec(Spec):
 
     @property
     def uses_softmax(self) -> bool:
-        return self.guide > 0 or not self.ranks
+        return self.ce_weight > 0 or not self.ranks
 
     @property
     def smoothing(self) -> float:
-        return self.guide * self.label_smoothing
+        return self.ce_weight * self.label_smoothing
 
     def is_cross_entropy(self, k: int) -> bool:
-        return self.guide == 1
+        return self.ce_weight == 1
 
     def outside(self, cross_entropy: Tensor) -> Tensor:
-        bounded = cross_entropy if self.power == 0 else torch.full_like(cross_entropy, 1 / self.power)
-        if self.guide == 0:
+        bounded = cross_entropy if self.q == 0 else torch.full_like(cross_entropy, 1 / self.q)
+        if self.ce_weight == 0:
             return bounded
-        return self.guide * (1 - self.label_smoothing) * cross_entropy + (1 - self.guide) * bounded
+        return self.ce_weight * (1 - self.label_smoothing) * cross_entropy + (1 - self.ce_weight) * bounded
 
     def log_inclusion(self, rows: Rows, k: int) -> Tensor | None:
-        if self.guide == 1:
+        if self.ce_weight == 1:
             return None
         if self.ranks or rows.cross_entropy is None:
             return super().log_inclusion(rows, k)
@@ -235,20 +235,20 @@ class ErrorSpec(Spec):
     def losses(self, rows: Rows, log_inclusion: Tensor | None, p_k: Tensor) -> Tensor:
         parts = []
         if rows.cross_entropy is not None:
-            parts.append(self.guide * (1 - self.label_smoothing) * rows.cross_entropy)
+            parts.append(self.ce_weight * (1 - self.label_smoothing) * rows.cross_entropy)
         if log_inclusion is not None:
-            parts.append((1 - self.guide) * (p_k * _errors(log_inclusion, self.power)).sum(-1))
+            parts.append((1 - self.ce_weight) * (p_k * _errors(log_inclusion, self.q)).sum(-1))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
-def _errors(log_inclusion: Tensor, power: float) -> Tensor:
-    """(1 - T^power) / power, with all digits of itself and of its slope -T^power for any T."""
+def _errors(log_inclusion: Tensor, q: float) -> Tensor:
+    """(1 - T^q) / q, with all digits of itself and of its slope -T^q for any T."""
     log_inclusion = log_inclusion.clamp(max=0)  # the T of operators that are only row-stochastic can pass 1
-    if power == 0:
+    if q == 0:
         return -log_inclusion
-    exponent = power * log_inclusion
+    exponent = q * log_inclusion
     # Near T = 1 the value would lose digits by exp; elsewhere the slope by expm1, which autograd takes as its result + 1.
-    return torch.where(exponent > -0.5, -torch.expm1(exponent), 1 - exponent.exp()) / power
+    return torch.where(exponent > -0.5, -torch.expm1(exponent), 1 - exponent.exp()) / q
 
 
 def topk_cross_entropy(
@@ -278,7 +278,7 @@ def topk_cross_entropy(
     Args:
         scores: (B, n), (n,) or (B, n, d1, …), as for ``torch.nn.functional.cross_entropy``. -inf marks padding.
         target: class indices without the class dimension, or class probabilities of the shape of ``scores``. For
-            probabilities q the loss is ``sum_c q_c L(s, c)``; q outside the candidates goes to softmax cross-entropy. Each
+            probabilities r the loss is ``sum_c r_c L(s, c)``; r outside the candidates goes to softmax cross-entropy. Each
             row is then ranked once for each candidate (the same holds for label smoothing).
         p_k: the weights of top-1, …, top-k, summing to 1: a list ``[.5, 0, 0, 0, .5]``, a mapping ``{1: .5, 5: .5}``, a tensor
             (k,), or (n, k) with one distribution for each class. Zeros at the end of a list are dropped, since k is the largest
@@ -314,8 +314,8 @@ def topk_error(
     operator: Operator | str | None = None,
     *,
     m: M = "auto",
-    guide: float = 0.2,
-    power: float = 1.0,
+    ce_weight: float = 0.2,
+    q: float = 1.0,
     reduction: Reduction = "mean",
     ignore_index: int = -100,
     weight: Float[Tensor, " n"] | None = None,
@@ -326,28 +326,30 @@ def topk_error(
 
     With T_j the probability that the target y is among the first j of the scores s, as the operator sees it,
 
-        L = guide CE(s, y) + (1 - guide) sum_j P_K(j) (1 - T_j^power) / power
+        L = ce_weight CE(s, y) + (1 - ce_weight) sum_j P_K(j) (1 - T_j^q) / q
 
-    A hopeless example costs at most 1 / power beside the guide, and pulls no harder the further behind it is; the guide keeps
-    some pull where T has vanished. ``power=1`` is the expected error itself, ``power=0`` the limit ``-sum_j P_K(j) log T_j``.
+    A hopeless example costs at most 1 / q beside the cross-entropy, and pulls no harder the further behind it is;
+    the cross-entropy keeps
+    some pull where T has vanished. ``q=1`` is the expected error itself, ``q=0`` the limit ``-sum_j P_K(j) log T_j``.
     T above 1 (SoftSort, NeuralSort) counts as 1.
 
     Args:
         scores: (B, n), (n,) or (B, n, d1, …), as for ``torch.nn.functional.cross_entropy``. -inf marks padding.
         target: class indices without the class dimension, or class probabilities of the shape of ``scores``. For
-            probabilities q the loss is ``sum_c q_c L(s, c)``; q outside the candidates costs its cross-entropy in the guide and
-            1 / power in the rest (its cross-entropy if power is 0).
+            probabilities r the loss is ``sum_c r_c L(s, c)``; r outside the candidates costs its cross-entropy in that
+            share and
+            1 / q in the rest (its cross-entropy if q is 0).
         p_k: the weights of top-1, …, top-k, summing to 1: a list ``[.5, 0, 0, 0, .5]``, a mapping ``{1: .5, 5: .5}``, a tensor
             (k,), or (n, k) with one distribution for each class. Zeros at the end of a list are dropped, since k is the largest
             k that counts; a tensor is taken as it is. None with ``example_p_k``.
         operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``LapSum()``.
         m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
-        guide: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy and runs no operator, 0 has no softmax.
-        power: between 0 and 1; smaller is nearer to cross-entropy.
+        ce_weight: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy alone, 0 has no softmax.
+        q: between 0 and 1; smaller is nearer to cross-entropy.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         ignore_index: class index of examples that do not count.
         weight: (n,) weight of each class.
-        label_smoothing: of the guide alone: the other part takes the label as it is. Needs a guide.
+        label_smoothing: of the cross-entropy alone: the other part takes the label as it is. Needs ``ce_weight`` above 0.
         example_p_k: (B, k) or (B, d1, …, k), one distribution for each example, instead of ``p_k``.
 
     Returns:
@@ -358,7 +360,7 @@ def topk_error(
         >>> anyk.topk_error(scores, torch.tensor([1, 3]), {1: 0.5, 2: 0.5})
         tensor(0.5667)
     """
-    spec = error_spec(p_k, operator, m, guide, power, label_smoothing)
+    spec = error_spec(p_k, operator, m, ce_weight, q, label_smoothing)
     return topk_loss(spec, scores, target, Conventions(reduction, ignore_index, weight, label_smoothing), example_p_k)
 
 
@@ -370,10 +372,10 @@ def cross_entropy_spec(
 
 
 def error_spec(
-    p_k: Distribution | None, operator: Operator | str | None, m: M, guide: float, power: float, label_smoothing: float
+    p_k: Distribution | None, operator: Operator | str | None, m: M, ce_weight: float, q: float, label_smoothing: float
 ) -> ErrorSpec:
     """The arguments of :func:`topk_error` as one value, checked."""
-    return ErrorSpec(_read(p_k, m), _operator(operator, _THRESHOLD), m, guide, power, label_smoothing)
+    return ErrorSpec(_read(p_k, m), _operator(operator, _THRESHOLD), m, ce_weight, q, label_smoothing)
 
 
 def _read(given: Distribution | None, m: M) -> PK | None:
@@ -550,13 +552,13 @@ class TopKErrorLoss(TopKLossModule):
             brings ``example_p_k``.
         operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``LapSum()``.
         m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
-        guide: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy and runs no operator, 0 has no softmax.
+        ce_weight: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy alone, 0 has no softmax.
             May move over the run: it can be assigned at any time.
-        power: between 0 and 1: 1 is the expected top-k error, smaller is nearer to cross-entropy, 0 its limit -log.
+        q: between 0 and 1: 1 is the expected top-k error, smaller is nearer to cross-entropy, 0 its limit -log.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         ignore_index: class index of examples that do not count.
         weight: (n,) weight of each class.
-        label_smoothing: of the guide alone: the other part takes the label as it is. Needs a guide.
+        label_smoothing: of the cross-entropy alone: the other part takes the label as it is. Needs ``ce_weight`` above 0.
 
     Shape:
         scores (B, n), (n,) or (B, n, d1, …); target class indices (B,), (), (B, d1, …), or probabilities like scores.
@@ -567,7 +569,7 @@ class TopKErrorLoss(TopKLossModule):
         >>> criterion(scores, torch.randint(100, (8,))).backward()
     """
 
-    _own = ("guide", "power")
+    _own = ("ce_weight", "q")
 
     def __init__(
         self,
@@ -575,18 +577,18 @@ class TopKErrorLoss(TopKLossModule):
         operator: Operator | str | None = None,
         *,
         m: M = "auto",
-        guide: float = 0.2,
-        power: float = 1.0,
+        ce_weight: float = 0.2,
+        q: float = 1.0,
         reduction: Reduction = "mean",
         ignore_index: int = -100,
         weight: Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> None:
         operator = LapSum() if operator is None else operator
-        spec = error_spec(p_k, operator, m, guide, power, label_smoothing)
+        spec = error_spec(p_k, operator, m, ce_weight, q, label_smoothing)
         super().__init__(spec, Conventions(reduction, ignore_index, weight, label_smoothing))
-        self.guide, self.power = guide, power
+        self.ce_weight, self.q = ce_weight, q
 
     @property
     def spec(self) -> ErrorSpec:
-        return ErrorSpec(self._p_k, self.operator, self.m, self.guide, self.power, self.label_smoothing)
+        return ErrorSpec(self._p_k, self.operator, self.m, self.ce_weight, self.q, self.label_smoothing)

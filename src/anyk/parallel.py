@@ -120,8 +120,8 @@ def topk_error(
     group: dist.ProcessGroup | None = None,
     slices: Sequence[int] | None = None,
     m: M = "auto",
-    guide: float = 0.2,
-    power: float = 1.0,
+    ce_weight: float = 0.2,
+    q: float = 1.0,
     reduction: Reduction = "mean",
     ignore_index: int = -100,
     weight: Float[Tensor, " n"] | None = None,
@@ -146,12 +146,12 @@ def topk_error(
             arguments. With it there is one all-gather, no check, and the host does not wait for the device.
         m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all,
             for which every process gets all scores.
-        guide: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy and runs no operator, 0 has no softmax.
-        power: between 0 and 1: 1 is the expected top-k error, smaller is nearer to cross-entropy, 0 its limit -log.
+        ce_weight: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy alone, 0 has no softmax.
+        q: between 0 and 1: 1 is the expected top-k error, smaller is nearer to cross-entropy, 0 its limit -log.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         ignore_index: class index of examples that do not count.
         weight: (n,), for all classes.
-        label_smoothing: of the guide alone: the other part takes the label as it is. Needs a guide.
+        label_smoothing: of the cross-entropy alone: the other part takes the label as it is. Needs ``ce_weight`` above 0.
         example_p_k: (B, k), instead of ``p_k``. With a DTensor, like the target.
 
     Returns:
@@ -165,7 +165,7 @@ def topk_error(
         tensor(0.5667)
         >>> torch.distributed.destroy_process_group()
     """
-    spec = losses.error_spec(p_k, operator, m, guide, power, label_smoothing)
+    spec = losses.error_spec(p_k, operator, m, ce_weight, q, label_smoothing)
     conventions = Conventions(reduction, ignore_index, weight, label_smoothing)
     return _sharded_loss(spec, local_scores, target, conventions, group, slices, example_p_k)
 
@@ -232,12 +232,12 @@ class TopKErrorLoss(_Sharded, losses.TopKErrorLoss):
         slices: how many classes each has; None asks them at each call.
         m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all,
             for which every process gets all scores.
-        guide: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy and runs no operator, 0 has no softmax.
-        power: between 0 and 1: 1 is the expected top-k error, smaller is nearer to cross-entropy, 0 its limit -log.
+        ce_weight: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy alone, 0 has no softmax.
+        q: between 0 and 1: 1 is the expected top-k error, smaller is nearer to cross-entropy, 0 its limit -log.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         ignore_index: class index of examples that do not count.
         weight: (n,) weight of each class.
-        label_smoothing: of the guide alone: the other part takes the label as it is. Needs a guide.
+        label_smoothing: of the cross-entropy alone: the other part takes the label as it is. Needs ``ce_weight`` above 0.
 
     Shape:
         local_scores (B, n_local); target class indices (B,).

@@ -72,8 +72,8 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             more.
         top1: of "cross_entropy", the top-1 part: "separate", softmax cross-entropy beside the rest; "mixed", softmax inside the
             logarithm; "operator", the operator's own.
-        guide: of "error": the share of softmax cross-entropy, between 0 and 1.
-        power: of "error": 1 is the expected top-k error, smaller is nearer to cross-entropy.
+        ce_weight: of "error": the share of softmax cross-entropy, between 0 and 1.
+        q: of "error": 1 is the expected top-k error, smaller is nearer to cross-entropy.
         hidden_layer_sizes: widths of hidden layers (ReLU); () is a linear model.
         standardize: subtract each feature's mean and divide by its standard deviation, both from the data given to ``fit``;
             "auto": dense input yes, sparse input no, since rare words would get the largest weights. ``coefs_`` are for
@@ -127,8 +127,8 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         temperature: float = 1.0,
         m: losses.M = "auto",
         top1: losses.Top1 = "separate",
-        guide: float = 0.2,
-        power: float = 1.0,
+        ce_weight: float = 0.2,
+        q: float = 1.0,
         hidden_layer_sizes: Sequence[int] = (),
         standardize: bool | str = "auto",
         alpha: float = 1e-3,
@@ -152,8 +152,8 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.temperature = temperature
         self.m = m
         self.top1 = top1
-        self.guide = guide
-        self.power = power
+        self.ce_weight = ce_weight
+        self.q = q
         self.hidden_layer_sizes = hidden_layer_sizes
         self.standardize = standardize
         self.alpha = alpha
@@ -345,7 +345,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             m = min(checks.at_least_one("m", m), n_classes)
         shared = {"p_k": p_k.tolist(), "operator": operator, "m": m, "reduction": "none"}
         if self.loss == "error":
-            return partial(losses.topk_error, guide=self.guide, power=self.power, **shared)
+            return partial(losses.topk_error, ce_weight=self.ce_weight, q=self.q, **shared)
         return partial(losses.topk_cross_entropy, top1=self.top1, **shared)
 
     def _lbfgs(self, objective: _Objective, examples: _Examples, n_classes: int, watch: _Watch) -> None:

@@ -107,7 +107,7 @@ def test_everything_may_be_assigned_after_a_call():
     scores, target = batch()
     criterion = anyk.TopKErrorLoss(P_K, "splitter", m=16)
     for name, value in (
-        ("m", 20), ("guide", 0.7), ("power", 0.5), ("reduction", "sum"), ("ignore_index", int(target[0])),
+        ("m", 20), ("ce_weight", 0.7), ("q", 0.5), ("reduction", "sum"), ("ignore_index", int(target[0])),
         ("operator", "lapsum"),
         ("p_k", [0.1, 0.9]), ("weight", torch.rand(37)), ("label_smoothing", 0.0),
         ("weight", nn.Parameter(torch.rand(37))),
@@ -146,11 +146,11 @@ def test_a_second_derivative_is_that_of_the_same_loss():
 
 def test_the_error_keeps_its_digits():
     scores, target = batch()
-    for power in (1e-17, 1e-13, 1e-6, 0.3, 1.0):
-        criterion = anyk.TopKErrorLoss(P_K, guide=0.0, power=power)
+    for q in (1e-17, 1e-13, 1e-6, 0.3, 1.0):
+        criterion = anyk.TopKErrorLoss(P_K, ce_weight=0.0, q=q)
         torch.testing.assert_close(criterion(scores, target), plain(criterion, scores, target), rtol=1e-6, atol=0)
     ahead = scores.scatter(1, target[:, None], scores.amax(1, keepdim=True) + 12)
-    criterion = anyk.TopKErrorLoss(P_K, guide=0.0)
+    criterion = anyk.TopKErrorLoss(P_K, ce_weight=0.0)
     torch.testing.assert_close(criterion(ahead, target), plain(criterion, ahead, target), rtol=1e-5, atol=0)
 
 

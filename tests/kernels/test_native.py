@@ -47,10 +47,10 @@ FAMILIES = {
     "mixed": {"top1": "mixed"},
     "mixed-candidates": {"top1": "mixed", "softmax_over": "candidates"},
     "operator": {"top1": "operator"},
-    "error": {"guide": 0.2},
-    "error-bare": {"guide": 0.0, "power": 0.5},
-    "error-log": {"guide": 0.3, "power": 0.0},
-    "error-smoothed": {"guide": 0.4, "power": 0.7, "label_smoothing": 0.1},
+    "error": {"ce_weight": 0.2},
+    "error-bare": {"ce_weight": 0.0, "q": 0.5},
+    "error-log": {"ce_weight": 0.3, "q": 0.0},
+    "error-smoothed": {"ce_weight": 0.4, "q": 0.7, "label_smoothing": 0.1},
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 every_operator = pytest.mark.parametrize("name", OPERATORS)
@@ -73,7 +73,7 @@ P_K = [0.3, 0.1, 0.0, 0.2, 0.4]
 
 def loss_of(family: str, target: Tensor, p_k, operator: anyk.Operator, **settings):
     """The loss as a function of the scores."""
-    which = topk_error if "guide" in FAMILIES[family] else topk_cross_entropy
+    which = topk_error if "ce_weight" in FAMILIES[family] else topk_cross_entropy
     return lambda scores: which(scores, target, p_k, operator, **FAMILIES[family], **settings)
 
 
@@ -288,8 +288,8 @@ def test_inclusion_through_the_loss(name):
         p_k = [0.0] * (k - 1) + [1.0]
         log_inclusion = operator.log_inclusion(scores.double(), target, k)[:, -1].clamp(max=0)
         with kernel_only():
-            by_error = 1 - topk_error(scores, target, p_k, operator, guide=0, reduction="none").double()
-            by_log = topk_error(scores, target, p_k, operator, guide=0, power=0, reduction="none").double()
+            by_error = 1 - topk_error(scores, target, p_k, operator, ce_weight=0, reduction="none").double()
+            by_log = topk_error(scores, target, p_k, operator, ce_weight=0, q=0, reduction="none").double()
         torch.testing.assert_close(by_error, log_inclusion.exp(), rtol=0, atol=1e-7)
         torch.testing.assert_close(by_log, -log_inclusion, rtol=1e-6, atol=1e-7)
 

@@ -51,7 +51,7 @@ def test_smooth_is_the_plain_one(kind, k):
         loss = anyk.SmoothTopKLoss(k, temperature, hard_threshold=threshold, reduction=reduction, weight=weight, ignore_index=3)
         kernel, plain, exact = both(loss, scores, target)
         for ours, theirs, truth in zip(kernel, plain, exact, strict=True):
-            # k = 8 is at the end of what power sums in float32 can do
+            # k = 8 is at the end of what q sums in float32 can do
             limit = 2e-6 * truth.abs() * (2 if k == 8 else 1) + 1e-7
             judged = (theirs - truth).abs() <= 1e-6 * truth.abs() + 5e-8
             assert ((ours - truth).abs() <= limit)[judged].all()
@@ -96,7 +96,7 @@ LOSSES = {
     "operator": lambda: anyk.TopKCrossEntropyLoss([0.5, 0.5], anyk.NeuralSort(), m=16, top1="operator"),
     "error": lambda: anyk.TopKErrorLoss({1: 0.5, 5: 0.5}, m=16, weight=torch.rand(200), ignore_index=5),
     "smoothed": lambda: anyk.TopKErrorLoss({1: 0.5, 5: 0.5}, m=16, label_smoothing=0.1),
-    "by class": lambda: anyk.TopKErrorLoss(torch.rand(200, 3).softmax(-1), m=16, power=0.5),
+    "by class": lambda: anyk.TopKErrorLoss(torch.rand(200, 3).softmax(-1), m=16, q=0.5),
 }
 
 

@@ -62,8 +62,10 @@ def losses(seed: int) -> list[dict[str, object]]:
             top1, over = draw.choice(["separate", "mixed", "operator"]), draw.choice(["all", "candidates"])
             spec = cross_entropy_spec(p_k, operator, m, top1, over)
         else:
-            guide = draw.choice([0.0, 0.2])
-            spec = error_spec(p_k, operator, m, guide, draw.choice([0.0, 0.5, 1.0]), draw.choice([0.0, 0.1]) if guide else 0.0)
+            ce_weight = draw.choice([0.0, 0.2])
+            spec = error_spec(
+                p_k, operator, m, ce_weight, draw.choice([0.0, 0.5, 1.0]), draw.choice([0.0, 0.1]) if ce_weight else 0.0
+            )
         if spec.is_cross_entropy(k):
             continue
         given = spec.uses_softmax and m == n and draw.random() < 0.3

@@ -75,8 +75,8 @@ def cross_entropy(operator=None, top1="separate", over="all", m=None, p_k=P_K):
     return cross_entropy_spec(p_k, operator, m, top1, over)
 
 
-def error(operator=None, guide=0.2, power=0.7, smoothing=0.0, m=None, p_k=P_K):
-    return error_spec(p_k, operator, m, guide, power, smoothing)
+def error(operator=None, ce_weight=0.2, q=0.7, smoothing=0.0, m=None, p_k=P_K):
+    return error_spec(p_k, operator, m, ce_weight, q, smoothing)
 
 
 def batch(rows=6, n=12, spread=3.0, seed=0):
@@ -175,9 +175,9 @@ def test_every_operator(operator, m):
         (cross_entropy, {"top1": "separate", "over": "candidates", "p_k": [1.0]}),
         (cross_entropy, {"top1": "operator", "p_k": [1.0]}),
         (cross_entropy, {"top1": "separate", "p_k": torch.tensor([1.0, 0.0])}),
-        (error, {"guide": 0.0}),
-        (error, {"power": 0.0}),
-        (error, {"power": 1.0}),
+        (error, {"ce_weight": 0.0}),
+        (error, {"q": 0.0}),
+        (error, {"q": 1.0}),
         (error, {"smoothing": 0.1}),
     ],
 )

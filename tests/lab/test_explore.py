@@ -38,8 +38,8 @@ P_KS = ([1.0, 0, 0, 0, 0], [0.3, 0.2, 0.5, 0, 0], [0.5, 0, 0, 0, 0.5], [0.2] * 5
 MODES = ("separate", "mixed", "operator")
 CROSS_ENTROPY = [({"top1": top1}, functools.partial(anyk.topk_cross_entropy, top1=top1)) for top1 in MODES]
 ERROR = [
-    ({"family": "error", "guide": guide, "q": power}, functools.partial(anyk.topk_error, guide=guide, power=power))
-    for guide, power in ((0.2, 1.0), (0.0, 0.5), (0.5, 0.25), (0.2, 0.0), (1.0, 1.0))
+    ({"family": "error", "ce_weight": ce_weight, "q": q}, functools.partial(anyk.topk_error, ce_weight=ce_weight, q=q))
+    for ce_weight, q in ((0.2, 1.0), (0.0, 0.5), (0.5, 0.25), (0.2, 0.0), (1.0, 1.0))
 ]
 """the settings of the page, and the function that they are"""
 
@@ -238,7 +238,7 @@ def test_all_numbers_are_finite_wherever_the_controls_go(page, page_file):
     page.open(page_file)
     rows = [[6.0] + [-6.0] * 11, [-6.0] + [6.0] * 11, [-6.0, 6.0] * 6, [0.0] * N]
     some = [settings for settings in OPERATORS if settings.get("wires", "target") == "target"]
-    forms = ({"top1": "operator"}, {"family": "error", "guide": 0, "q": 0.5})
+    forms = ({"top1": "operator"}, {"family": "error", "ce_weight": 0, "q": 0.5})
     cases = [
         {**settings, "temperature": temperature, "pK": p_k, "m": m, **form, "scores": row, "target": target}
         for settings, temperature, p_k, m, form, row, target in itertools.product(
@@ -348,12 +348,12 @@ def test_every_control_changes_the_numbers_to_those_of_python(page, page_file):
         ("#operator", "ksubset"),
         ("#presets button:nth-child(2)", None),
         ("#family", "error"),
-        ("#guide", "0.4"),
+        ("#ce_weight", "0.4"),
         ("#q", "0.35"),
         ("#q", "0"),
-        ("#guide", "0"),
+        ("#ce_weight", "0"),
         ("#q", "1"),
-        ("#guide", "1"),
+        ("#ce_weight", "1"),
         ("#family", "cross_entropy"),
         ("label[for=class-H]", None),
         ("#step", None),

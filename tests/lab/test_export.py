@@ -13,7 +13,7 @@ import lab_data
 from anyk.lab import export
 from anyk.lab.errors import LabError
 from anyk.lab.run import models, training
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +21,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("kinds")
     runs = lab_data.trained_on_every_kind(folder)
     for model in ("mlp", "resnet18"):
-        recipe = Recipe(data=str(folder / "photos"), loss="softmax", model=model, epochs=1, dropout=0.5)
-        training.train(recipe, folder / "runs" / model)
+        config = Config(data=str(folder / "photos"), loss="softmax", model=model, epochs=1, dropout=0.5)
+        training.train(config, folder / "runs" / model)
         runs[model] = folder / "runs" / model
     runs["python"] = lab_data.write_untrained(folder / "python", "context", ("def", "(", ")", ":"), tokens="python")
     return runs

@@ -5,15 +5,15 @@ import pytest
 import made
 from anyk.lab import plots
 from anyk.lab.errors import LabError
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 from anyk.lab.run.summaries import collect, table
 
-BASE = Recipe(data="some_data")
+BASE = Config(data="some_data")
 
 
 def test_plots(tmp_path):
     for loss in ("softmax", "splitter"):
-        made.run_folder(tmp_path / loss, BASE.but(loss=loss), {"top1": 0.5, "top5": 0.9})
+        made.run_folder(tmp_path / loss, BASE.replace(loss=loss), {"top1": 0.5, "top5": 0.9})
     found = table(collect([tmp_path]))
     for suffix, start in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
         file = tmp_path / "plots" / f"bars.{suffix}"
@@ -30,7 +30,7 @@ def test_columns_for_the_table_alone_are_not_drawn(tmp_path, monkeypatch):
     made_figures = []
     monkeypatch.setattr(plots.figures, "save", lambda figure, path, dpi: made_figures.append(figure))
     for t in (0.5, 1.0):
-        made.run_folder(tmp_path / f"{t}", BASE.but(temperature=t), {"top1": 0.5, "mrr": 0.6, "ndcg10": 0.6})
+        made.run_folder(tmp_path / f"{t}", BASE.replace(temperature=t), {"top1": 0.5, "mrr": 0.6, "ndcg10": 0.6})
     found = table(collect([tmp_path]))
     plots.plot(found, tmp_path / "plot.svg", without=("mrr", "ndcg10"))
     plots.plot(found, tmp_path / "plot.svg")
@@ -42,15 +42,15 @@ def test_columns_for_the_table_alone_are_not_drawn(tmp_path, monkeypatch):
 
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
-    """Make runs of recipes with these test accuracies, plot them, and return the figure."""
+    """Make runs of configs with these test accuracies, plot them, and return the figure."""
     figures_made = []
     monkeypatch.setattr(plots.figures, "save", lambda figure, path, dpi: figures_made.append(figure))
 
     def draw(*runs, seeds=1):
         folder = tmp_path / str(len(figures_made))
-        for number, (recipe, test) in enumerate(runs):
+        for number, (config, test) in enumerate(runs):
             for seed in range(seeds):
-                made.run_folder(folder / f"{number}-{seed}", recipe.but(seed=seed), test(seed) if callable(test) else test)
+                made.run_folder(folder / f"{number}-{seed}", config.replace(seed=seed), test(seed) if callable(test) else test)
         plots.plot(table(collect([folder])), tmp_path / "plot.svg")
         figures_made[-1].draw_without_rendering()
         return figures_made[-1]
@@ -67,7 +67,7 @@ def labels_of(axes):
 
 
 def test_lines_over_the_number_that_was_swept(drawn):
-    figure = drawn(*((BASE.but(temperature=t), {"top1": 0.5 + t / 100, "top5": 0.9}) for t in (0.1, 1.0, 10.0)))
+    figure = drawn(*((BASE.replace(temperature=t), {"top1": 0.5 + t / 100, "top5": 0.9}) for t in (0.1, 1.0, 10.0)))
     panels = figure.get_axes()
     assert [axes.get_title() for axes in panels] == ["top-1", "top-5"]
     assert [axes.get_xlabel() for axes in panels] == ["temperature"] * 2
@@ -78,8 +78,8 @@ def test_lines_over_the_number_that_was_swept(drawn):
 
 
 def test_a_line_for_each_loss_and_a_level_for_one_without_the_number(drawn):
-    runs = [(BASE.but(loss=loss, m=m), {"top1": 0.5 + m / 1000}) for loss in ("lapsum", "splitter") for m in (8, 16)]
-    figure = drawn((BASE.but(loss="softmax"), {"top1": 0.4}), *runs)
+    runs = [(BASE.replace(loss=loss, m=m), {"top1": 0.5 + m / 1000}) for loss in ("lapsum", "splitter") for m in (8, 16)]
+    figure = drawn((BASE.replace(loss="softmax"), {"top1": 0.4}), *runs)
     (axes,) = figure.get_axes()
     assert sorted(names_in(figure.legends[0])) == ["lapsum", "softmax", "splitter"]
     level = next(line for line in axes.lines if line.get_label() == "softmax")
@@ -89,7 +89,9 @@ def test_a_line_for_each_loss_and_a_level_for_one_without_the_number(drawn):
 
 def test_top_1_against_top_k_where_the_loss_differs(drawn):
     tests = {"softmax": (0.6, 0.8), "splitter": (0.55, 0.85), "hinge": (0.5, 0.7), "gce": (0.61, 0.75)}
-    figure = drawn(*((BASE.but(loss=loss), {"top1": a, "top5": b, "top10": 0.9}) for loss, (a, b) in tests.items()), seeds=2)
+    figure = drawn(
+        *((BASE.replace(loss=loss), {"top1": a, "top5": b, "top10": 0.9}) for loss, (a, b) in tests.items()), seeds=2
+    )
     (axes,) = figure.get_axes()
     assert [axes.get_xlabel(), axes.get_ylabel()] == ["top-1 in %, mean ± std", "top-5 in %, mean ± std"]
     labels = labels_of(axes)
@@ -106,7 +108,7 @@ def test_top_1_against_top_k_where_the_loss_differs(drawn):
 
 def test_methods_with_a_learning_rate_each_make_no_lines(drawn):
     rates = {"softmax": 0.1, "lapsum": 0.2, "gce": 0.3}
-    runs = [(BASE.but(loss=loss, learning_rate=rate), {"top1": rate, "top5": 1 - rate}) for loss, rate in rates.items()]
+    runs = [(BASE.replace(loss=loss, learning_rate=rate), {"top1": rate, "top5": 1 - rate}) for loss, rate in rates.items()]
     (axes,) = drawn(*runs).get_axes()
     assert "gce, learning rate 0.3" in labels_of(axes)
 
@@ -114,7 +116,7 @@ def test_methods_with_a_learning_rate_each_make_no_lines(drawn):
 def test_labels_do_not_lie_on_each_other(drawn):
     """Of points in a row, each nearer to the next than its name is wide."""
     losses = ("softmax", "splitter", "bitonic", "lapsum", "ksubset", "neuralsort", "odd_even", "sinkhorn", "softsort")
-    figure = drawn(*((BASE.but(loss=loss), {"top1": 0.5 + n / 100, "top5": 0.9}) for n, loss in enumerate(losses)))
+    figure = drawn(*((BASE.replace(loss=loss), {"top1": 0.5 + n / 100, "top5": 0.9}) for n, loss in enumerate(losses)))
     (axes,) = figure.get_axes()
     boxes = [plots.Text.get_window_extent(label) for label in labels_of(axes).values()]
     assert len(boxes) == len(losses)
@@ -132,7 +134,7 @@ def test_no_label_is_cut_off(drawn):
     }
     runs = [
         (
-            BASE.but(loss=loss, temperature=temperature),
+            BASE.replace(loss=loss, temperature=temperature),
             lambda seed, x=x, y=y: {"top1": x / 100 + 0.001 * (seed - 1), "top5": y / 100 + 0.001 * (seed - 1)},
         )
         for loss, temperature, x, y in sorted(points)
@@ -146,7 +148,7 @@ def test_no_label_is_cut_off(drawn):
 
 def test_many_points_are_numbered_and_the_best_are_named_below(drawn):
     runs = [
-        (BASE.but(loss=loss, learning_rate=rate, weight_decay=decay), {"top1": 0.5 + rate, "top5": 0.9 - rate - decay})
+        (BASE.replace(loss=loss, learning_rate=rate, weight_decay=decay), {"top1": 0.5 + rate, "top5": 0.9 - rate - decay})
         for loss in ("softmax", "splitter", "lapsum")
         for rate in (0.01, 0.0234567, 0.03)
         for decay in (0.0, 0.1)
@@ -163,7 +165,7 @@ def test_many_points_are_numbered_and_the_best_are_named_below(drawn):
 
 def test_hopeless_runs_do_not_press_the_others_together(drawn):
     runs = [
-        (BASE.but(loss=loss, learning_rate=rate, weight_decay=decay), {"top1": top1 + decay, "top5": top1 + 0.1 - decay})
+        (BASE.replace(loss=loss, learning_rate=rate, weight_decay=decay), {"top1": top1 + decay, "top5": top1 + 0.1 - decay})
         for loss in ("softmax", "splitter")
         for rate, top1 in ((1.0, 0.01), (2.0, 0.1), (0.1, 0.6), (0.2, 0.605), (0.3, 0.61), (0.4, 0.62))
         for decay in (0.0, 0.01)
@@ -176,13 +178,15 @@ def test_hopeless_runs_do_not_press_the_others_together(drawn):
 
 
 def test_p_k_in_words(drawn):
-    runs = [(BASE.but(learning_rate=rate, p_k=p_k), {"top1": 0.5}) for rate in (0.1, 0.2) for p_k in ((1.0,), (0.5, 0.0, 0.5))]
+    runs = [
+        (BASE.replace(learning_rate=rate, p_k=p_k), {"top1": 0.5}) for rate in (0.1, 0.2) for p_k in ((1.0,), (0.5, 0.0, 0.5))
+    ]
     assert names_in(drawn(*runs).legends[0]) == ["P_K top-1 0.5 + top-3 0.5", "P_K top-1 1"]
 
 
 def test_bars_where_neither_a_number_nor_the_loss_differs(drawn):
-    runs = [(BASE.but(optimizer=optimizer), {"top1": 0.5, "top5": 0.9}) for optimizer in ("adam", "sgd")]
+    runs = [(BASE.replace(optimizer=optimizer), {"top1": 0.5, "top5": 0.9}) for optimizer in ("adam", "sgd")]
     (axes,) = drawn(*runs).get_axes()
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["optimizer adam", "optimizer sgd"]
-    (axes,) = drawn(*((BASE.but(loss=loss), {"top1": 0.5}) for loss in ("softmax", "lapsum"))).get_axes()  # no top-k
+    (axes,) = drawn(*((BASE.replace(loss=loss), {"top1": 0.5}) for loss in ("softmax", "lapsum"))).get_axes()  # no top-k
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["lapsum", "softmax"]

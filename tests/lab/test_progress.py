@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from anyk.lab import progress
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 from anyk.lab.run.training import Progress
 
 LINE = {"learning_rate": 0.0005, "validation": {"top1": 0.612, "top5": 0.83, "top10": 0.9, "mean": 0.721}}
@@ -26,18 +26,18 @@ def screen(monkeypatch):
     return make
 
 
-def write(folder: Path, recipe: Recipe) -> Path:
+def write(folder: Path, config: Config) -> Path:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(recipe.to_json()))
+    (folder / "config.json").write_text(json.dumps(config.to_json()))
     return folder
 
 
 def test_runs_are_named_by_method_rate_metric_and_what_differs(screen, tmp_path):
     out = screen(160)
     first = write(
-        tmp_path / "softmax-seed0-1a2b3c", Recipe(loss="softmax", learning_rate=0.016, label_smoothing=0.1, select="top10")
+        tmp_path / "softmax-seed0-1a2b3c", Config(loss="softmax", learning_rate=0.016, label_smoothing=0.1, select="top10")
     )
-    second = write(tmp_path / "splitter-seed1-4d5e6f", Recipe(loss="splitter", temperature=0.5, m=8, seed=1, select="top10"))
+    second = write(tmp_path / "splitter-seed1-4d5e6f", Config(loss="splitter", temperature=0.5, m=8, seed=1, select="top10"))
     with progress.Display(7) as display:
         for folder in (first, second):
             display.show(folder, Progress(40, 400, LINE))
@@ -61,8 +61,8 @@ def test_a_narrow_terminal_keeps_method_rate_metric_and_the_bar(screen, tmp_path
     out = screen(80)
     with progress.Display(2) as display:
         for seed in range(2):
-            recipe = Recipe(loss="error:lapsum", learning_rate=1e-4, guide=0.5, temperature=0.25, seed=seed)
-            display.show(write(tmp_path / str(seed), recipe), Progress(40, 400, LINE))
+            config = Config(loss="error:lapsum", learning_rate=1e-4, ce_weight=0.5, temperature=0.25, seed=seed)
+            display.show(write(tmp_path / str(seed), config), Progress(40, 400, LINE))
     bar, *lines = out.getvalue().splitlines()
     assert "━" in bar
     assert "left" in bar
@@ -75,8 +75,8 @@ def test_a_narrow_terminal_keeps_method_rate_metric_and_the_bar(screen, tmp_path
 def test_ended_runs_leave_and_are_counted(screen, tmp_path):
     out = screen(100)
     with progress.Display(None) as display:
-        display.show(write(tmp_path / "a", Recipe(data="$[red]")), Progress(5, 5, LINE))
-        display.show(write(tmp_path / "b", Recipe(data="b")), Progress(1, 5))
+        display.show(write(tmp_path / "a", Config(data="$[red]")), Progress(5, 5, LINE))
+        display.show(write(tmp_path / "b", Config(data="b")), Progress(1, 5))
     assert "1 ended" in out.getvalue()
     assert out.getvalue().count("steps") == 1
     quiet = screen(100)

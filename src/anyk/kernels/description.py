@@ -68,10 +68,10 @@ class Description(NamedTuple):
     """the softmax, if the loss has one, is over all classes and not over the candidates"""
     uses_softmax: bool
     """the loss has a softmax over all classes"""
-    guide: float
-    power: float
+    ce_weight: float
+    q: float
     smoothing: float
-    """of the guide"""
+    """of the cross-entropy"""
     scale: float
     """the scores are divided by it"""
     n: int
@@ -118,19 +118,19 @@ def describe(spec: Spec, n: int, k: int, m: int | None, given: bool = False) -> 
             return f"a network of {m} wires is too large"
         swap, wires = number, _WIRES[operator.wires]
         wiring = wiring_of(operator.kind, NETWORKS[operator.kind], m, k)
-    guide, power, smoothing = 0.0, 1.0, 0.0
+    ce_weight, q, smoothing = 0.0, 1.0, 0.0
     if type(spec) is CrossEntropySpec:  # what a subclass computes is not known here
         family, all_classes = _FAMILIES[spec.top1], spec.softmax_over == "all"
     elif type(spec) is ErrorSpec:
         family, all_classes = ERROR, True
-        guide, power, smoothing = float(spec.guide), float(spec.power), float(spec.label_smoothing)
+        ce_weight, q, smoothing = float(spec.ce_weight), float(spec.q), float(spec.label_smoothing)
     else:
         return f"the loss {type(spec).__name__} has none"
     scale = float(temperature) ** operator.scale_power
     if not 1e-25 < scale < 1e25:  # a kernel has -1e30 for padding, which must not come back into reach
         return "its temperature is too extreme"
     return Description(
-        code, swap, wires, family, all_classes, spec.uses_softmax and not given, guide, power, smoothing, scale, n, m, k,
+        code, swap, wires, family, all_classes, spec.uses_softmax and not given, ce_weight, q, smoothing, scale, n, m, k,
         wiring, sorting_of(n) if m == n and FEWEST_SORTED <= n <= MOST_SORTED else None,
     )  # fmt: skip
 

@@ -121,7 +121,7 @@ def prepare(description: Description) -> Prepared | str:
         )
     spec = _SPEC.pack(
         d.n, d.m, d.k, d.operator, d.swap, d.wires, d.family, d.all_classes, d.uses_softmax,
-        d.guide, d.power, d.smoothing, d.scale, *tables,
+        d.ce_weight, d.q, d.smoothing, d.scale, *tables,
         *((0, 0) if d.sorting is None else (len(d.sorting), d.sorting.data_ptr())),
     )  # fmt: skip
     assert _library is not None

@@ -137,7 +137,7 @@ def _sizes(description: Description) -> _Sizes | None:
         operator = _NO_OPERATOR if k == 1 else operator
     elif family == ERROR and description.uses_softmax:
         softmax = _OVER_ALL
-    if m > MOST_CANDIDATES or (family == ERROR and description.guide == 1):
+    if m > MOST_CANDIDATES or (family == ERROR and description.ce_weight == 1):
         return None
     lanes = max(_power_of_two(m), 2)
     slots, depth, wide = 0, 0, False
@@ -221,7 +221,7 @@ class _Call:
 
     @property
     def smoothing(self) -> float:
-        return self.description.guide * self.description.smoothing
+        return self.description.ce_weight * self.description.smoothing
 
     @property
     def as_given(self) -> bool:
@@ -265,8 +265,8 @@ class _Call:
                     *(scores, *scores.stride(), self.target, self.conventions.ignore_index, classes, leaders),
                     *(self.p_k.values, self.class_weight, sums, *tables, scratch, losses, gradients, coefficients),
                     *(first, rows, m, k, sizes.depth, width, 0 if leaders is None else leaders.shape[1]),
-                    *(description.scale, description.guide * (1 - description.smoothing), 1 - description.guide),
-                    *(description.power, self.smoothing),
+                    *(description.scale, description.ce_weight * (1 - description.smoothing), 1 - description.ce_weight),
+                    *(description.q, self.smoothing),
                     **candidate_constants(description, self.p_k.of, self.class_weight is not None, gradient),
                     **COMPILE_OPTIONS,
                 )
@@ -323,10 +323,10 @@ def candidate_constants(description: Description, of: str, weighted: bool, gradi
         "FAMILY": description.family,
         "SOFTMAX": sizes.softmax,
         "OF": _OF[of],
-        "LIMIT": description.power == 0,
+        "LIMIT": description.q == 0,
         "AS_GIVEN": description.m == description.n and description.operator == NETWORK and description.wires == GIVEN,
         "WEIGHTED": weighted,
-        "SMOOTHED": description.guide * description.smoothing > 0,
+        "SMOOTHED": description.ce_weight * description.smoothing > 0,
         "WIDE": sizes.wide,
         "GRADIENT": gradient,
         "ROWS": sizes.rows,
@@ -374,9 +374,9 @@ def _agrees(call: _Call, scores: Tensor) -> bool:
         return True
     description, conventions = call.description, call.conventions
     gradient = torch.is_grad_enabled() and scores.requires_grad
-    # Numbers that may move over a run (guide, temperature) are none of the kind.
+    # Numbers that may move over a run (ce_weight, temperature) are none of the kind.
     key = (
-        *description._replace(guide=0, power=float(description.power == 0), smoothing=0, scale=0, wiring=None),
+        *description._replace(ce_weight=0, q=float(description.q == 0), smoothing=0, scale=0, wiring=None),
         *(None if description.wiring is None else id(description.wiring.comparators), call.smoothing > 0),
         *(call.p_k.of, call.class_weight is None, conventions.reduction, scores.dtype, scores.device, gradient),
     )

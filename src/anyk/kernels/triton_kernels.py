@@ -530,10 +530,10 @@ def _ranks_backward(
 
 
 @triton.jit
-def _average(log_t, p, cross_entropy, lane, k, guide, rest, power, FAMILY: tl.constexpr, LIMIT: tl.constexpr):
+def _average(log_t, p, cross_entropy, lane, k, ce_weight, rest, q, FAMILY: tl.constexpr, LIMIT: tl.constexpr):
     """Step 3, P_K and shape: the loss of each row, and its gradient by log T and by the cross-entropy.
 
-    ``guide`` and ``rest`` are the weights of the two parts of the error; ``LIMIT`` says that its power is 0.
+    ``ce_weight`` and ``rest`` are the weights of the two parts of the error; ``LIMIT`` says that its q is 0.
     """
     ranked = lane < k
     if FAMILY == ERROR:
@@ -542,14 +542,14 @@ def _average(log_t, p, cross_entropy, lane, k, guide, rest, power, FAMILY: tl.co
             error = -capped
             slope = tl.full(log_t.shape, -1.0, tl.float32)
         else:
-            exponent = power * capped
-            t_power = _exp(exponent)
+            exponent = q * capped
+            t_to_q = _exp(exponent)
             near = exponent > -0.5
-            error = tl.where(near, -_expm1(tl.where(near, exponent, 0.0)), 1.0 - t_power) / power
-            slope = -t_power
-        loss = guide * cross_entropy + rest * tl.sum(tl.where(ranked, p * error, 0.0), axis=1, keep_dims=True)
+            error = tl.where(near, -_expm1(tl.where(near, exponent, 0.0)), 1.0 - t_to_q) / q
+            slope = -t_to_q
+        loss = ce_weight * cross_entropy + rest * tl.sum(tl.where(ranked, p * error, 0.0), axis=1, keep_dims=True)
         d_log_t = tl.where(ranked & ((log_t > 0.0) == 0), rest * p * slope, 0.0)
-        d_cross_entropy = tl.zeros_like(cross_entropy) + guide
+        d_cross_entropy = tl.zeros_like(cross_entropy) + ce_weight
     else:
         whole = tl.zeros_like(cross_entropy) + 1.0
         if FAMILY == SEPARATE:
@@ -612,7 +612,7 @@ def softmax_kernel(scores, stride_row, stride_class, n, sums, SMOOTHED: tl.const
 @triton.jit(do_not_specialize=["ignore_index", "first_row", "rows", "m", "k", "depth", "slot_size", "led"])
 def candidates_kernel(
     scores, stride_row, stride_class, target, ignore_index, classes, leaders, p_k, class_weight, sums, table, starts, outputs,
-    ranks, scratch, losses, gradients, coefficients, first_row, rows, m, k, depth, slot_size, led, scale, guide, rest, power,
+    ranks, scratch, losses, gradients, coefficients, first_row, rows, m, k, depth, slot_size, led, scale, ce_weight, rest, q,
     smoothing, OPERATOR: tl.constexpr, SWAP: tl.constexpr, WIRES: tl.constexpr, FAMILY: tl.constexpr, SOFTMAX: tl.constexpr,
     OF: tl.constexpr, LIMIT: tl.constexpr, AS_GIVEN: tl.constexpr, WEIGHTED: tl.constexpr, SMOOTHED: tl.constexpr,
     WIDE: tl.constexpr, GRADIENT: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr,
@@ -713,7 +713,7 @@ def candidates_kernel(
             p = tl.load(p_k + y * k + lane, mask=exists & (lane < k), other=0.0)
         else:
             p = tl.load(p_k + row * k + lane, mask=exists & (lane < k), other=0.0)
-        loss, d_log_t, d_cross_entropy = _average(log_t, p, cross_entropy, lane, k, guide, rest, power, FAMILY, LIMIT)
+        loss, d_log_t, d_cross_entropy = _average(log_t, p, cross_entropy, lane, k, ce_weight, rest, q, FAMILY, LIMIT)
 
     # 4. loss
     weight = tl.full([ROWS, 1], 1.0, tl.float32)

@@ -22,10 +22,10 @@ from rich.progress import Progress as Bars
 from rich.table import Column
 
 from anyk.lab.errors import LabError
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
 from anyk.lab.run.loggers import Following
 from anyk.lab.run.losses import SETTINGS, settings_of
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.training import Progress
 from anyk.lab.tables import text, title
 
@@ -95,7 +95,7 @@ class Display:
         self._runs = runs
         self._tasks: dict[Path, TaskID] = {}
         self._parts: dict[Path, float] = {}
-        self._recipes: dict[Path, Recipe] = {}
+        self._configs: dict[Path, Config] = {}
         self._values: dict[str, set[Any]] = {}
         self._lines: dict[Path, Mapping[str, Any]] = {}
         self._guard = threading.Lock()
@@ -136,25 +136,25 @@ class Display:
 
     def _read(self, folder: Path) -> None:
         with suppress(LabError, OSError):  # a run that cannot be read has a name all the same
-            self._recipes[folder] = Run(folder).recipe()
-            for name, value in vars(self._recipes[folder]).items():
+            self._configs[folder] = Run(folder).config()
+            for name, value in vars(self._configs[folder]).items():
                 self._values.setdefault(name, set()).add(value)
 
     def _name(self, folder: Path) -> str:
         """What a run is, by what the runs differ in, and how good it is so far."""
-        recipe, line = self._recipes.get(folder), self._lines.get(folder, {})
-        if recipe is None:
+        config, line = self._configs.get(folder), self._lines.get(folder, {})
+        if config is None:
             return folder.name
-        differing = {name for name, values in self._values.items() if len(values) > 1} - _untold(recipe)
+        differing = {name for name, values in self._values.items() if len(values) > 1} - _untold(config)
         # By the kind of data, unless it was given: the current one then tells more than nothing.
-        rate = recipe.learning_rate or line.get("learning_rate")
-        words = [recipe.loss, f"learning rate {rate:.2g}" if rate else ""]
+        rate = config.learning_rate or line.get("learning_rate")
+        words = [config.loss, f"learning rate {rate:.2g}" if rate else ""]
         measured = line.get("validation", {})
-        shown = dict.fromkeys(metric for metric in (recipe.select, "top1", "top5") if metric in measured)
+        shown = dict.fromkeys(metric for metric in (config.select, "top1", "top5") if metric in measured)
         words += [f"{title(metric)} {100 * measured[metric]:.1f} %" for metric in shown if metric != "mean"]
         # Last: where a line is too long, this is what is cut off.
-        for name in (name for name in vars(recipe) if name in differing):
-            words.append(f"{name.replace('_', ' ')} {text(getattr(recipe, name), 'field')}")
+        for name in (name for name in vars(config) if name in differing):
+            words.append(f"{name.replace('_', ' ')} {text(getattr(config, name), 'field')}")
         return "  ".join(filter(None, words))
 
     @staticmethod
@@ -162,6 +162,6 @@ class Display:
         return f"{finished}/{runs}" if runs is not None else f"{finished} ended"
 
 
-def _untold(recipe: Recipe) -> frozenset[str]:
+def _untold(config: Config) -> frozenset[str]:
     """The fields that need not be told to tell a run from others."""
-    return frozenset(SETTINGS) - settings_of(recipe.loss) | {"loss", "learning_rate", "data"}
+    return frozenset(SETTINGS) - settings_of(config.loss) | {"loss", "learning_rate", "data"}

@@ -13,8 +13,8 @@ import anyk as package
 import lab_data
 import made
 from anyk.lab import cli
-from anyk.lab.cli.words import WholeRecipe
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.cli.words import WholeConfig
+from anyk.lab.run.config import Config
 
 
 @pytest.fixture
@@ -64,18 +64,18 @@ def test_help_calls_the_data_by_their_name(anyk, command):
 def test_lists_with_commas_and_none_in_small_letters(anyk, monkeypatch, form, none):
     seen = []
 
-    def train(recipe: WholeRecipe) -> int:
-        seen.append(recipe)
+    def train(config: WholeConfig) -> int:
+        seen.append(config)
         return 0
 
     monkeypatch.setitem(cli.COMMANDS, "train", train)
     assert anyk("train", "none", *form, *none, "--p-k-end", "none") == (0, "", "")
-    assert seen == [Recipe(data="none", p_k=(0.5, 0.0, 0.5), m=None)]
+    assert seen == [Config(data="none", p_k=(0.5, 0.0, 0.5), m=None)]
 
 
 def test_report_sorts_downwards_with_a_space_too(anyk, tmp_path):
     for m, top1 in ((8, 0.25), (16, 0.75), (32, 0.5)):
-        made.run_folder(tmp_path / "runs" / str(m), Recipe(m=m), {"top1": top1, "top5": 0.9})
+        made.run_folder(tmp_path / "runs" / str(m), Config(m=m), {"top1": top1, "top5": 0.9})
     orders = [anyk("report", "runs", "--format", "csv", *words) for words in (("--sort", "-top1"), ("--sort=-top1",))]
     assert orders[0] == orders[1]
     assert orders[0] != anyk("report", "runs", "--format", "csv", "--sort", "top1")
@@ -127,7 +127,7 @@ def test_compare_with_a_failed_run_ends_with_1(anyk, data):
 
 def test_compare_says_its_plan_before_the_first_run(anyk, data):
     quick = tuple(word for word in QUICK if word != "--quiet")
-    code, _, err = anyk("compare", data, "--losses", "lapsum", "--want", "1,3", "--budget", "1", "--seeds", "1", *quick)
+    code, _, err = anyk("compare", data, "--losses", "lapsum", "--ks", "1,3", "--budget", "1", "--seeds", "1", *quick)
     assert code == 3
     plan = err.splitlines()
     assert plan[0].startswith("points: 216 examples to train with, 24 for validation, 240 for the test; 12 classes")
@@ -145,12 +145,12 @@ def test_compare_ends_with_0_when_it_is_decided(anyk, data, tmp_path):
     assert f"To paste: {results['derived']['chosen']}" in out
 
 
-def test_another_recipe_is_offered_another_folder(anyk, data, tmp_path):
+def test_another_config_is_offered_another_folder(anyk, data, tmp_path):
     words = ("train", data, "--loss", "lapsum", *QUICK)
     assert anyk(*words)[0] == 0
     code, _, err = anyk(*words, "--temperature", "2")
     assert code == 2
-    assert "points-lapsum-seed0 holds a run of another recipe (temperature was 1.0 and is now 2.0)" in err
+    assert "points-lapsum-seed0 holds a run of another config (temperature was 1.0 and is now 2.0)" in err
     offered = "--out anyk-runs/points-lapsum-seed0-2"
     assert err.endswith(f": choose another folder, such as {offered}\n")
     assert anyk(*words, "--temperature", "2", *offered.split())[0] == 0
@@ -272,8 +272,8 @@ def test_reproduce_smoke(anyk, experiment):
             ("compare", "points", "--time", "soon"),
             "minutes or hours such as 90s, 10m or 2h, but is 'soon'",
         ),
-        (("compare", "points", "--want", "1,12"), "--want 12 needs more than 12 classes, but points has 12"),
-        (("compare", "points", "--want", "0"), "want should be k of at least 1"),
+        (("compare", "points", "--ks", "1,12"), "--ks 12 needs more than 12 classes, but points has 12"),
+        (("compare", "points", "--ks", "0"), "ks should be k of at least 1"),
         (("compare", "points", "--device", "nonsense"), "device 'nonsense' cannot be used here"),
         (("compare", "points", "--model", "cnn"), "model cnn takes images"),
         (("compare", "points", "--augment", "flip"), "augment changes images"),

@@ -14,13 +14,13 @@ from anyk.lab import cli
 from anyk.lab.cli import parsing
 from anyk.lab.comparison import search
 from anyk.lab.nearest import nearest
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 
-RECIPE = ("data", "model", "loss", "training", "output")
+CONFIG = ("data", "model", "loss", "training", "output")
 GROUPS = {
-    "compare": RECIPE,
-    "train": RECIPE,
-    "sweep": RECIPE,
+    "compare": CONFIG,
+    "train": CONFIG,
+    "sweep": CONFIG,
     "report": ("output",),
     "predict": ("data", "model", "output"),
     "export": ("output",),
@@ -76,7 +76,7 @@ def test_help_of_a_command_is_grouped(anyk, command):
 def test_options_stand_where_they_are_looked_for(anyk):
     found = boxes(anyk("train", "--help")[1])
     for option, group in {
-        "part": "data",
+        "train-fraction": "data",
         "image-size": "data",
         "model": "model",
         "heads": "model",
@@ -152,7 +152,7 @@ def test_what_people_type_for_an_option(anyk, typed, meant):
             "--lr is no option of anyk train: did you mean --learning-rate? "
             "--bs is no option of anyk train: did you mean --batch-size?",
         ),
-        (("train", "--want", "1", "5", "--lr", "3"), "--lr is no option of anyk train: did you mean --learning-rate?"),
+        (("train", "--ks", "1", "5", "--lr", "3"), "--lr is no option of anyk train: did you mean --learning-rate?"),
         (("train", "--gpu"), "--gpu is no option of anyk train: anyk train --help lists them."),
         (("train", "--data", "points"), "--data is no option of anyk train: DATA stands by itself, anyk train DATA."),
         (("train", "--dataset", "points"), "--dataset is no option of anyk train: DATA stands by itself, anyk train DATA."),
@@ -237,7 +237,7 @@ def test_where_tyro_has_changed_its_own_words_remain(anyk, monkeypatch, change):
 def test_axes_and_fields_are_guessed_alike(anyk, data):
     assert "the nearest field is learning_rate." in anyk("sweep", data, "--grid", "lr=1,2")[2]
     with pytest.raises(package.lab.errors.LabError, match=r"unknown field 'bs': did you mean batch_size\?"):
-        Recipe.from_json({"bs": 3})
+        Config.from_json({"bs": 3})
 
 
 def test_nothing_is_nearest_to_nonsense():
@@ -272,7 +272,7 @@ def test_compare_says_how_many_had_ended(anyk, data, tmp_path):
     assert anyk(*words)[2] == ""
     runs = list(Path("anyk-runs/compare-points/runs").glob("*/result.json"))
     assert anyk(*words)[2] == f"{len(runs)} runs had ended before and are taken as they are.\n"
-    made.run_folder(tmp_path / "anyk-runs/compare-points/runs/other", Recipe(), {"top1": 0.5, "top5": 0.9})
+    made.run_folder(tmp_path / "anyk-runs/compare-points/runs/other", Config(), {"top1": 0.5, "top5": 0.9})
     assert anyk(*words)[2].startswith(f"{len(runs)} runs")  # not those that this comparison does not need
 
 

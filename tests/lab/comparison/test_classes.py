@@ -24,7 +24,7 @@ def counted(out, labels, runs, seeds=None):
         method = made.method(name, [{"top1": 0.5, "top2": 0.5}] * len(guessed))
         compared.append(made.with_guesses(out, method, labels, guessed))
     data = dataset(labels)
-    return count_classes(made.comparison(*compared, want=(1, 2)), out, data, split(data, 0.25, 0.25, 0))
+    return count_classes(made.comparison(*compared, ks=(1, 2)), out, data, split(data, 0.25, 0.25, 0))
 
 
 def test_hits_and_confusions_by_hand(tmp_path):

@@ -33,9 +33,9 @@ def shown(*methods, **changes):
 
 def test_it_takes_arrays_and_returns_what_the_files_say(here):
     inputs, labels = (tensor.numpy() for tensor in lab_data.examples(12, 20, 16, seed=0))
-    outcome = anyk.lab.compare((inputs, labels), want=3, **QUICK)
+    outcome = anyk.lab.compare((inputs, labels), ks=3, **QUICK)
     assert isinstance(outcome, anyk.lab.Report)
-    assert outcome.want == (3,)
+    assert outcome.ks == (3,)
     assert [method.name for method in outcome.methods] == ["softmax", "lapsum"]
     assert Path(outcome.folder).parent == Path("anyk-runs")
     kept = {name: value for name, value in vars(outcome).items() if name != "folder"}
@@ -57,7 +57,7 @@ def test_it_takes_datasets_and_functions_that_make_models(here, monkeypatch):
     my_makers = importlib.import_module(name)
     examples = TensorDataset(*lab_data.examples(12, 20, 16, seed=0))
     outcome = anyk.lab.compare(examples, my_makers.make, out="out", **QUICK)
-    assert {method.recipe.model for method in outcome.methods} == {"my_makers:make"}
+    assert {method.config.model for method in outcome.methods} == {"my_makers:make"}
     assert all(len(method.runs) == 1 for method in outcome.methods)
     assert outcome.folder == "out"
     with pytest.raises(LabError, match="move it into a file"):
@@ -71,7 +71,7 @@ def test_it_takes_datasets_and_functions_that_make_models(here, monkeypatch):
         ({"losses": []}, "losses should name something to compare with softmax"),
         ({"epoch": 3}, "unknown field 'epoch'"),
         ({"time": "soon"}, "such as 90s, 10m or 2h"),
-        ({"want": [12]}, "--want 12 needs more than 12 classes"),
+        ({"ks": [12]}, "--ks 12 needs more than 12 classes"),
     ],
 )
 def test_what_a_user_can_mend_is_said_before_any_run(here, given, message):

@@ -11,7 +11,7 @@ import made
 from anyk.lab.comparison import moves
 from anyk.lab.comparison.moves import SHOWN_EXAMPLES, THUMBNAIL, find_moves
 from anyk.lab.data import Dataset, Split, folders, split, tokens
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 
 CLASSES = tuple("abcdefgh")
 
@@ -22,16 +22,16 @@ def dataset(labels, **changes):
     return Dataset("made", "embeddings", CLASSES, train, changes.pop("test", test), "", **changes)
 
 
-def moved(out, data, before, after, recipe=None, **changes):
+def moved(out, data, before, after, config=None, **changes):
     """The moves between two methods of one seed, of which the guesses are given."""
     parts = split(data, 0.25, 0.25, 0)
     labels = parts.test.labels[parts.test_index].tolist()
     accuracies = [{"top1": 0.5, "top2": 0.5, "top5": 0.5}]
     compared = [
-        made.with_guesses(out, made.method(name, accuracies, recipe=recipe), labels, [guesses])
+        made.with_guesses(out, made.method(name, accuracies, config=config), labels, [guesses])
         for name, guesses in (("softmax", before), ("splitter", after))
     ]
-    return find_moves(made.comparison(*compared, **{"want": (1, 2), **changes}), out, data, parts)
+    return find_moves(made.comparison(*compared, **{"ks": (1, 2), **changes}), out, data, parts)
 
 
 FIRST, SECOND, THIRD = [0, 1, 2, 3], [1, 0, 2, 3], [1, 2, 0, 3]  # the guesses for class a
@@ -51,7 +51,7 @@ def test_wins_and_losses_are_counted_at_the_largest_k_that_is_wanted(tmp_path):
     ]
     assert [guess.name for guess in found.examples[0].after] == ["a", "b"]
     assert {one.target for one in found.examples} == {"a"}
-    found = moved(tmp_path, dataset(labels), before, after, want=(1,))
+    found = moved(tmp_path, dataset(labels), before, after, ks=(1,))
     assert (found.k, found.into, found.out_of) == (1, 1, 1)
 
 
@@ -141,18 +141,18 @@ def test_of_sequences_the_tokens_before_are_shown(tmp_path, kind, most):
     stream, begins = lab_data.numbered(sequences, CLASSES)
     data = tokens.last_of_each("made", CLASSES, stream, begins, tokens=kind)
     right, wrong = [[1, 2, 0], [0, 2, 1], [1, 2, 0]], [[3, 2, 1], [3, 2, 0], [3, 2, 1]]
-    found = moved(tmp_path, data, wrong, right, Recipe(context=3))
+    found = moved(tmp_path, data, wrong, right, Config(context=3))
     assert [one.source for one in found.examples] == ["sequence 1, token 4", "sequence 2, token 5", "sequence 3, token 80"]
     assert [one.context for one in found.examples] == [("a", "b", "a"), ("…", "a", "b"), ("a", "b", "a")]
     assert [one.target for one in found.examples] == ["b", "a", "b"]
-    found = moved(tmp_path, data, wrong, right, Recipe(context=50))
+    found = moved(tmp_path, data, wrong, right, Config(context=50))
     assert [len(one.context) for one in found.examples] == [3, 4, most]
     assert found.examples[1].context == ("b", "…", "a", "b")
     # A target that is no class is in nobody's list, so it does not move.
     stream[-1 - len(sequences[3])] = 8
     unseen = tokens.last_of_each("made", CLASSES, stream, begins, tokens=kind)
     assert unseen.test.labels.tolist() == [1, 0, tokens.UNSEEN]
-    assert moved(tmp_path, unseen, wrong, right, Recipe(context=3)).into == 2
+    assert moved(tmp_path, unseen, wrong, right, Config(context=3)).into == 2
 
 
 def test_nothing_to_compare_with(tmp_path):

@@ -28,7 +28,7 @@ from anyk.lab.comparison.outcome import (
 )
 from anyk.lab.comparison.verdict import notes
 from anyk.lab.errors import LabError
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 from anyk.lab.statistics import contrast, two_way
 
 # Counting ------------------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def kept(folder, loss, ranks, *, groups=None, name=None):
         safetensors.torch.save_file(tensors, path / "test.safetensors", {"state": "{}"})
         test = {f"top{k}": float(np.mean(np.array(own) <= k)) for k in (1, 5, 10)}
         runs.append(SeedRun(seed, test, {"mean": 0.5}, 1.0, path.name))
-    return Method(name or loss, Recipe(loss=loss), (), tuple(runs))
+    return Method(name or loss, Config(loss=loss), (), tuple(runs))
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -128,7 +128,7 @@ def test_holm_is_over_methods_and_wanted_metrics():
     shown = found["lapsum", "top10"].paired
     assert (shown.low, shown.high, shown.p, shown.reason) == (None, None, None, None)
     assert any("over 4 tests: every method, in top-1 and top-5" in note for note in notes(compared))
-    alone = three(want=(10,))
+    alone = three(ks=(10,))
     assert {key for key, one in differences(alone).items() if one.p is not None} == {("splitter", "top10"), ("lapsum", "top10")}
 
 
@@ -141,10 +141,10 @@ def test_controls_are_not_tested():
 
 
 def test_what_is_wanted_comes_first():
-    assert metrics(three(want=(10, 1))) == ["top10", "top1", "top5"]
-    assert wanted(three(want=(10, 1))) == ["top10", "top1"]
-    assert wanted(three(want=(7, 5))) == ["top5"]
-    assert wanted(three(want=(7,))) == ["top1"]
+    assert metrics(three(ks=(10, 1))) == ["top10", "top1", "top5"]
+    assert wanted(three(ks=(10, 1))) == ["top10", "top1"]
+    assert wanted(three(ks=(7, 5))) == ["top5"]
+    assert wanted(three(ks=(7,))) == ["top1"]
     assert wanted(made.comparison()) == []
 
 
@@ -157,7 +157,7 @@ def test_other_metrics_are_shown_and_not_tested():
     assert other_differences(plain) == {}
     assert others(compared) == ["mrr", "ndcg5", "ndcg10", "macro_top1", "macro_top5"]
     macro = ["macro_top1", "macro_top5", "macro_top20"]
-    assert others(dataclasses.replace(compared, want=(1, 20))) == ["mrr", "ndcg10", "ndcg20", *macro]
+    assert others(dataclasses.replace(compared, ks=(1, 20))) == ["mrr", "ndcg10", "ndcg20", *macro]
     found = other_differences(compared)
     assert {name for name, _ in found} == {"splitter", "lapsum", control.name}
     for (name, metric), one in found.items():
@@ -200,7 +200,7 @@ def test_validation_picks_and_the_test_confirms():
     # A gain and a loss in what is wanted is no confirmation; where the loss is not in what is wanted, it is.
     trade = made.method("splitter", made.shifted(top5=0.03, top1=-0.02))
     assert chosen(made.measured(made.SOFTMAX, trade)).name == "softmax"
-    assert chosen(made.measured(made.SOFTMAX, trade, want=(5,))).name == "splitter"
+    assert chosen(made.measured(made.SOFTMAX, trade, ks=(5,))).name == "splitter"
     # The first of equals, softmax before all.
     assert picked(made.comparison(dataclasses.replace(made.SOFTMAX, name="splitter"), made.SOFTMAX)).name == "softmax"
 

@@ -73,7 +73,7 @@ def methods():
         made.method(name, made.accuracies(0.6 + shift, 0.8 + 2 * shift, 0.9 + shift), epochs=12)
         for name, shift in (("softmax", 0.0), ("splitter", 0.01), ("lapsum", 0.005))
     ]
-    return [dataclasses.replace(method, knob="temperature") for method in found]
+    return [dataclasses.replace(method, hyperparameter="temperature") for method in found]
 
 
 def full():
@@ -93,7 +93,7 @@ def test_everything_is_on_the_page():
     for method in (*compared.methods, *compared.controls):
         assert method.name in words
     for method in compared.methods:
-        assert " ".join(code(method.recipe, 100).split()) in words
+        assert " ".join(code(method.config, 100).split()) in words
     for value in (
         compared.command,
         "312",
@@ -254,8 +254,8 @@ def test_names_are_escaped():
         made.comparison(*(made.method(name, made.accuracies(0.2, 0.3, 0.4), epochs=3) for name in made.LOSSES), classes=2000),
         made.comparison(made.method("softmax", made.accuracies(0.6, 0.8)), data={}, settings={}, moves=made.moves(0)),
         made.comparison(made.method("softmax", made.accuracies(0.6, 0.8)), moves=made.moves(3, image=False)),
-        made.measured(*(made.method(name, made.accuracies(0.6, 0.8)) for name in ("softmax", "splitter")), want=(1,)),
-        made.measured(*(made.method(name, made.accuracies(0.6, 0.8, 0.9)) for name in ("softmax", "splitter")), want=(10,)),
+        made.measured(*(made.method(name, made.accuracies(0.6, 0.8)) for name in ("softmax", "splitter")), ks=(1,)),
+        made.measured(*(made.method(name, made.accuracies(0.6, 0.8, 0.9)) for name in ("softmax", "splitter")), ks=(10,)),
         made.comparison(
             made.method(
                 "splitter", made.accuracies(0.6, 0.8), tries=(Try(1.0, 1.0, 20, (None,)), Try(1.0, None, 20, (float("nan"),)))

@@ -22,7 +22,7 @@ def counted(method, metric):
 def test_the_file_reads_back(tmp_path):
     tuned = dataclasses.replace(
         made.method("splitter", made.shifted(), epochs=3),
-        knob="temperature",
+        hyperparameter="temperature",
         capped="",
         bounds=("temperature 64, the largest that is tried",),
         longer={"mean": 0.6},
@@ -34,7 +34,7 @@ def test_the_file_reads_back(tmp_path):
         tuned,
         controls=(control,),
         contrasts=tuple(counted("splitter", metric) for metric in ("top1", "top5", "top10")),
-        want=(5, 1),
+        ks=(5, 1),
         moves=made.moves(context=("def", "…", "<newline>")),
         by_class=made.by_class([3, 4], [5, 2], confusions=[Confusion("a", "b", 2, 1)]),
         unreadable=("broken.jpg",),

@@ -22,8 +22,8 @@ from anyk.lab.comparison.tuning import COARSE_POINTS, Axis
 from anyk.lab.comparison.verdict import verdict
 from anyk.lab.errors import Diverged, LabError
 from anyk.lab.run import training
+from anyk.lab.run.config import Config, Setting
 from anyk.lab.run.names import KNOBS, names
-from anyk.lab.run.recipe import Recipe, Setting
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def setting(data: str, **changes: Any) -> Setting:
-    return Setting(data=data, epochs=4, batch_size=32, learning_rate=1e-2, m=8).but(**changes)
+    return Setting(data=data, epochs=4, batch_size=32, learning_rate=1e-2, m=8).replace(**changes)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def finished(data: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Compa
 def test_a_comparison_from_end_to_end(finished: tuple[Comparison, Path, list[str]]) -> None:
     done, out, _ = finished
     assert [method.name for method in done.methods] == ["softmax", "lapsum"]
-    assert [method.knob for method in done.methods] == ["label_smoothing", "temperature"]
+    assert [method.hyperparameter for method in done.methods] == ["label_smoothing", "temperature"]
     assert decided(done)
     assert results.read(out / "results.json") == done
     assert done.contrasts
@@ -56,15 +56,15 @@ def test_a_comparison_from_end_to_end(finished: tuple[Comparison, Path, list[str
         assert not {1, 2, 3} & set(search.TUNING_SEED_NUMBERS)
         full = [made for made in method.tries if made.epochs == 4]
         assert {made.epochs for made in method.tries} == {1, 4}  # short ones first
-        value = getattr(method.recipe, method.knob or "")
-        [taken] = [made for made in full if (made.learning_rate, made.knob) == (method.recipe.learning_rate, value)]
+        value = getattr(method.config, method.hyperparameter or "")
+        [taken] = [made for made in full if (made.learning_rate, made.hyperparameter) == (method.config.learning_rate, value)]
         best = max(
             (made for made in full if len(made.scores) == len(taken.scores)),
             key=lambda made: sum(made.scores) / len(made.scores),  # type: ignore[arg-type]
         )
         assert sum(best.scores) == pytest.approx(sum(taken.scores))  # type: ignore[arg-type]
-        rates = sorted({made.learning_rate for made in full if made.knob == value})
-        assert rates[0] < method.recipe.learning_rate < rates[-1]
+        rates = sorted({made.learning_rate for made in full if made.hyperparameter == value})
+        assert rates[0] < method.config.learning_rate < rates[-1]
         assert max(rates) / min(made.learning_rate for made in method.tries) >= 100
         for run in method.runs:
             assert run.test == json.loads((out / run.folder / "result.json").read_text())["test"]
@@ -72,7 +72,7 @@ def test_a_comparison_from_end_to_end(finished: tuple[Comparison, Path, list[str
         assert method.same_length is not None
         assert method.same_length["mean"] == taken.scores[0]
     tuning = [json.loads(file.read_text()) for file in out.glob("runs/*/result.json")]
-    assert {bool(run["test"]) for run in tuning if run["recipe"]["seed"] in search.TUNING_SEED_NUMBERS} == {False}
+    assert {bool(run["test"]) for run in tuning if run["config"]["seed"] in search.TUNING_SEED_NUMBERS} == {False}
     assert len({sum(made.epochs == 4 for made in method.tries) for method in done.methods}) == 1  # as many tries
     weights = load_file(out / "model.safetensors")
     assert any(
@@ -84,10 +84,10 @@ def test_a_comparison_from_end_to_end(finished: tuple[Comparison, Path, list[str
 
 def test_twice_the_epochs_are_tried_once_for_each_method(finished: tuple[Comparison, Path, list[str]]) -> None:
     _, out, _ = finished
-    recipes = [json.loads(file.read_text()) for file in out.glob("runs/*/config.json")]
-    longer = [recipe for recipe in recipes if recipe["epochs"] == 8]
-    assert sorted(recipe["loss"] for recipe in longer) == ["lapsum", "softmax"]
-    assert {recipe["seed"] for recipe in longer} == {0}
+    configs = [json.loads(file.read_text()) for file in out.glob("runs/*/config.json")]
+    longer = [config for config in configs if config["epochs"] == 8]
+    assert sorted(config["loss"] for config in longer) == ["lapsum", "softmax"]
+    assert {config["seed"] for config in longer} == {0}
 
 
 def test_the_same_again_makes_no_run_and_other_numbers_of_seeds_and_jobs_go_on(
@@ -117,7 +117,7 @@ def test_a_comparison_on_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     place, plan = lab_data.write_items(tmp_path / "items.txt"), list[str]()
     given = Setting(
         data=f"sequences:{place}", model="gru", context=4, hidden=8, embedding=8, epochs=2, batch_size=16, mask_seen=True,
-        want=(1, 3), m=8, learning_rate=0.05,
+        ks=(1, 3), m=8, learning_rate=0.05,
     )  # fmt: skip
     out = tmp_path / "out"
     done = compare(given, ["splitter"], out, seeds=2, budget=1, jobs=1, on_plan=plan.append)
@@ -138,7 +138,7 @@ def test_a_comparison_on_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     page = (out / "report.html").read_text()
     assert page.count('<ul class="context">') == len(done.moves.examples) > 0
     with pytest.raises(LabError, match=r"mask_seen leaves \d+ of the 30 classes of items .* P_K reaches to k = 25"):
-        compare(given.but(want=(1, 25), m="auto"), ["error"], tmp_path / "other", jobs=1)
+        compare(given.replace(ks=(1, 25), m="auto"), ["error"], tmp_path / "other", jobs=1)
 
 
 def test_the_plan_is_said_before_the_first_run(finished: tuple[Comparison, Path, list[str]]) -> None:
@@ -158,13 +158,13 @@ def test_a_method_that_wins_has_softmax_with_its_rate_as_a_control(
     done, out, _ = finished
     monkeypatch.setattr(search, "significant", lambda outcome, method, sign: method.name == "lapsum")
     again = compare(setting(data), ["lapsum"], out, seeds=3, jobs=2)
-    rates = [method.recipe.learning_rate for method in done.methods]
+    rates = [method.config.learning_rate for method in done.methods]
     if rates[0] == rates[1]:
         assert again.controls == ()
         return
     [control] = again.controls
     assert control.name == f"{LEARNING_RATE_OF}lapsum"
-    assert control.recipe == again.methods[0].recipe.but(learning_rate=rates[1])
+    assert control.config == again.methods[0].config.replace(learning_rate=rates[1])
     assert [run.seed for run in control.runs] == [1, 2, 3]
     assert {(one.method, one.against) for one in again.contrasts} >= {(control.name, "softmax"), ("lapsum", control.name)}
     assert results.read(out / "results.json") == again
@@ -198,7 +198,7 @@ def test_moved_examples_are_counted(data: str, tmp_path: Path) -> None:
         ({"m": 3}, {}, "only m = 3 are ranked"),
         ({"select": "each"}, {}, "select each has several models"),
         ({"validation": 0.0}, {}, "no example of points is left for validation"),
-        ({"want": (1, 12)}, {}, "--want 12 needs more than 12 classes, but points has 12"),
+        ({"ks": (1, 12)}, {}, "--ks 12 needs more than 12 classes, but points has 12"),
         ({"data": "few", "select": "top10"}, {}, "--select top10 needs more than 10 classes"),
         ({"data": "few", "select": "ndcg10"}, {}, "--select ndcg10 needs more than 10 classes"),
     ],
@@ -211,7 +211,7 @@ def test_bad_comparisons_end_before_anything_is_trained(
         changes = {**changes, "data": str(lab_data.write_embedding_set(tmp_path / "few", classes=6))}
     given = {"losses": ["splitter"], "seeds": 1, "budget": 1, "jobs": 1, **keywords}
     with pytest.raises(LabError, match=message):
-        compare(setting(data).but(**changes), out=tmp_path / "out", **given)
+        compare(setting(data).replace(**changes), out=tmp_path / "out", **given)
     assert not (tmp_path / "out").exists()
 
 
@@ -234,44 +234,44 @@ def test_a_rate_that_diverges_while_tuning_is_an_answer_and_no_failure(data: str
 def test_a_loss_that_refuses_scores_that_are_no_numbers_has_diverged(data: str, tmp_path: Path) -> None:
     given = setting(data, optimizer="sgd", learning_rate=10.0, weight_decay=10.0)
     with pytest.raises(Diverged, match=r"the scores are not finite at step \d+: lower the learning rate \(10\)"):
-        training.train(Recipe(**vars(given), loss="lapsum"), tmp_path)
+        training.train(Config(**vars(given), loss="lapsum"), tmp_path)
 
 
 def test_every_method_measures_what_one_of_them_trains_for(data: str, tmp_path: Path) -> None:
     given = setting(data, p_k=(0.5, 0.0, 0.5), epochs=1, measure=(7,))
     done = compare(given, ["lapsum"], tmp_path / "out", seeds=1, budget=1, jobs=2)
     assert all({"top1", "top3", "top5", "top7", "top10"} <= run.test.keys() for method in done.methods for run in method.runs)
-    assert done.want == (1, 3)
+    assert done.ks == (1, 3)
     assert metrics(done) == ["top1", "top3", "top5", "top7", "top10"]
     assert metrics(results.read(tmp_path / "out" / "results.json")) == metrics(done)
 
 
 def test_what_is_wanted_is_trained_for_tuned_for_and_judged(data: str, tmp_path: Path) -> None:
-    done = compare(setting(data, want=(3,), epochs=1), ["lapsum"], tmp_path, seeds=1, budget=1, jobs=2)
-    assert done.want == (3,)
+    done = compare(setting(data, ks=(3,), epochs=1), ["lapsum"], tmp_path, seeds=1, budget=1, jobs=2)
+    assert done.ks == (3,)
     assert metrics(done)[0] == "top3"
     for method in done.methods:
-        assert method.recipe.p_k == (0.0, 0.0, 1.0)
+        assert method.config.p_k == (0.0, 0.0, 1.0)
         assert all(run.validation["mean"] == run.validation["top3"] for run in method.runs)
 
 
 @pytest.mark.parametrize(
-    ("changes", "classes", "want", "p_k"),
+    ("changes", "classes", "ks", "p_k"),
     [
         ({}, 12, (1, 5), (0.5, 0, 0, 0, 0.5)),
         ({}, 5, (1, 3), (0.5, 0, 0.5)),
         ({}, 3, (1, 2), (0.5, 0.5)),
         ({}, 2, (1,), (1.0,)),
-        ({"want": (3, 1, 3)}, 12, (3, 1), (0.5, 0, 0.5)),  # the order of the verdict
-        ({"want": (10,)}, 12, (10,), (0.0,) * 9 + (1.0,)),
-        ({"want": (1, 10), "p_k": (0.25, 0.75)}, 12, (1, 10), (0.25, 0.75)),
+        ({"ks": (3, 1, 3)}, 12, (3, 1), (0.5, 0, 0.5)),  # the order of the verdict
+        ({"ks": (10,)}, 12, (10,), (0.0,) * 9 + (1.0,)),
+        ({"ks": (1, 10), "p_k": (0.25, 0.75)}, 12, (1, 10), (0.25, 0.75)),
         ({"p_k": (0.0, 1.0)}, 12, (2,), (0.0, 1.0)),
         ({"p_k": (0.5, 0.0, 0.5), "p_k_end": (0.0, 0.5, 0.5)}, 12, (1, 2, 3), (0.5, 0.0, 0.5)),
     ],
 )
-def test_what_is_wanted_and_p_k_follow_from_each_other(changes, classes, want, p_k) -> None:
+def test_what_is_wanted_and_p_k_follow_from_each_other(changes, classes, ks, p_k) -> None:
     given = _wanting(Setting(**changes), classes)
-    assert (given.want, given.p_k) == (want, p_k)
+    assert (given.ks, given.p_k) == (ks, p_k)
 
 
 def test_the_usual_k_are_measured_anyway(data: str) -> None:
@@ -287,30 +287,34 @@ def test_softmax_is_always_there_and_gce_beside_error_losses() -> None:
 def test_sl_at_k_starts_where_it_learns(data: str, tmp_path: Path) -> None:
     """With 12 classes at a temperature of 8, two steps from where targets are pushed away at the start."""
     done = compare(setting(data, learning_rate=0.1), ["softmax_at_k"], tmp_path, seeds=1, budget=1, jobs=2)
-    assert {made.knob for made in done.methods[1].tries} == {8.0}
+    assert {made.hyperparameter for made in done.methods[1].tries} == {8.0}
     assert done.methods[1].runs[0].test["top5"] > 0.8
-    assert started(Recipe(loss="softmax_at_k", temperature=64.0), 2000).temperature == 64
-    assert started(Recipe(loss="softmax_at_k"), 2000).temperature == 16
-    assert started(Recipe(loss="softmax_at_k"), 2).temperature == 2
-    assert started(Recipe(loss="smooth"), 2000) == Recipe(loss="smooth")
+    assert started(Config(loss="softmax_at_k", temperature=64.0), 2000).temperature == 64
+    assert started(Config(loss="softmax_at_k"), 2000).temperature == 16
+    assert started(Config(loss="softmax_at_k"), 2).temperature == 2
+    assert started(Config(loss="smooth"), 2000) == Config(loss="smooth")
 
 
-def test_each_loss_tunes_its_learning_rate_and_one_knob_of_its_own() -> None:
-    knobs = {name: axes(Recipe(loss=name, learning_rate=1e-3)) for name in names() if name != "error:OPERATOR"}
-    knobs["error:lapsum"] = axes(Recipe(loss="error:lapsum", learning_rate=1e-3))
-    found = {name: pair[1].name for name, pair in knobs.items()}
-    assert {name for name, knob in found.items() if knob == "label_smoothing"} == {"softmax", "hinge", "truncated"}
-    assert {name for name, knob in found.items() if knob == "guide"} == {"error", "error:lapsum"}
-    assert {name for name, knob in found.items() if knob == "power"} == {"gce"}
-    smoothed = {name: third.values for name, (_, _, *more) in knobs.items() for third in more}
-    assert smoothed == dict.fromkeys(("gce", "error", "error:lapsum"), (0.0, 0.1))  # as softmax may be, so may a guide
-    assert len(axes(Recipe(loss="error", learning_rate=1e-3, guide=0.0))) == 2  # nothing to smooth
-    for rate, knob, *_ in knobs.values():
+def test_each_loss_tunes_its_learning_rate_and_one_hyperparameter_of_its_own() -> None:
+    hyperparameters = {name: axes(Config(loss=name, learning_rate=1e-3)) for name in names() if name != "error:OPERATOR"}
+    hyperparameters["error:lapsum"] = axes(Config(loss="error:lapsum", learning_rate=1e-3))
+    found = {name: pair[1].name for name, pair in hyperparameters.items()}
+    assert {name for name, hyperparameter in found.items() if hyperparameter == "label_smoothing"} == {
+        "softmax",
+        "hinge",
+        "truncated",
+    }
+    assert {name for name, hyperparameter in found.items() if hyperparameter == "ce_weight"} == {"error", "error:lapsum"}
+    assert {name for name, hyperparameter in found.items() if hyperparameter == "q"} == {"gce"}
+    smoothed = {name: third.values for name, (_, _, *more) in hyperparameters.items() for third in more}
+    assert smoothed == dict.fromkeys(("gce", "error", "error:lapsum"), (0.0, 0.1))  # as softmax may be, so may a ce_weight
+    assert len(axes(Config(loss="error", learning_rate=1e-3, ce_weight=0.0))) == 2  # nothing to smooth
+    for rate, hyperparameter, *_ in hyperparameters.values():
         assert isinstance(rate, Axis)
         assert (rate.name, rate.values[rate.start]) == ("learning_rate", 1e-3)
-        assert knob.values[knob.start] == getattr(Recipe(), knob.name)
-        if KNOBS[knob.name]:
-            assert knob.values == KNOBS[knob.name]
+        assert hyperparameter.values[hyperparameter.start] == getattr(Config(), hyperparameter.name)
+        if KNOBS[hyperparameter.name]:
+            assert hyperparameter.values == KNOBS[hyperparameter.name]
 
 
 def test_times_are_words() -> None:
@@ -324,7 +328,7 @@ def test_times_are_words() -> None:
 def told(content: dict[str, Any]) -> list[list[Any]]:
     """What a comparison found, without the times."""
     return [
-        [method["recipe"], method["tries"], method["longer"], [(run["test"], run["folder"]) for run in method["runs"]]]
+        [method["config"], method["tries"], method["longer"], [(run["test"], run["folder"]) for run in method["runs"]]]
         for method in content["methods"]
     ]
 

@@ -1,4 +1,4 @@
-"""The lines to paste run, and have the recipe in them."""
+"""The lines to paste run, and have the config in them."""
 
 import json
 
@@ -8,22 +8,22 @@ import torch
 import made
 from anyk.lab.comparison.snippet import code
 from anyk.lab.run import losses
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 
-RECIPES = [Recipe(loss=loss) for loss in made.LOSSES]
-RECIPES += [Recipe(loss=loss, label_smoothing=0.1) for loss in ("splitter", "softmax", "hinge", "error", "gce")]
-RECIPES += [Recipe(loss="error:softsort", guide=0.5, guide_end=0.1, power=0.7, m=None), Recipe(loss="gce", power=0.4)]
-RECIPES += [
-    Recipe(loss="bitonic", swap="cauchy", wires="sorted", top1="mixed", softmax_over="candidates", m=8),
-    Recipe(loss="sinkhorn", anchors="topk", m=10**6),
-    Recipe(p_k=(1 / 3, 1 / 3, 1 / 3), p_k_end=(0.0, 0.0, 1.0), temperature_end=0.25),
+CONFIGS = [Config(loss=loss) for loss in made.LOSSES]
+CONFIGS += [Config(loss=loss, label_smoothing=0.1) for loss in ("splitter", "softmax", "hinge", "error", "gce")]
+CONFIGS += [Config(loss="error:softsort", ce_weight=0.5, ce_weight_end=0.1, q=0.7, m=None), Config(loss="gce", q=0.4)]
+CONFIGS += [
+    Config(loss="bitonic", swap="cauchy", wires="sorted", top1="mixed", softmax_over="candidates", m=8),
+    Config(loss="sinkhorn", anchors="topk", m=10**6),
+    Config(p_k=(1 / 3, 1 / 3, 1 / 3), p_k_end=(0.0, 0.0, 1.0), temperature_end=0.25),
 ]
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.loss)
-def test_the_code_runs(recipe):
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.loss)
+def test_the_code_runs(config):
     names = {}
-    exec(code(recipe, classes=20), names)
+    exec(code(config, classes=20), names)
     scores = torch.randn(4, 20, generator=torch.Generator().manual_seed(0), requires_grad=True)
     loss = names["criterion"](scores, torch.tensor([0, 1, 2, 19]))
     loss.backward()
@@ -31,29 +31,29 @@ def test_the_code_runs(recipe):
     assert scores.grad.abs().sum() > 0
 
 
-def test_the_code_has_the_recipe_in_it():
+def test_the_code_has_the_config_in_it():
     lines = code(
-        Recipe(loss="odd_even", temperature=0.125, swap="gaussian", m=16, label_smoothing=0.1, learning_rate=0.001), classes=100
+        Config(loss="odd_even", temperature=0.125, swap="gaussian", m=16, label_smoothing=0.1, learning_rate=0.001), classes=100
     )
     criterion = (
         "criterion = anyk.TopKCrossEntropyLoss([0.5, 0.0, 0.0, 0.0, 0.5], "
         'anyk.SortingNetwork(kind="odd_even", temperature=0.125, swap="gaussian"), m=16, label_smoothing=0.1)'
     )
     assert lines == f"import anyk\n\n# tuned with adam, learning rate 0.001\n{criterion}\n"
-    assert code(Recipe(loss="error:lapsum", guide=0.5, m=None)).splitlines()[-1] == (
-        "criterion = anyk.TopKErrorLoss([0.5, 0.0, 0.0, 0.0, 0.5], anyk.LapSum(temperature=1.0), m=None, guide=0.5)"
+    assert code(Config(loss="error:lapsum", ce_weight=0.5, m=None)).splitlines()[-1] == (
+        "criterion = anyk.TopKErrorLoss([0.5, 0.0, 0.0, 0.0, 0.5], anyk.LapSum(temperature=1.0), m=None, ce_weight=0.5)"
     )
-    assert code(Recipe(loss="gce", power=0.4)).splitlines()[-1] == (
-        "criterion = anyk.TopKErrorLoss({1: 1.0}, anyk.KSubset(), m=None, power=0.4)"
+    assert code(Config(loss="gce", q=0.4)).splitlines()[-1] == (
+        "criterion = anyk.TopKErrorLoss({1: 1.0}, anyk.KSubset(), m=None, q=0.4)"
     )
-    assert "k=3, temperature=0.5" in code(Recipe(loss="smooth", p_k=(0.5, 0.0, 0.5, 0.0), temperature=0.5))
+    assert "k=3, temperature=0.5" in code(Config(loss="smooth", p_k=(0.5, 0.0, 0.5, 0.0), temperature=0.5))
 
 
 @pytest.mark.parametrize("loss", ["softmax", "gce", "error", "splitter"])
 def test_the_code_of_a_comparison_on_sequences(loss):
     """The same loss as the lab's, of what it was given."""
-    recipe = Recipe(loss=loss, model="gru", mask_seen=True, label_smoothing=0.1, learning_rate=0.004, m=8)
-    lines = code(recipe, classes=20)
+    config = Config(loss=loss, model="gru", mask_seen=True, label_smoothing=0.1, learning_rate=0.004, m=8)
+    lines = code(config, classes=20)
     assert "# scores (places, n) and target (places,): every place of a sequence that has a target" in lines
     assert "# scores: -inf for what the sequence has had before, but never for the target" in lines
     names = {}
@@ -62,17 +62,17 @@ def test_the_code_of_a_comparison_on_sequences(loss):
     scores[:, 5:9] = -torch.inf
     found = names["criterion"](scores, target)
     assert found.isfinite()
-    torch.testing.assert_close(found, losses.criterion(recipe, 20)(scores, target))
+    torch.testing.assert_close(found, losses.criterion(config, 20)(scores, target))
 
-    plain = code(recipe.but(mask_seen=False, model="context"), classes=20)
+    plain = code(config.replace(mask_seen=False, model="context"), classes=20)
     assert "places" not in plain
     assert "-inf" not in plain
     assert ("torch.nn.CrossEntropyLoss" in plain) == (loss == "softmax")
     assert "LinearHead" not in plain
-    many = code(recipe.but(mask_seen=False, model="context"), classes=30_000)
+    many = code(config.replace(mask_seen=False, model="context"), classes=30_000)
     assert "# 30,000 classes: anyk.LinearHead(d, 30000, criterion) takes the place of the last layer" in many
-    assert "LinearHead" not in code(recipe.but(mask_seen=False, model="mlp"), classes=30_000)
-    assert "LinearHead" not in code(recipe.but(mask_seen=False, model="gru", loss="hinge"), classes=30_000)
+    assert "LinearHead" not in code(config.replace(mask_seen=False, model="mlp"), classes=30_000)
+    assert "LinearHead" not in code(config.replace(mask_seen=False, model="gru", loss="hinge"), classes=30_000)
 
 
 @pytest.mark.parametrize("suffix", ["json", "csv"])
@@ -80,7 +80,7 @@ def test_the_code_reads_p_k_for_each_class(tmp_path, suffix):
     file, rows = tmp_path / f"p_k.{suffix}", [[0.5, 0.5], [1.0, 0.0]]
     file.write_text(json.dumps(rows) if suffix == "json" else "0.5,0.5\n1.0,0.0\n")
     names = {}
-    exec(code(Recipe(p_k_file=str(file))), names)
+    exec(code(Config(p_k_file=str(file))), names)
     assert names["criterion"].p_k.tolist() == rows
-    exec(code(Recipe(loss="hinge", p_k_file=str(file))), names)
+    exec(code(Config(loss="hinge", p_k_file=str(file))), names)
     assert names["criterion"].k == 2

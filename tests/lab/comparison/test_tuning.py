@@ -122,7 +122,7 @@ def test_points_within_noise_are_decided_by_more_seeds():
 
 
 def test_with_one_tuning_seed_the_first_decides():
-    axes = [learning_rates(1e-3), SMOOTHING, listed("guide", 0.2, (0.1, 0.2, 0.5))]
+    axes = [learning_rates(1e-3), SMOOTHING, listed("ce_weight", 0.2, (0.1, 0.2, 0.5))]
     tuner = Tuner(axes, examples=50, tuning_seeds=1)  # all are within noise
     landscape = hill(axes, [0.0, 1.0, 1.0])
     make(tuner.search(), tuner, landscape)

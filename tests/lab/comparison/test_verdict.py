@@ -11,7 +11,7 @@ from anyk.lab import tables
 from anyk.lab.comparison.outcome import metrics
 from anyk.lab.comparison.verdict import notes, table, verdict
 from anyk.lab.errors import Failure
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 from anyk.lab.statistics import contrast
 
 
@@ -45,8 +45,8 @@ def test_the_order_is_that_of_the_wish():
     both = made.shifted(top5=0.02, top1=0.02, top10=0.02)
     assert re.search("of top-1 .* of top-5 ", against_softmax(both)[0])
     assert "top-10" not in " ".join(against_softmax(both))
-    assert re.search("of top-10 .* of top-1 ", against_softmax(both, want=(10, 1))[0])
-    assert "top-5 " not in " ".join(against_softmax(both, want=(10, 1))[:2])
+    assert re.search("of top-10 .* of top-1 ", against_softmax(both, ks=(10, 1))[0])
+    assert "top-5 " not in " ".join(against_softmax(both, ks=(10, 1))[:2])
 
 
 def test_gain_and_loss():
@@ -56,7 +56,7 @@ def test_gain_and_loss():
         r"\(\d+ of 10,000 test examples\) against softmax\.",
         headline,
     )
-    assert against_softmax(made.shifted(top5=0.05, top1=-0.03), want=(5,))[0].startswith("splitter is better than softmax: ")
+    assert against_softmax(made.shifted(top5=0.05, top1=-0.03), ks=(5,))[0].startswith("splitter is better than softmax: ")
 
 
 def test_softmax_is_better():
@@ -100,7 +100,7 @@ def one_of_400(examples=1):
     d = np.zeros((5, 400), dtype=int)
     d[:, :examples] = 1
     better = picked(made.method("splitter", made.shifted(top1=0.0025)), 0.5)
-    return made.comparison(made.SOFTMAX, better, contrasts=(contrast("splitter", "softmax", "top1", d),), want=(1,))
+    return made.comparison(made.SOFTMAX, better, contrasts=(contrast("splitter", "softmax", "top1", d),), ks=(1,))
 
 
 def test_one_example_of_400_is_no_finding_and_no_missing_test():
@@ -173,8 +173,8 @@ def test_runs_that_are_too_short():
         "softmax 1.20 and splitter 1.10. Raise --epochs."
     )
     level = picked(splitter, 0.701), picked(made.SOFTMAX, 0.7)
-    recipe = level[0].recipe.but(epochs=20)
-    turned = made.measured(longer(level[1], 0.02), dataclasses.replace(longer(level[0], 0.001), recipe=recipe))
+    config = level[0].config.replace(epochs=20)
+    turned = made.measured(longer(level[1], 0.02), dataclasses.replace(longer(level[0], 0.001), config=config))
     assert verdict(turned)[0] == (
         "Not decided: with twice the epochs softmax gains 2.00 points on validation and splitter 0.10, which may turn their "
         "order round; run it again with --epochs 40."
@@ -231,11 +231,11 @@ def test_a_control_that_has_a_part_of_the_gain():
 
 def test_a_gain_that_comes_from_the_learning_rate():
     name = "softmax, learning rate of splitter"
-    control = made.method(name, made.shifted(top5=0.019), recipe=Recipe(loss="softmax", learning_rate=0.016))
+    control = made.method(name, made.shifted(top5=0.019), config=Config(loss="softmax", learning_rate=0.016))
     splitter = made.method("splitter", made.shifted(top5=0.02))
     said = verdict(made.measured(made.SOFTMAX, splitter, controls=[control], between=[("splitter", name)]))
     assert said[0].endswith(", but softmax with the learning rate 0.016 gains half of it or more.")
-    weak = made.method(name, made.shifted(top5=0.0), recipe=Recipe(loss="softmax", learning_rate=0.016))
+    weak = made.method(name, made.shifted(top5=0.0), config=Config(loss="softmax", learning_rate=0.016))
     said = verdict(made.measured(made.SOFTMAX, splitter, controls=[weak], between=[("splitter", name)]))
     assert "learning rate:" not in said[0]
     # A gain that validation has not picked is called by its name below.
@@ -330,9 +330,9 @@ def test_the_table_has_points_examples_interval_and_p_of_what_is_wanted():
 def test_the_k_that_are_trained_for_are_shown():
     tests = [{**test, "top3": test["top1"] + 0.1, "top20": 0.99} for test in made.accuracies(0.6, 0.8, 0.9)]
     gained = [{**test, "top3": test["top3"] + 0.02} for test in tests]
-    recipe = Recipe(learning_rate=1e-3, p_k=(0.5, 0.0, 0.5), measure=(3,))
-    softmax, splitter = (made.method(name, t, recipe=recipe) for name, t in (("softmax", tests), ("splitter", gained)))
-    compared = made.measured(softmax, picked(splitter), want=(3, 1))
+    config = Config(learning_rate=1e-3, p_k=(0.5, 0.0, 0.5), measure=(3,))
+    softmax, splitter = (made.method(name, t, config=config) for name, t in (("softmax", tests), ("splitter", gained)))
+    compared = made.measured(softmax, picked(splitter), ks=(3, 1))
     assert metrics(compared) == ["top3", "top1", "top5", "top10"]
     assert re.match(r"splitter is better than softmax: \S+ points of top-3 \(", verdict(compared)[0])
     assert "| top-3 | splitter |" in tables.render(table(compared), "markdown")

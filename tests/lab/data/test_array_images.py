@@ -201,7 +201,7 @@ def test_the_commands_refuse_what_they_cannot_do(anyk: Any, tmp_path: Path) -> N
 
 def test_from_a_file_to_a_report_and_guesses(anyk: Any, tmp_path: Path) -> None:
     lab_data.write_images(tmp_path / "blobs.npz")
-    quick = ("--epochs", "1", "--batch-size", "20", "--budget", "1", "--seeds", "1", "--width", "4", "--want", "1,3")
+    quick = ("--epochs", "1", "--batch-size", "20", "--budget", "1", "--seeds", "1", "--width", "4", "--ks", "1,3")
     code, out, err = anyk("compare", "blobs.npz", "--losses", "ksubset", *quick, "--out", "out", "--quiet")
     assert (code, err) == (3, "")  # cut short, nothing is decided
     results = json.loads((tmp_path / "out" / "results.json").read_text())

@@ -27,8 +27,8 @@ from anyk.lab import data, embedding, files, notes
 from anyk.lab.data import arrays, cifar, completion, folders, limits, pickles, sets
 from anyk.lab.errors import LabError
 from anyk.lab.run import losses, models
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
-from anyk.lab.run.recipe import Recipe
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3)
 Y = np.arange(8) % 2
@@ -612,7 +612,7 @@ def test_json_that_no_program_wrote(tmp_path):
             files.read_object(tmp_path / "a.json", "write it again")
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(LabError, match=why):
-            Run(tmp_path).recipe()
+            Run(tmp_path).config()
     for text in (DEEP, "3", '"a"'):
         (tmp_path / "metrics.jsonl").write_text(text + "\n")
         with pytest.raises(LabError, match=r"metrics.jsonl is damaged"):
@@ -629,12 +629,12 @@ def test_json_that_no_program_wrote(tmp_path):
         arrays._read_class_names(tmp_path / "p_k.json")
 
 
-def test_numbers_of_any_length_in_a_recipe():
-    with pytest.raises(LabError, match=r"^the recipe: seed should be between 0 and .*, but is 1000") as caught:
-        Recipe.from_json({"seed": 10**4000})
+def test_numbers_of_any_length_in_a_config():
+    with pytest.raises(LabError, match=r"^the config: seed should be between 0 and .*, but is 1000") as caught:
+        Config.from_json({"seed": 10**4000})
     assert len(str(caught.value)) < 2000
     with pytest.raises(LabError, match=r"temperature should be a number, but is 1000"):
-        Recipe.from_json({"temperature": 10**4000})
+        Config.from_json({"temperature": 10**4000})
 
 
 def test_an_error_is_one_line_whatever_it_quotes():
@@ -686,7 +686,7 @@ def test_images_that_no_model_takes_are_refused_before_the_training():
     images = torch.zeros(1, dtype=torch.uint8).expand(4, 1, 8193, 8192)
     dataset = sets.Dataset("a", "images", ("a", "b"), sets.Split((images,), torch.arange(4) % 2), None, "", (0.5,), (0.2,))
     with pytest.raises(LabError, match=r"a has images of 8193 x 8192 pixels, but models take at most 8192 x 8192"):
-        models.Plan.of(Recipe(model="linear"), dataset)
+        models.Plan.of(Config(model="linear"), dataset)
 
 
 def test_paths_do_not_leave_their_folder(tmp_path):

@@ -13,7 +13,7 @@ import lab_data
 from anyk.lab.data import keep, load
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((30, 5)).astype(np.float32)
@@ -217,8 +217,8 @@ def test_a_damaged_file_and_a_folder_that_cannot_be_made(tmp_path: Path) -> None
 def test_runs_in_processes_of_their_own_read_them(tmp_path: Path) -> None:
     inputs, labels = lab_data.examples(4, 20, 6, seed=0)
     word = keep((inputs, labels), tmp_path / "data")
-    recipe = Recipe(data=word, loss="softmax", epochs=10, learning_rate=1e-2, batch_size=8)
+    config = Config(data=word, loss="softmax", epochs=10, learning_rate=1e-2, batch_size=8)
     with Pool(1) as pool:
-        (outcome,) = pool.run({tmp_path / "run": recipe}).values()
+        (outcome,) = pool.run({tmp_path / "run": config}).values()
     assert outcome.result is not None, outcome.error
     assert outcome.result["test"]["top1"] > 0.6

@@ -28,7 +28,7 @@ from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.streaming import Stream, block_order
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, reading, training
-from anyk.lab.run.recipe import BLOCK_BYTES, WINDOW_BYTES, Recipe
+from anyk.lab.run.config import BLOCK_BYTES, WINDOW_BYTES, Config
 
 UNEVEN = (37, 1, 100, 64, 5, 83)
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -168,8 +168,8 @@ def test_following_the_order_each_block_is_read_once(shards: Path, monkeypatch: 
 
 def test_batches_are_cast_one_by_one(shards: Path) -> None:
     dataset = embeddings.read(shards)
-    recipe = Recipe(data=str(shards), shuffle="block", shuffle_block=8, shuffle_window=64)
-    reader = reading.Reader(dataset, torch.device("cpu"), recipe)
+    config = Config(data=str(shards), shuffle="block", shuffle_block=8, shuffle_window=64)
+    reader = reading.Reader(dataset, torch.device("cpu"), config)
     batch = torch.tensor([200, 3, 77])
     inputs = reader(dataset.train, batch)
     assert inputs.dtype == torch.float32
@@ -298,16 +298,16 @@ def test_one_file_larger_than_the_memory_is_opened(tmp_path: Path, monkeypatch: 
     (tmp_path / "dataset.json").write_text(json.dumps({"classes": ["a"]}))
     dataset = embeddings.read(tmp_path)
     assert dataset.train.take(torch.tensor([rows - 1, 0])).count_nonzero() == 0
-    resolved = reading.resolved(Recipe(data=str(tmp_path)), dataset)
+    resolved = reading.resolved(Config(data=str(tmp_path)), dataset)
     assert resolved.shuffle == "block"
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def streamed(data: Path, **changes: Any) -> Recipe:
+def streamed(data: Path, **changes: Any) -> Config:
     fields = {"epochs": 3, "batch_size": 16, "learning_rate": 1e-2, "shuffle_block": 4, "shuffle_window": 48}
-    return Recipe(data=str(data), shuffle="block", loss="softmax").but(**fields).but(**changes)
+    return Config(data=str(data), shuffle="block", loss="softmax").replace(**fields).replace(**changes)
 
 
 def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]]]:
@@ -324,12 +324,12 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_stopped_in_the_middle_of_an_epoch_ends_with_the_same_bits(points: Path, tmp_path: Path) -> None:
-    recipe = streamed(points, evaluate_every=5)
-    training.train(recipe, tmp_path / "one")
+    config = streamed(points, evaluate_every=5)
+    training.train(config, tmp_path / "one")
     stops = iter([False, False, False, True] * 100)
     for _ in range(100):
         try:
-            training.train(recipe, tmp_path / "parts", should_stop=stops.__next__)
+            training.train(config, tmp_path / "parts", should_stop=stops.__next__)
             break
         except training.Stopped:
             continue
@@ -360,40 +360,40 @@ def test_the_stream_changes_nothing_but_where_rows_come_from(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGKILL")
 def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_bits(points: Path, tmp_path: Path) -> None:
-    recipe = streamed(points, epochs=2)
+    config = streamed(points, epochs=2)
     code = """
         import json, os, signal, sys
         from anyk.lab.run import evaluation, reading, training
-        from anyk.lab.run.recipe import Recipe
+        from anyk.lab.run.config import Config
         training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.0
         def kill(progress):
             if progress.step == int(sys.argv[3]):
                 os.kill(os.getpid(), signal.SIGKILL)
-        training.train(Recipe.from_json(json.loads(sys.argv[1])), sys.argv[2], on_progress=kill)
+        training.train(Config.from_json(json.loads(sys.argv[1])), sys.argv[2], on_progress=kill)
     """
-    arguments = [sys.executable, "-c", textwrap.dedent(code), json.dumps(recipe.to_json()), str(tmp_path / "killed")]
+    arguments = [sys.executable, "-c", textwrap.dedent(code), json.dumps(config.to_json()), str(tmp_path / "killed")]
     killed = subprocess.run([*arguments, "8"], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert (tmp_path / "killed" / "checkpoint.safetensors").exists()
     assert not (tmp_path / "killed" / "result.json").exists()
-    training.train(recipe, tmp_path / "killed")
-    training.train(recipe, tmp_path / "one")
+    training.train(config, tmp_path / "killed")
+    training.train(config, tmp_path / "one")
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "one")
 
 
 def test_another_machine_goes_on_with_the_order_that_was_begun(
     points: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = streamed(points, shuffle="auto")
+    config = streamed(points, shuffle="auto")
     monkeypatch.setattr(info, "usable_memory", lambda: 10_000)
-    training.train(recipe, tmp_path / "small machine")
+    training.train(config, tmp_path / "small machine")
     with pytest.raises(training.Stopped):
-        training.train(recipe, tmp_path / "moved", should_stop=iter([False] * 7 + [True]).__next__)
+        training.train(config, tmp_path / "moved", should_stop=iter([False] * 7 + [True]).__next__)
     monkeypatch.setattr(info, "usable_memory", lambda: 10**12)
-    result = training.train(recipe, tmp_path / "moved")
+    result = training.train(config, tmp_path / "moved")
     assert result["shuffle"]["shuffle"] == "block"
     assert outcome(tmp_path / "moved") == outcome(tmp_path / "small machine")
-    assert training.train(recipe, tmp_path / "large machine")["shuffle"]["shuffle"] == "full"
+    assert training.train(config, tmp_path / "large machine")["shuffle"]["shuffle"] == "full"
     assert outcome(tmp_path / "large machine") != outcome(tmp_path / "small machine")
 
 
@@ -417,8 +417,8 @@ def test_the_order_of_an_epoch_is_freed_before_the_next_is_made(
 
 def test_what_auto_stands_for() -> None:
     def resolved(classes: int = 10, memory: float = 4e9, **fields: Any) -> tuple[Any, ...]:
-        recipe = Recipe(**fields).resolved("embeddings", 1_000_000, classes, 1024, memory)
-        return recipe.shuffle, recipe.shuffle_block, recipe.shuffle_window
+        config = Config(**fields).resolved("embeddings", 1_000_000, classes, 1024, memory)
+        return config.shuffle, config.shuffle_block, config.shuffle_window
 
     block, window = BLOCK_BYTES // 1024, WINDOW_BYTES // 1024
     assert resolved() == ("block", block, window)
@@ -448,22 +448,22 @@ def test_an_epoch_over_a_large_set_takes_little_memory(tmp_path: Path) -> None:
     code = """
         import re, sys, torch
         from anyk.lab.run import evaluation, reading, training
-        from anyk.lab.run.recipe import Recipe
+        from anyk.lab.run.config import Config
         def memory():
             status = open("/proc/self/status").read()
             return [int(re.search(name + r":\\s+(\\d+)", status)[1]) / 1024 for name in ("RssAnon", "RssFile")]
         peak = [0.0, 0.0]
         def look(*_):
             peak[:] = map(max, peak, memory())
-        def recipe(data, **changes):
-            return Recipe(data=data, loss="softmax", epochs=1, batch_size=1000, shuffle="block", **changes)
-        training.train(recipe(sys.argv[2]), sys.argv[3] + "/warm")  # whatever torch and others need anyway
+        def config(data, **changes):
+            return Config(data=data, loss="softmax", epochs=1, batch_size=1000, shuffle="block", **changes)
+        training.train(config(sys.argv[2]), sys.argv[3] + "/warm")  # whatever torch and others need anyway
         before = memory()
         reader = reading.Reader.__call__
         reading.Reader.__call__ = lambda *arguments: (look(), reader(*arguments), look())[1]
         inspected = training.read_data
         training.read_data = lambda setting: (inspected(setting), look())[0]
-        training.train(recipe(sys.argv[1], shuffle_window=8192), sys.argv[3] + "/run", on_progress=look)
+        training.train(config(sys.argv[1], shuffle_window=8192), sys.argv[3] + "/run", on_progress=look)
         print(*(most - least for most, least in zip(peak, before)))
     """
     small = lab_data.write_embedding_set(tmp_path / "small", width=width, classes=4, per_class=500)
@@ -545,7 +545,7 @@ def test_no_more_is_read_than_was_asked_for_and_no_less(tmp_path: Path, monkeypa
     # An evaluation on every hundredth row, of which each lies on two pages.
     make_cold(path)
     monkeypatch.setattr(reading, "EVALUATION_BATCH", 32)
-    reader = reading.Reader(dataset, torch.device("cpu"), Recipe(shuffle="block", shuffle_block=32, shuffle_window=1024))
+    reader = reading.Reader(dataset, torch.device("cpu"), Config(shuffle="block", shuffle_block=32, shuffle_window=1024))
     index = torch.arange(0, rows, 100)
     evaluation.examine(torch.nn.Linear(width, 2), dataset.train, index, reader)
     wanted = len(index) * 2 * mmap.PAGESIZE

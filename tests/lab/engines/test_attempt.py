@@ -8,8 +8,8 @@ import pytest
 import lab_data
 from anyk.lab.engines import attempt
 from anyk.lab.engines.attempt import Outcome
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.training import Progress
 
 
@@ -25,7 +25,7 @@ def test_progress_is_told_now_and_then_evaluations_sooner_and_the_end_always(mon
 
 
 def test_a_taken_folder_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
-    fields = Recipe(data=str(lab_data.write_embedding_set(tmp_path / "points")), epochs=1).to_json()
+    fields = Config(data=str(lab_data.write_embedding_set(tmp_path / "points")), epochs=1).to_json()
     stop = threading.Event()
     with Run(tmp_path / "run").locked():
         taken = attempt.attempt(fields, tmp_path / "run", lambda progress: None, stop, 0.0)
@@ -33,7 +33,7 @@ def test_a_taken_folder_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
         assert "another process is at work" in (taken.error or "")
         stop.set()
         assert attempt.attempt(fields, tmp_path / "run", lambda progress: None, stop, 60.0) == Outcome()
-    assert attempt.ended(tmp_path / "run", Recipe.from_json(fields)) is None
+    assert attempt.ended(tmp_path / "run", Config.from_json(fields)) is None
     stop.clear()
     assert attempt.attempt(fields, tmp_path / "run", lambda progress: None, stop, 0.0).result is not None
     assert attempt.attempt({"loss": "nonsense"}, tmp_path / "run", lambda progress: None, stop, 0.0).error

@@ -14,19 +14,19 @@ import lab_data
 from anyk.lab import notes
 from anyk.lab.engines.attempt import Outcome
 from anyk.lab.engines.local import Pool
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.training import Progress
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+def base(tmp_path_factory: pytest.TempPathFactory) -> Config:
     data = lab_data.write_embedding_set(tmp_path_factory.mktemp("data") / "points")
-    return Recipe(data=str(data), epochs=3, batch_size=32, learning_rate=1e-2, m=8)
+    return Config(data=str(data), epochs=3, batch_size=32, learning_rate=1e-2, m=8)
 
 
-def test_a_killed_worker_is_a_failed_run(base: Recipe, tmp_path: Path) -> None:
-    long = base.but(epochs=100000)
+def test_a_killed_worker_is_a_failed_run(base: Config, tmp_path: Path) -> None:
+    long = base.replace(epochs=100000)
     folder = tmp_path / "long"
 
     def kill(_: Path, progress: Progress) -> None:
@@ -41,8 +41,8 @@ def test_a_killed_worker_is_a_failed_run(base: Recipe, tmp_path: Path) -> None:
     assert Run(folder).error() == outcome.error
 
 
-def test_stopping_a_pool_saves_checkpoints_and_starts_no_more(base: Recipe, tmp_path: Path) -> None:
-    long = base.but(epochs=100000)
+def test_stopping_a_pool_saves_checkpoints_and_starts_no_more(base: Config, tmp_path: Path) -> None:
+    long = base.replace(epochs=100000)
     pool = Pool(1, lambda folder, progress: pool.stop())
     with pool:
         outcomes = pool.run({tmp_path / name: long for name in ("first", "second")})
@@ -82,9 +82,9 @@ def test_a_remark_of_many_workers_is_told_once(tmp_path, monkeypatch, caplog):
                 Image.new("RGB", (8, 8), (60 * color, 9 * number, 0)).save(
                     tmp_path / "set" / split / str(color) / f"{number}.png"
                 )
-    recipe = Recipe(data=str(tmp_path / "set"), loss="softmax", p_k=(1.0,), epochs=1)
+    config = Config(data=str(tmp_path / "set"), loss="softmax", p_k=(1.0,), epochs=1)
     with Pool(jobs=1) as runs:
-        outcomes = runs.run({tmp_path / str(seed): recipe.but(seed=seed) for seed in range(2)})
+        outcomes = runs.run({tmp_path / str(seed): config.replace(seed=seed) for seed in range(2)})
     assert all(outcome.result for outcome in outcomes.values())
     (message,) = caplog.messages
     assert message.startswith(f"{tmp_path}/set/val is taken as the test set")

@@ -28,8 +28,8 @@ from anyk.lab import cli
 from anyk.lab.engines.on_ray import Cluster
 from anyk.lab.engines.sweep import read, run_all
 from anyk.lab.errors import LabError
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
-from anyk.lab.run.recipe import Recipe
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="loopback addresses, inotify and /proc/locks are Linux's")
 PATIENCE = 120
@@ -246,7 +246,7 @@ def test_a_sweep_survives_an_interrupt_and_the_death_of_a_node(
     for folder in saved:
         assert lines(folder)[: len(kept[folder.name])] == kept[folder.name]
     monkeypatch.chdir(data.parent)
-    run_all({**read(file, Recipe(data=data.name))}, local, jobs=2)
+    run_all({**read(file, Config(data=data.name))}, local, jobs=2)
     for folder in folders:
         assert substance(folder) == substance(local / folder.name)
     assert report(out, capsys) == report(local, capsys) != []
@@ -305,4 +305,4 @@ def test_bad_addresses(
 
 def test_the_cluster_chooses_the_gpu(tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"device should be cuda on a cluster, .* but is cuda:1 \(one\)"):
-        Cluster("127.0.0.1:1", tmp_path).run({tmp_path / "one": Recipe(device="cuda:1")})
+        Cluster("127.0.0.1:1", tmp_path).run({tmp_path / "one": Config(device="cuda:1")})

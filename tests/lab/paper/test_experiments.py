@@ -1,4 +1,4 @@
-"""The paper's experiments: transcribed as printed, valid as recipes, mapped to the same losses, laid beside our numbers."""
+"""The paper's experiments: transcribed as printed, valid as configs, mapped to the same losses, laid beside our numbers."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import anyk
 from anyk.lab.errors import LabError
 from anyk.lab.paper import experiments, numbers
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 
 EXPERIMENTS = experiments.EXPERIMENTS
 TRAINED = [name for name in EXPERIMENTS if name != "depths"]
@@ -101,26 +101,26 @@ def test_methods_and_distributions_of_the_main_table():
     ]
 
 
-# --- recipes ---
+# --- configs ---
 
 
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("smoke", [False, True])
 @pytest.mark.parametrize("source", ["paper", "official"])
-def test_recipes_are_valid(name, smoke, source):
-    runs = EXPERIMENTS[name].recipes(places(name), smoke=smoke, source=source)
-    for run, recipe in runs.items():
-        assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+def test_configs_are_valid(name, smoke, source):
+    runs = EXPERIMENTS[name].configs(places(name), smoke=smoke, source=source)
+    for run, config in runs.items():
+        assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
         assert re.fullmatch(r"[\w.-]+", run), "fit for a folder"
-        assert recipe.select == "each"
-        assert sum(recipe.p_k) == pytest.approx(1)
-        assert recipe.m is None or len(recipe.p_k) <= recipe.m
-    distinct = {json.dumps(recipe.to_json()) for recipe in runs.values()}
+        assert config.select == "each"
+        assert sum(config.p_k) == pytest.approx(1)
+        assert config.m is None or len(config.p_k) <= config.m
+    distinct = {json.dumps(config.to_json()) for config in runs.values()}
     assert len(distinct) == len(runs)
 
 
 def test_seeds_of_the_paper():
-    counts = {name: len(EXPERIMENTS[name].recipes(places(name))) for name in TRAINED}
+    counts = {name: len(EXPERIMENTS[name].configs(places(name))) for name in TRAINED}
     assert counts["table1"] == 10 * 2
     assert counts["table2"] == 10 * 10 + 10 * 2
     assert counts["table3"] == 16 * 10 + 16 * 2
@@ -129,13 +129,13 @@ def test_seeds_of_the_paper():
     assert counts["table6"] == (36 + 1) * 2  # the softmax runs serve three times
     assert counts["alpha"] == 12 * 5
     assert counts["set-size"] == 8 * 5
-    assert len(EXPERIMENTS["table1"].recipes(seeds=3)) == 30
-    assert {recipe.seed for recipe in EXPERIMENTS["table1"].recipes(seeds=[7, 9]).values()} == {7, 9}
+    assert len(EXPERIMENTS["table1"].configs(seeds=3)) == 30
+    assert {config.seed for config in EXPERIMENTS["table1"].configs(seeds=[7, 9]).values()} == {7, 9}
 
 
 def test_hyperparameters_of_the_paper_and_the_official_code():
-    cifar = EXPERIMENTS["table1"].recipes(seeds=1)["cifar100-diffsortnets-top1to5-seed0"]
-    assert cifar == Recipe(
+    cifar = EXPERIMENTS["table1"].configs(seeds=1)["cifar100-diffsortnets-top1to5-seed0"]
+    assert cifar == Config(
         data="cifar100",
         model="resnet18",
         validation=0.05,
@@ -151,10 +151,10 @@ def test_hyperparameters_of_the_paper_and_the_official_code():
         augment=("crop", "flip"),
         m=None,
     )
-    official = EXPERIMENTS["table1"].recipes(seeds=1, source="official")["cifar100-diffsortnets-top1to5-seed0"]
+    official = EXPERIMENTS["table1"].configs(seeds=1, source="official")["cifar100-diffsortnets-top1to5-seed0"]
     assert cifar.differences(official) == {"batch_size": (100, 128)}
 
-    runs = EXPERIMENTS["table2"].recipes(places("table2"), seeds=1)
+    runs = EXPERIMENTS["table2"].configs(places("table2"), seeds=1)
     head = runs["imagenet1k-diffsortnets-top1x50-top5x50-seed0"]
     assert (head.model, head.batch_size, head.epochs, head.m, head.evaluate_every) == ("linear", 500, 100, 16, 100)
     assert head.learning_rate == pytest.approx(10**-4.5)
@@ -165,7 +165,7 @@ def test_hyperparameters_of_the_paper_and_the_official_code():
     assert (large.learning_rate, large.epochs, large.m) == (1e-4, 40, 50)
     assert runs["imagenet1k-neuralsort-top5x100-seed0"].temperature == 2.0
     assert runs["imagenet1k-smooth-top5x100-seed0"].m is None
-    efficientnet = EXPERIMENTS["table5"].recipes(places("table5"), seeds=1)[
+    efficientnet = EXPERIMENTS["table5"].configs(places("table5"), seeds=1)[
         "efficientnet-l2-diffsortnets-top1x25-top5x75-seed0"
     ]
     assert (efficientnet.swap, efficientnet.temperature) == ("logistic", 2.0)
@@ -183,16 +183,16 @@ def test_inverse_temperatures_of_the_official_readme():
 
 
 def test_data_sets_can_be_left_out_and_others_added():
-    runs = EXPERIMENTS["table2"].recipes({"imagenet21kp": "/large"}, seeds=1)
-    assert {recipe.data for recipe in runs.values()} == {"/large"}
+    runs = EXPERIMENTS["table2"].configs({"imagenet21kp": "/large"}, seeds=1)
+    assert {config.data for config in runs.values()} == {"/large"}
     assert len(runs) == 10
-    runs = EXPERIMENTS["backbones"].recipes({"my-model": "/mine"}, seeds=1)
+    runs = EXPERIMENTS["backbones"].configs({"my-model": "/mine"}, seeds=1)
     assert sorted(runs) == ["my-model-diffsortnets-top1to5-seed0", "my-model-softmax-seed0"]
-    assert EXPERIMENTS["alpha"].recipes("/one", seeds=1)["imagenet1k-softmax-seed0"].data == "/one"
+    assert EXPERIMENTS["alpha"].configs("/one", seeds=1)["imagenet1k-softmax-seed0"].data == "/one"
 
 
 def test_network_and_grid():
-    runs = EXPERIMENTS["table1"].recipes(seeds=1, network="bitonic", grid=(0.5, 1, 2))
+    runs = EXPERIMENTS["table1"].configs(seeds=1, network="bitonic", grid=(0.5, 1, 2))
     assert len(runs) == 1 + 9 * 3
     assert runs["cifar100-diffsortnets-top1to5-t0.5-seed0"].temperature == 1.0
     assert runs["cifar100-diffsortnets-top1to5-t2-seed0"].loss == "bitonic"
@@ -202,12 +202,12 @@ def test_network_and_grid():
     ("call", "message"),
     [
         (lambda: experiments.experiment("table9"), "there is none called 'table9'"),
-        (lambda: EXPERIMENTS["table2"].recipes(), "table2 needs data that only you can give. imagenet1k: ImageNet-1K through"),
-        (lambda: EXPERIMENTS["table2"].recipes("/x"), "needs several data sets"),
-        (lambda: EXPERIMENTS["table2"].recipes({"imagenet": "/x"}), "knows no data set 'imagenet'"),
-        (lambda: EXPERIMENTS["table1"].recipes(source="mine"), "source should be paper or official"),
-        (lambda: EXPERIMENTS["table1"].recipes(grid=[0]), "grid should be positive"),
-        (lambda: EXPERIMENTS["table1"].recipes(seeds=0), "seeds should be at least 1"),
+        (lambda: EXPERIMENTS["table2"].configs(), "table2 needs data that only you can give. imagenet1k: ImageNet-1K through"),
+        (lambda: EXPERIMENTS["table2"].configs("/x"), "needs several data sets"),
+        (lambda: EXPERIMENTS["table2"].configs({"imagenet": "/x"}), "knows no data set 'imagenet'"),
+        (lambda: EXPERIMENTS["table1"].configs(source="mine"), "source should be paper or official"),
+        (lambda: EXPERIMENTS["table1"].configs(grid=[0]), "grid should be positive"),
+        (lambda: EXPERIMENTS["table1"].configs(seeds=0), "seeds should be at least 1"),
     ],
 )
 def test_bad_arguments(call, message):
@@ -218,38 +218,38 @@ def test_bad_arguments(call, message):
 # --- temperatures ---
 
 
-def official_losses(method, recipe, scores, target):
+def official_losses(method, config, scores, target):
     with contextlib.redirect_stdout(io.StringIO()):  # difftopk prints on import
         difftopk = pytest.importorskip("difftopk")
-    inverse = experiments._regime(recipe.data.split("/")[-1]).inverse_temperatures[method]
-    names = {"diffsortnets": {"bitonic": "bitonic__non_sparse", "odd_even": "odd_even"}.get(recipe.loss)}
+    inverse = experiments._regime(config.data.split("/")[-1]).inverse_temperatures[method]
+    names = {"diffsortnets": {"bitonic": "bitonic__non_sparse", "odd_even": "odd_even"}.get(config.loss)}
     loss = difftopk.TopKCrossEntropyLoss(
         names.get(method, method),
         inverse_temperature=inverse,
-        p_k=list(recipe.p_k),
+        p_k=list(config.p_k),
         n=scores.shape[1],
-        m=recipe.m,
-        distribution={"logistic_art": "logistic_phi", "logistic": "logistic"}[recipe.swap],
+        m=config.m,
+        distribution={"logistic_art": "logistic_phi", "logistic": "logistic"}[config.swap],
         art_lambda=0.5,
-        top1_mode={"separate": "smce", "mixed": "sm"}[recipe.top1],
+        top1_mode={"separate": "smce", "mixed": "sm"}[config.top1],
     )
     return torch.stack([loss(row[None], y[None]) for row, y in zip(scores, target, strict=True)])
 
 
-def our_losses(recipe, scores, target):
+def our_losses(config, scores, target):
     operator = {
         "neuralsort": anyk.NeuralSort,
         "softsort": anyk.SoftSort,
         "sinkhorn": anyk.SinkhornSort,
-    }.get(recipe.loss) or (lambda t: anyk.SortingNetwork(recipe.loss, t, recipe.swap, recipe.wires))
+    }.get(config.loss) or (lambda t: anyk.SortingNetwork(config.loss, t, config.swap, config.wires))
     return anyk.topk_cross_entropy(
         scores,
         target,
-        list(recipe.p_k),
-        operator(recipe.temperature),
-        m=recipe.m,
-        top1=recipe.top1,
-        softmax_over=recipe.softmax_over,
+        list(config.p_k),
+        operator(config.temperature),
+        m=config.m,
+        top1=config.top1,
+        softmax_over=config.softmax_over,
         reduction="none",
     )
 
@@ -270,19 +270,19 @@ def cases():
 def test_temperatures_give_the_official_loss(data, method, p_k):
     """The same values on random scores; the network on as many wires as the official bitonic network can take."""
     cell = numbers.Cell(data, method, p_k, (None, None))
-    recipe = experiments._recipe(cell, data, "official", "bitonic", 1.0, False)
+    config = experiments._config(cell, data, "official", "bitonic", 1.0, False)
     n = 16 if method == "diffsortnets" else 100
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(12, n, generator=generator) * 2
     target = scores.topk(8).indices.gather(1, torch.randint(8, (12, 1), generator=generator)).squeeze(1)
-    ours = our_losses(recipe, scores, target)
-    theirs = official_losses(method, recipe, scores, target)
-    if recipe.top1 == "separate":
+    ours = our_losses(config, scores, target)
+    theirs = official_losses(method, config, scores, target)
+    if config.top1 == "separate":
         rest = torch.tensor(1 - p_k[0])
         theirs = theirs + rest * rest.log()  # published without the division by 1 - P_K(1)
     # Ours counts T above 1 as 1, rounds ART off at ties, and has no floor under the logarithm.
     torch.testing.assert_close(ours, theirs.clamp(min=0), rtol=0, atol=3e-2 if method == "diffsortnets" else 2e-3)
-    colder = our_losses(recipe.but(temperature=recipe.temperature / 2), scores, target)
+    colder = our_losses(config.replace(temperature=config.temperature / 2), scores, target)
     assert (colder - theirs).abs().max() > 0.1, "the comparison must notice a wrong temperature"
 
 
@@ -313,14 +313,14 @@ def test_sinkhorn_temperature():
 # --- smoke data ---
 
 
-def test_smoke_data_fit_the_smoke_recipes(tmp_path):
+def test_smoke_data_fit_the_smoke_configs(tmp_path):
     for name in ("table3", "table6", "set-size"):
         experiment = EXPERIMENTS[name]
         data = experiment.write_smoke_data(tmp_path / name)
-        runs = experiment.recipes(data, smoke=True)
-        assert all(recipe.seed == 0 for recipe in runs.values())
-        for recipe in runs.values():
-            folder = Path(recipe.data)
+        runs = experiment.configs(data, smoke=True)
+        assert all(config.seed == 0 for config in runs.values())
+        for config in runs.values():
+            folder = Path(config.data)
             classes = json.loads((folder / "dataset.json").read_text())["classes"]
             train, test = (load_file(folder / f"{part}.safetensors") for part in ("train", "test"))
             for part in (train, test):
@@ -328,10 +328,10 @@ def test_smoke_data_fit_the_smoke_recipes(tmp_path):
                 assert part["labels"].dtype == torch.int64
                 assert len(part["embeddings"]) == len(part["labels"])
                 assert part["labels"].unique().tolist() == list(range(len(classes)))
-            assert len(train["labels"]) * recipe.epochs < 5000
-            if recipe.loss != "softmax":
+            assert len(train["labels"]) * config.epochs < 5000
+            if config.loss != "softmax":
                 scores = train["embeddings"][:8] @ train["embeddings"][:: len(train["labels"]) // len(classes)].T
-                loss = our_losses(recipe, scores, train["labels"][:8])
+                loss = our_losses(config, scores, train["labels"][:8])
                 assert loss.isfinite().all()
 
 
@@ -346,9 +346,9 @@ def test_smoke_data_of_cifar(tmp_path):
 
 def made_results(name, accuracies, **options):
     """result.json for every run; accuracies: run -> (top1, top5)."""
-    runs = EXPERIMENTS[name].recipes(places(name), **options)
+    runs = EXPERIMENTS[name].configs(places(name), **options)
     return {
-        run: {"test": dict(zip(("top1", "top5"), accuracies(run), strict=True)), "recipe": r.to_json()}
+        run: {"test": dict(zip(("top1", "top5"), accuracies(run), strict=True)), "config": r.to_json()}
         for run, r in runs.items()
     }
 
@@ -437,7 +437,7 @@ def test_depths(monkeypatch):
     # The two largest take seconds; test_networks.py has them all.
     monkeypatch.setattr(numbers, "DEPTHS", {n: numbers.DEPTHS[n] for n in (16, 1024)})
     table, *_ = EXPERIMENTS["depths"].compare({})
-    assert EXPERIMENTS["depths"].recipes() == {}
+    assert EXPERIMENTS["depths"].configs() == {}
     assert len(table.rows) == 10
     assert all(row[-1] == "yes" for row in table.rows)
     assert table.rows[-1][:10] == (1024, "splitter selection", 10, 14, 16, 18, 22, 25, 27, 29)

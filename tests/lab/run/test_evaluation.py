@@ -66,7 +66,7 @@ def test_every_number_against_its_definition(unseen: bool) -> None:
         "cross_entropy",
     }
     assert examined(scores, labels).accuracies([1])["mean"] == measured["top1"]
-    wanted = found.accuracies(iter((1, 3, 10)), want=iter((3,)))
+    wanted = found.accuracies(iter((1, 3, 10)), judged=iter((3,)))
     assert wanted.keys() >= {"ndcg3", "mrr", "macro_top1"}
     assert wanted["macro_top3"] == expected(lambda rank: rank <= 3, "macro")
     assert "macro_top10" not in wanted

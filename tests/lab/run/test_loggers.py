@@ -18,15 +18,15 @@ from anyk.lab import cli, notes
 from anyk.lab.engines import sweep
 from anyk.lab.errors import LabError
 from anyk.lab.run import loggers, training
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
 from anyk.lab.run.loggers import Following
-from anyk.lab.run.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+def base(tmp_path_factory: pytest.TempPathFactory) -> Config:
     data = lab_data.write_embedding_set(tmp_path_factory.mktemp("data") / "points")
-    return Recipe(data=str(data), loss="lapsum", epochs=4, batch_size=32, learning_rate=1e-2, m=8)
+    return Config(data=str(data), loss="lapsum", epochs=4, batch_size=32, learning_rate=1e-2, m=8)
 
 
 class Notebook:
@@ -34,7 +34,7 @@ class Notebook:
 
     written: ClassVar[list[tuple[str, str, Any]]] = []
 
-    def start(self, recipe: Recipe, folder: Path, key: str) -> None:
+    def start(self, config: Config, folder: Path, key: str) -> None:
         self.name, self.key = folder.name, key
         self.written.append((self.name, "start", key))
 
@@ -57,7 +57,7 @@ def logged(written: list[tuple[str, str, Any]], what: str, name: str = "run") ->
     return [value for run, kind, value in written if (run, kind) == (name, what)]
 
 
-def train(recipe: Recipe, folder: Path, stop_after: int | None = None, **options: Any) -> None:
+def train(config: Config, folder: Path, stop_after: int | None = None, **options: Any) -> None:
     """A run that a kill ends after so many steps, if any."""
 
     def tell(progress: training.Progress) -> None:
@@ -68,7 +68,7 @@ def train(recipe: Recipe, folder: Path, stop_after: int | None = None, **options
             raise KeyboardInterrupt  # before any checkpoint
 
     with Following(["notebook"]) as following:
-        training.train(recipe, folder, on_progress=tell, **options)
+        training.train(config, folder, on_progress=tell, **options)
 
 
 def test_every_evaluation_is_logged_once_and_the_test_at_the_end(base, notebook, tmp_path):
@@ -101,16 +101,16 @@ def test_a_run_that_was_killed_logs_no_line_twice(base, notebook, tmp_path):
 
 
 def test_runs_in_other_processes_lose_no_line_to_the_throttle(base, notebook, tmp_path):
-    recipes = {f"seed{seed}": base.but(seed=seed, evaluate_every=1) for seed in range(2)}
-    recipes["bad"] = base.but(optimizer="sgd", learning_rate=1e30, weight_decay=1.0)
+    configs = {f"seed{seed}": base.replace(seed=seed, evaluate_every=1) for seed in range(2)}
+    configs["bad"] = base.replace(optimizer="sgd", learning_rate=1e30, weight_decay=1.0)
     with Following(["notebook"]) as following:
-        sweep.run_all(recipes, tmp_path, jobs=2, on_progress=lambda folder, progress: following.note(folder))
+        sweep.run_all(configs, tmp_path, jobs=2, on_progress=lambda folder, progress: following.note(folder))
     for name in ("seed0", "seed1"):
         steps = [step for step, values in logged(notebook, "log", name) if "train_loss" in values]
         assert steps == [line["step"] for line in Run(tmp_path / name).metrics()] == list(range(1, 29))
         assert logged(notebook, "finish", name) == [Run(tmp_path / name).result()]
     assert logged(notebook, "finish", "bad") in ([], [None])
-    assert Run(tmp_path / "seed0").recipe() == recipes["seed0"]  # which knows nothing of it
+    assert Run(tmp_path / "seed0").config() == configs["seed0"]  # which knows nothing of it
 
 
 def test_a_run_that_had_ended_is_logged_afterwards(base, notebook, tmp_path):

@@ -14,7 +14,7 @@ import lab_data
 from anyk.lab.data import Dataset
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, models, training
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def test_scores_are_those_of_the_run(
     if dataset is not None:
         for module in (training, evaluation):
             monkeypatch.setattr(module, "read_data", lambda _: dataset)
-    recipe = Recipe(data=str(points), model=model, hidden=24, dropout=0.2, epochs=1, batch_size=40)
-    training.train(recipe, tmp_path / "run")
+    config = Config(data=str(points), model=model, hidden=24, dropout=0.2, epochs=1, batch_size=40)
+    training.train(config, tmp_path / "run")
     predictor = evaluation.Predictor(tmp_path / "run")
     shutil.rmtree(points)
 
@@ -60,7 +60,7 @@ def test_scores_are_those_of_the_run(
 
 def test_the_width_of_the_convolutions(tmp_path: Path) -> None:
     file = lab_data.write_images(tmp_path / "blobs.npz")
-    training.train(Recipe(data=str(file), width=6, epochs=1), tmp_path / "run")
+    training.train(Config(data=str(file), width=6, epochs=1), tmp_path / "run")
     loaded = models.load(tmp_path / "run")
     convolutions = [module for module in loaded.modules() if isinstance(module, torch.nn.Conv2d)]
     assert [each.out_channels for each in convolutions] == [6, 12, 24]

@@ -14,8 +14,8 @@ import lab_data
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, models, own_models, training
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
-from anyk.lab.run.recipe import Recipe
 
 MODULE = """
     import pathlib
@@ -98,18 +98,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def recipe(here: Path) -> Recipe:
+def config(here: Path) -> Config:
     data = lab_data.write_embedding_set(here / "points")
-    return Recipe(data=str(data), model="my_models:make", epochs=3, batch_size=32, learning_rate=1e-2, m=8)
+    return Config(data=str(data), model="my_models:make", epochs=3, batch_size=32, learning_rate=1e-2, m=8)
 
 
-def test_a_model_of_yours_is_trained_in_processes_and_read_back(here: Path, recipe: Recipe) -> None:
+def test_a_model_of_yours_is_trained_in_processes_and_read_back(here: Path, config: Config) -> None:
     with Pool(1) as pool:
-        (outcome,) = pool.run({here / "run": recipe}).values()
+        (outcome,) = pool.run({here / "run": config}).values()
     assert outcome.result is not None, outcome.error
     assert outcome.result["test"]["top5"] > 0.6
-    assert outcome.result["recipe"]["model"] == "my_models:make"
-    again = training.train(recipe, here / "again")
+    assert outcome.result["config"]["model"] == "my_models:make"
+    again = training.train(config, here / "again")
     assert again["test"] == outcome.result["test"]
     assert str(here) not in sys.path
 
@@ -124,8 +124,8 @@ def test_a_model_of_yours_is_trained_in_processes_and_read_back(here: Path, reci
         torch.testing.assert_close(loaded(examples), scores)
 
 
-def test_reading_a_file_imports_nothing_that_it_names(here: Path, recipe: Recipe) -> None:
-    training.train(recipe.but(epochs=1), here / "run")
+def test_reading_a_file_imports_nothing_that_it_names(here: Path, config: Config) -> None:
+    training.train(config.replace(epochs=1), here / "run")
     sys.modules.pop("my_models")
     (here / "imported.txt").unlink()
     for read in (models.load, evaluation.Predictor):
@@ -150,9 +150,9 @@ def _net(shape: tuple[int, ...], classes: int) -> nn.Module:
     return model
 
 
-def test_a_run_with_a_rate_of_its_own_for_the_head_goes_on_with_the_same_bits(here: Path, recipe: Recipe) -> None:
-    recipe = recipe.but(head_learning_rate=0.04, schedule="onecycle", optimizer="adamw", weight_decay=0.01)
-    training.train(recipe, here / "whole")
+def test_a_run_with_a_rate_of_its_own_for_the_head_goes_on_with_the_same_bits(here: Path, config: Config) -> None:
+    config = config.replace(head_learning_rate=0.04, schedule="onecycle", optimizer="adamw", weight_decay=0.01)
+    training.train(config, here / "whole")
     steps = 0
 
     def now_and_then() -> bool:
@@ -163,38 +163,38 @@ def test_a_run_with_a_rate_of_its_own_for_the_head_goes_on_with_the_same_bits(he
     stops = 0
     while True:
         try:
-            training.train(recipe, here / "parts", should_stop=now_and_then)
+            training.train(config, here / "parts", should_stop=now_and_then)
             break
         except training.Stopped:
             stops += 1
     assert stops > 3
     whole, parts = ((here / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
     assert whole == parts
-    training.train(recipe.but(head_learning_rate=0.0), here / "same")
+    training.train(config.replace(head_learning_rate=0.0), here / "same")
     assert (here / "same" / "model.safetensors").read_bytes() != whole
 
 
-def test_the_head_is_the_last_linear_layer_or_what_the_model_says(here: Path, recipe: Recipe) -> None:
-    recipe = recipe.but(head_learning_rate=0.04)
+def test_the_head_is_the_last_linear_layer_or_what_the_model_says(here: Path, config: Config) -> None:
+    config = config.replace(head_learning_rate=0.04)
     net = _net((16,), 12)
-    rest, head = models.parameter_groups(net, recipe)
+    rest, head = models.parameter_groups(net, config)
     assert [id(p) for p in head["params"]] == [id(p) for p in net.head.parameters()]
     assert len(rest["params"]) == 2
     assert (rest["factor"], head["factor"]) == (1.0, 4.0)
     net.get_classifier = lambda: net.backbone
-    assert models.parameter_groups(net, recipe)[1]["params"][0] is net.backbone[1].weight
+    assert models.parameter_groups(net, config)[1]["params"][0] is net.backbone[1].weight
     net.head_parameters = lambda: iter([net.head.bias])
-    assert models.parameter_groups(net, recipe)[1]["params"] == [net.head.bias]
-    (all_of_it,) = models.parameter_groups(nn.Linear(3, 2), recipe)
+    assert models.parameter_groups(net, config)[1]["params"] == [net.head.bias]
+    (all_of_it,) = models.parameter_groups(nn.Linear(3, 2), config)
     assert (len(all_of_it["params"]), all_of_it["factor"]) == (2, 4.0)
     net.head_parameters = lambda: [torch.nn.Parameter(torch.zeros(2))]
     with pytest.raises(LabError, match="head_learning_rate needs a head"):
-        models.parameter_groups(net, recipe)
+        models.parameter_groups(net, config)
     with pytest.raises(LabError, match="head_learning_rate needs a head"):
-        training.check(recipe.but(model="my_models:headless"))
+        training.check(config.replace(model="my_models:headless"))
 
 
-def test_both_learning_rates_follow_the_schedule(here: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_learning_rates_follow_the_schedule(here: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     step = torch.optim.Adam.step
 
@@ -203,14 +203,14 @@ def test_both_learning_rates_follow_the_schedule(here: Path, recipe: Recipe, mon
         return step(optimizer, *arguments)
 
     monkeypatch.setattr(torch.optim.Adam, "step", note)
-    training.train(recipe.but(head_learning_rate=0.03, schedule="cosine"), here / "run")
+    training.train(config.replace(head_learning_rate=0.03, schedule="cosine"), here / "run")
     assert seen[0] == [0.01, 0.03]
     assert seen[-1][0] < 0.002
     assert all(head == pytest.approx(3 * rest) for rest, head in seen)
 
 
-def test_weights_that_are_tied_are_saved(here: Path, recipe: Recipe) -> None:
-    tied = recipe.but(model="my_models:tied", epochs=1)
+def test_weights_that_are_tied_are_saved(here: Path, config: Config) -> None:
+    tied = config.replace(model="my_models:tied", epochs=1)
     with pytest.raises(training.Stopped):  # which writes a checkpoint
         training.train(tied, here / "run", should_stop=iter([False, True]).__next__)
     training.train(tied, here / "run")
@@ -236,16 +236,16 @@ def test_weights_that_are_tied_are_saved(here: Path, recipe: Recipe) -> None:
         ("timm:resnet18", "takes images, but points holds embeddings"),
     ],
 )
-def test_what_is_wrong_with_a_model_is_one_line_before_any_run(word: str, problem: str, here: Path, recipe: Recipe) -> None:
+def test_what_is_wrong_with_a_model_is_one_line_before_any_run(word: str, problem: str, here: Path, config: Config) -> None:
     with pytest.raises(LabError, match=problem) as caught:
-        training.check(recipe.but(model=word))
+        training.check(config.replace(model=word))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("word", ["", "lineer", "my_models:", ":make", "timm:", "timm:hf-hub:org/net", "a b:c", "my:x:y"])
 def test_words_that_name_no_model(word: str) -> None:
     with pytest.raises(LabError, match=r"model should be auto, linear, .*, module:function or timm:NAME, but is"):
-        Recipe(model=word)
+        Config(model=word)
 
 
 def test_a_function_becomes_its_word(here: Path) -> None:
@@ -297,20 +297,20 @@ def test_models_of_timm_by_a_stand_in(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     for module in (training, evaluation):
         monkeypatch.setattr(module, "read_data", lambda _: lab_data.image_set())
-    recipe = Recipe(model="timm:tiny.b1-in1k:pretrained", epochs=1, batch_size=24, head_learning_rate=0.1)
-    training.train(recipe, tmp_path / "run")
+    config = Config(model="timm:tiny.b1-in1k:pretrained", epochs=1, batch_size=24, head_learning_rate=0.1)
+    training.train(config, tmp_path / "run")
     import timm
 
     assert timm.ASKED == [("tiny.b1-in1k", True, 6, 1)]
     assert models.load(tmp_path / "run")(torch.zeros(2, 1, 12, 12, dtype=torch.uint8)).shape == (2, 6)
     evaluation.Predictor(tmp_path / "run")
     assert timm.ASKED[1:] == [("tiny.b1-in1k", False, 6, 1)] * 3  # the weights are there; one is only looked at
-    training.check(recipe.but(model="timm:tiny.b1-in1k"))
+    training.check(config.replace(model="timm:tiny.b1-in1k"))
     assert timm.ASKED[-1][1] is False
     with pytest.raises(LabError, match=r"timm cannot make huge \(RuntimeError: Unknown model \(huge\)\)"):
-        training.check(recipe.but(model="timm:huge"))
+        training.check(config.replace(model="timm:huge"))
     (tmp_path / "place" / "timm.py").write_text("raise RuntimeError('made for another torch')")
     monkeypatch.delitem(sys.modules, "timm")
     with pytest.raises(LabError, match=r"needs timm \(RuntimeError: made for another torch\): pip install timm"):
-        training.check(recipe)
-    assert Run(tmp_path / "run").recipe() == recipe
+        training.check(config)
+    assert Run(tmp_path / "run").config() == config

@@ -19,9 +19,9 @@ import lab_data
 from anyk.lab import cli
 from anyk.lab.data import embeddings
 from anyk.lab.run import training
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
 from anyk.lab.run.processes import Ranks
-from anyk.lab.run.recipe import Recipe
 
 SCRIPT = Path(__file__).parents[2] / "run_in_ranks.py"
 FOLDER = {".lock", "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "result.json", "test.safetensors"}
@@ -64,9 +64,9 @@ def assert_same_run(folder: Path, alone: Path, rtol: float = 1e-5) -> None:
     assert losses == pytest.approx(expected, rel=rtol)
     assert accuracies == expected_accuracies
     result, other = (json.loads((place / "result.json").read_text()) for place in (folder, alone))
-    for field in ("recipe", "data", "parameters", "epochs", "selected"):
+    for field in ("config", "data", "parameters", "epochs", "selected"):
         assert result[field] == other[field]
-    ranked = {"test.safetensors"} if result["recipe"]["select"] != "each" else set()
+    ranked = {"test.safetensors"} if result["config"]["select"] != "each" else set()
     names = {path.name for path in folder.iterdir()}
     assert names == {path.name for path in alone.iterdir()} == FOLDER - {"test.safetensors"} | ranked
     for name in ranked:
@@ -80,13 +80,13 @@ def assert_same_run(folder: Path, alone: Path, rtol: float = 1e-5) -> None:
 
 
 def written(path: Path, *runs: Mapping[str, Any]) -> Path:
-    path.write_text(json.dumps([{**run, "folder": str(run["folder"]), "recipe": run["recipe"].to_json()} for run in runs]))
+    path.write_text(json.dumps([{**run, "folder": str(run["folder"]), "config": run["config"].to_json()} for run in runs]))
     return path
 
 
 def test_the_command_in_two_processes_is_the_command_in_one(data: str, tmp_path: Path) -> None:
-    recipe = Recipe(data=data, epochs=4, batch_size=31, learning_rate=1e-2)  # batches of 28 and 29
-    training.train(recipe, tmp_path / "alone")
+    config = Config(data=data, epochs=4, batch_size=31, learning_rate=1e-2)  # batches of 28 and 29
+    training.train(config, tmp_path / "alone")
     words = ("--nproc-per-node", 2, "-m", "anyk", "train", data, "--batch-size", 31, "--learning-rate", 0.01)
     code, out, err = ended(torchrun(*words, "--epochs", 4, "--out", tmp_path / "run"))
     assert code == 0, err
@@ -103,44 +103,44 @@ def test_the_command_in_two_processes_is_the_command_in_one(data: str, tmp_path:
 
 @pytest.mark.full
 def test_three_processes_and_kills(data: str, tmp_path: Path) -> None:
-    base = Recipe(data=data, epochs=3, batch_size=31, learning_rate=1e-2)
-    tokens = base.but(data="tokens", epochs=1, context=8, embedding=8, hidden=12, dropout=0.0)
+    base = Config(data=data, epochs=3, batch_size=31, learning_rate=1e-2)
+    tokens = base.replace(data="tokens", epochs=1, context=8, embedding=8, hidden=12, dropout=0.0)
     shards = str(embeddings.write(tmp_path / "shards", embeddings.read(data), shard_rows=37, dtype=torch.float16))
-    recipes = {
-        "label smoothing": base.but(loss="lapsum", label_smoothing=0.1, temperature=0.7, optimizer="sgd"),
-        "fewer examples than ranks": base.but(model="mlp", batch_size=2, epochs=1, clip=0.1, evaluate_every=40),
-        "stops early": base.but(epochs=200, patience=3, learning_rate=0.1, select="each"),
-        "streamed": base.but(data=shards, shuffle="block", shuffle_block=4, shuffle_window=48, evaluate_every=3),
-        "batch normalisation": base.but(data="images", model="cnn", batch_size=25),
-        "windows": tokens.but(model="gru", layers=2, label_noise=0.1),  # four at a time
-        "fewer windows than ranks": tokens.but(
+    configs = {
+        "label smoothing": base.replace(loss="lapsum", label_smoothing=0.1, temperature=0.7, optimizer="sgd"),
+        "fewer examples than ranks": base.replace(model="mlp", batch_size=2, epochs=1, clip=0.1, evaluate_every=40),
+        "stops early": base.replace(epochs=200, patience=3, learning_rate=0.1, select="each"),
+        "streamed": base.replace(data=shards, shuffle="block", shuffle_block=4, shuffle_window=48, evaluate_every=3),
+        "batch normalisation": base.replace(data="images", model="cnn", batch_size=25),
+        "windows": tokens.replace(model="gru", layers=2, label_noise=0.1),  # four at a time
+        "fewer windows than ranks": tokens.replace(
             data="items", model="attention", heads=2, batch_size=8, mask_seen=True, optimizer="sgd"
         ),
-        "fewer contexts than ranks": tokens.but(batch_size=2, evaluate_every=200, part=0.5),
-        "many classes": tokens.but(model="gru", batch_size=8, tied=True, loss="error"),
+        "fewer contexts than ranks": tokens.replace(batch_size=2, evaluate_every=200, train_fraction=0.5),
+        "many classes": tokens.replace(model="gru", batch_size=8, tied=True, loss="error"),
     }
-    chance = base.but(model="mlp", hidden=64, dropout=0.1, mixup=0.2, evaluate_every=4, label_noise=0.1)
-    images = base.but(
+    chance = base.replace(model="mlp", hidden=64, dropout=0.1, mixup=0.2, evaluate_every=4, label_noise=0.1)
+    images = base.replace(
         data="images", model="cnn", mixup=0.2, dropout=0.1, augment=("crop", "flip", "affine"), batch_size=3, epochs=1
     )
     runs: list[dict[str, Any]] = [
-        {"folder": tmp_path / "ranks" / name, "recipe": recipe, "most_scores": 2 if name == "many classes" else 20_000}
-        for name, recipe in recipes.items()
+        {"folder": tmp_path / "ranks" / name, "config": config, "most_scores": 2 if name == "many classes" else 20_000}
+        for name, config in configs.items()
     ]
-    runs += [{"folder": tmp_path / name, "recipe": recipe} for name, recipe in (("chance", chance), ("images", images))]
+    runs += [{"folder": tmp_path / name, "config": config} for name, config in (("chance", chance), ("images", images))]
     code, _, err = ended(torchrun("--nproc-per-node", 3, SCRIPT, written(tmp_path / "runs.json", *runs)))
     assert code == 0, err
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "read_data", lab_data.read_or_make)
-        for name, recipe in recipes.items():
-            training.train(recipe, tmp_path / "alone" / name)
+        for name, config in configs.items():
+            training.train(config, tmp_path / "alone" / name)
             assert_same_run(tmp_path / "ranks" / name, tmp_path / "alone" / name)
     stopped = json.loads((tmp_path / "ranks" / "stops early" / "result.json").read_text())
     assert stopped["epochs"] == max(stopped["selected"].values()) + 3 < 200
     assert 0.2 < json.loads((tmp_path / "images" / "result.json").read_text())["test"]["top5"] <= 1
 
     # A rank dies, and the command is given again; then another dies, and torchrun starts all again.
-    killed = {"folder": tmp_path / "killed", "recipe": chance}
+    killed = {"folder": tmp_path / "killed", "config": chance}
     code, _, err = ended(torchrun("--nproc-per-node", 3, SCRIPT, written(tmp_path / "1.json", {**killed, "kill": [2, 5]})))
     assert code == 1
     assert "SIGKILL" in err  # torchrun's report; the others tell that one has ended only if torchrun leaves them the time
@@ -173,9 +173,9 @@ def test_ctrl_c_saves_and_one_process_can_go_on(data: str, tmp_path: Path) -> No
     state = Run(tmp_path / "run").load_tensors("checkpoint.safetensors")
     assert state is not None
     assert 0 < state[1]["step"] < 80 * 7
-    recipe = Run(tmp_path / "run").recipe()
-    training.train(recipe, tmp_path / "run")
-    training.train(recipe, tmp_path / "alone")
+    config = Run(tmp_path / "run").config()
+    training.train(config, tmp_path / "run")
+    training.train(config, tmp_path / "alone")
     assert_same_run(tmp_path / "run", tmp_path / "alone")
 
 

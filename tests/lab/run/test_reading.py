@@ -14,8 +14,8 @@ from anyk.lab.data import Parts, load, split
 from anyk.lab.engines import attempt
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, models, reading, training
+from anyk.lab.run.config import ADDED, Config, Setting
 from anyk.lab.run.folder import Run, read_tensors
-from anyk.lab.run.recipe import ADDED, Recipe, Setting
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(folder)
 
 
-def recipe(data: str, **changes: Any) -> Recipe:
-    return Recipe(data=data, epochs=4, batch_size=32, learning_rate=1e-2, m=8).but(**changes)
+def config(data: str, **changes: Any) -> Config:
+    return Config(data=data, epochs=4, batch_size=32, learning_rate=1e-2, m=8).replace(**changes)
 
 
 def test_features_are_standardised_on_the_training_part(points: str, tmp_path: Path) -> None:
-    result = training.train(recipe(points), tmp_path / "run")
+    result = training.train(config(points), tmp_path / "run")
     assert result["data"]["standardized"] is True
     assert result["data"]["features"] == 16
     predictor = evaluation.Predictor(tmp_path / "run")
@@ -54,7 +54,7 @@ def test_features_are_standardised_on_the_training_part(points: str, tmp_path: P
     torch.testing.assert_close(loaded(raw), predictor.model(predictor.reader(examples, index)))
     assert loaded.plan.feature_mean[0] == pytest.approx(1000, rel=0.1)
     assert loaded.plan.image_size is None
-    plain = training.train(recipe(points, standardize=False), tmp_path / "plain")
+    plain = training.train(config(points, standardize=False), tmp_path / "plain")
     assert plain["data"]["standardized"] is False
     assert models.load(tmp_path / "plain").plan.feature_mean == ()
     assert result["test"]["top1"] > plain["test"]["top1"] + 0.1
@@ -62,7 +62,7 @@ def test_features_are_standardised_on_the_training_part(points: str, tmp_path: P
 
 @pytest.mark.parametrize("shuffle", ["full", "block"])
 def test_streamed_or_not_the_features_are_the_same(shuffle: Any, points: str, tmp_path: Path) -> None:
-    training.train(recipe(points, shuffle=shuffle, shuffle_window=64, epochs=1), tmp_path / "run")
+    training.train(config(points, shuffle=shuffle, shuffle_window=64, epochs=1), tmp_path / "run")
     plan, _ = models.read(tmp_path / "run")
     dataset = load(points)
     parts = split(dataset, 0.1, 0.2, 0)
@@ -73,39 +73,39 @@ def test_streamed_or_not_the_features_are_the_same(shuffle: Any, points: str, tm
 def test_runs_of_an_earlier_version_are_read_as_they_were(points: str, tmp_path: Path) -> None:
     """They knew no `standardize` and no sequences, and their model files were of format 1."""
     run = tmp_path / "run"
-    training.train(recipe(points, standardize=False), run)
+    training.train(config(points, standardize=False), run)
     weights, described = read_tensors(run / "model.safetensors")
     later = {"width": 32, "tokens": "", "embedding": 0, "layers": 0, "heads": 1, "tied": False, "mask_seen": False}
     for name, value in {"feature_mean": [], "feature_std": [], **later}.items():
         assert described.pop(name) == value
     Run(run).save_tensors("model.safetensors", weights, {**described, "format": 1})
-    config = Run(run).recipe().to_json()
+    written = Run(run).config().to_json()
     for name in ("standardize", "image_size", "head_learning_rate", *ADDED):
-        del config[name]
-    (run / "config.json").write_text(json.dumps({**config, "hidden": 512, "dropout": 0.0}))  # which were the defaults
-    assert Run(run).recipe() == recipe(points, standardize=False, hidden=512, dropout=0.0)
+        del written[name]
+    (run / "config.json").write_text(json.dumps({**written, "hidden": 512, "dropout": 0.0}))  # which were the defaults
+    assert Run(run).config() == config(points, standardize=False, hidden=512, dropout=0.0)
     predictor = evaluation.Predictor(run)
     examples, index = predictor.parts.test, predictor.parts.test_index
     torch.testing.assert_close(models.load(run)(examples.take(index)), predictor.model(predictor.reader(examples, index)))
     assert torch.equal(predictor.reader(examples, index), examples.take(index))
     with pytest.raises(LabError, match="standardize was False and is now True"):
-        training.train(recipe(points), run)
-    for same in (recipe(points, standardize=False), recipe(points, standardize=False, hidden=512)):
+        training.train(config(points), run)
+    for same in (config(points, standardize=False), config(points, standardize=False, hidden=512)):
         training.train(same, run, should_stop=lambda: pytest.fail("it was run again"))
         assert attempt.ended(run, same) is not None
     with pytest.raises(LabError, match="hidden was 512 and is now 64"):
-        training.train(recipe(points, standardize=False, hidden=64), run)
+        training.train(config(points, standardize=False, hidden=64), run)
 
 
 def test_a_comparison_finds_the_runs_of_an_earlier_version(points: str) -> None:
     """By the name of their folders, which follows from all fields that there were."""
-    now = reading.resolved(recipe(points), load(points))
+    now = reading.resolved(config(points), load(points))
     before = {name: value for name, value in now.to_json().items() if name not in ADDED}
     assert now.identity == before
     assert {"hidden": 512, "dropout": 0.0}.items() <= before.items()
     for name in ADDED:
-        value = {"split": "last", "mask_seen": True, "tied": True, "part": 0.5, "tested": False}.get(name, 7)
-        assert now.but(**{name: value}).identity == {**before, name: value}
+        value = {"split": "last", "mask_seen": True, "tied": True, "train_fraction": 0.5, "tested": False}.get(name, 7)
+        assert now.replace(**{name: value}).identity == {**before, name: value}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_numbers_that_cannot_be_are_refused(changes: dict[str, Any], problem: st
 
 def test_the_size_of_images_is_said_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
-    result = training.train(Recipe(data="glyphs:12", image_size=16, epochs=1, model="linear"), tmp_path / "run")
+    result = training.train(Config(data="glyphs:12", image_size=16, epochs=1, model="linear"), tmp_path / "run")
     assert result["data"]["image_size"] == [16, 16]
     assert "standardized" not in result["data"]
     loaded = models.load(tmp_path / "run")
@@ -156,10 +156,10 @@ def test_the_size_of_images_is_said_and_stored(tmp_path: Path, monkeypatch: pyte
 )
 def test_contradictions_are_one_line(changes: dict[str, Any], problem: str, points: str) -> None:
     dataset = load(points)
-    reading.check_setting(recipe(points), dataset)
+    reading.check_setting(config(points), dataset)
     reading.check_setting(Setting(data=points), dataset)
     with pytest.raises(LabError, match=problem) as caught:
-        reading.check_setting(Setting(data=points).but(**changes), dataset)
+        reading.check_setting(Setting(data=points).replace(**changes), dataset)
     assert "\n" not in str(caught.value)
     few = dataclasses.replace(dataset, name="few", classes=("a", "b", "c"))
     with pytest.raises(LabError, match="--select top10 needs more than 10 classes, but few has 3"):
@@ -167,12 +167,12 @@ def test_contradictions_are_one_line(changes: dict[str, Any], problem: str, poin
 
 
 def test_devices_of_other_machines_are_not_looked_at(points: str) -> None:
-    reading.check_setting(recipe(points, device="cuda:7"), load(points), here=False)
+    reading.check_setting(config(points, device="cuda:7"), load(points), here=False)
 
 
 def test_a_check_leaves_the_random_numbers_alone(points: str) -> None:
     state = torch.get_rng_state()
-    reading.check_setting(recipe(points, head_learning_rate=0.1, model="mlp"), load(points))
+    reading.check_setting(config(points, head_learning_rate=0.1, model="mlp"), load(points))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -182,7 +182,7 @@ def test_a_single_example_is_refused_exactly_where_the_networks_cannot_take_it(m
         images = lab_data.image_set(classes=2, per_class=2, size=size)
         for count, batch in ((1, 1), (1, 9), (3, 2), (7, 2), (4, 3), (5, 3), (2, 2)):
             parts = Parts(torch.arange(count), torch.arange(1), images.train, torch.arange(1))
-            setting = Recipe(model=model, batch_size=batch)
+            setting = Config(model=model, batch_size=batch)
             steps = -(-count // batch)
             smallest = min((place + 1) * count // steps - place * count // steps for place in range(steps))
             network = models.build(setting, images).train()

@@ -16,8 +16,8 @@ import lab_data
 from anyk.lab.data.tokens import IGNORED, UNSEEN, SequenceSplit
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, losses, models, reading, training
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.sequence_models import AttentionModel, ContextModel, GRUModel, SequenceModel
 
 CLASSES, LENGTH = 7, 6
@@ -47,11 +47,11 @@ def everywhere(tokens: torch.Tensor) -> torch.Tensor:
     return torch.ones(tokens.shape, dtype=torch.bool)
 
 
-def quick(**changes: Any) -> Recipe:
-    return Recipe(
+def quick(**changes: Any) -> Config:
+    return Config(
         data="tokens", loss="softmax", model="context", context=8, embedding=16, hidden=32, layers=1, dropout=0.0,
         epochs=8, batch_size=32, learning_rate=2e-2,
-    ).but(**changes)  # fmt: skip
+    ).replace(**changes)  # fmt: skip
 
 
 # What a model may see ------------------------------------------------------------------------------------------------------
@@ -177,8 +177,8 @@ def rule_accuracy(examples: SequenceSplit) -> float:
     ids=lambda changes: "-".join(map(str, changes.values())),
 )
 def test_a_rule_is_learned(changes: dict[str, Any], tmp_path: Path) -> None:
-    recipe = quick(p_k=(0.7, 0.3), epochs=12 if changes["model"] == "attention" else 8).but(**changes)
-    result = training.train(recipe, tmp_path / "run")
+    config = quick(p_k=(0.7, 0.3), epochs=12 if changes["model"] == "attention" else 8).replace(**changes)
+    result = training.train(config, tmp_path / "run")
     predictor = evaluation.Predictor(tmp_path / "run")
     test = predictor.parts.test
     assert isinstance(test, SequenceSplit)
@@ -214,8 +214,8 @@ def test_every_place_of_a_sequence_trains_a_causal_model(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(GRUModel, "forward", listen)
     dataset = lab_data.sequence_set()
-    parts = reading.divide(dataset, quick(part=0.5))
-    training.train(quick(model="gru", epochs=1, part=0.5), tmp_path / "run")
+    parts = reading.divide(dataset, quick(train_fraction=0.5))
+    training.train(quick(model="gru", epochs=1, train_fraction=0.5), tmp_path / "run")
     assert isinstance(dataset.train, SequenceSplit)
     assert len(seen) == len(parts.train) < 0.6 * len(dataset.training)
     wanted = dataset.train.contexts(parts.train, 8).tolist()
@@ -234,15 +234,15 @@ def test_a_function_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "    return nn.Sequential(nn.Embedding(classes + 2, 8), nn.Flatten(), nn.Linear(40, classes))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    recipe = quick(model="my_tokens:make", context=5, epochs=6)
-    result = training.train(recipe, tmp_path / "run")
+    config = quick(model="my_tokens:make", context=5, epochs=6)
+    result = training.train(config, tmp_path / "run")
     assert result["test"]["top1"] > 0.75
     loaded = models.load(tmp_path / "run", trust=True)
     assert loaded.plan.tokens == "items"
     assert loaded(torch.full((2, 5), 9)).shape == (2, 8)
-    assert Recipe(model="my_tokens:make").resolved("sequences", 1000).context == 32
+    assert Config(model="my_tokens:make").resolved("sequences", 1000).context == 32
     with pytest.raises(LabError, match=r"failed when called with \(32,\), 8 \(AssertionError"):
-        training.check(recipe.but(context=0))
+        training.check(config.replace(context=0))
 
 
 def test_settings_that_sequences_do_not_take() -> None:
@@ -266,8 +266,8 @@ def outcome(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]
 
 @pytest.mark.parametrize("changes", [{"model": "gru", "dropout": 0.2}, {"model": "attention", "mask_seen": True}], ids=str)
 def test_a_run_stopped_at_any_step_ends_with_the_same_bits(changes: dict[str, Any], tmp_path: Path) -> None:
-    recipe = quick(epochs=2, evaluate_every=5, label_noise=0.1, data="items", batch_size=64, **changes)
-    training.train(recipe, tmp_path / "whole")
+    config = quick(epochs=2, evaluate_every=5, label_noise=0.1, data="items", batch_size=64, **changes)
+    training.train(config, tmp_path / "whole")
     calls, stops = 0, 0
 
     def every_third_step() -> bool:
@@ -277,7 +277,7 @@ def test_a_run_stopped_at_any_step_ends_with_the_same_bits(changes: dict[str, An
 
     while not (tmp_path / "parts" / "result.json").exists():
         try:
-            training.train(recipe, tmp_path / "parts", should_stop=every_third_step)
+            training.train(config, tmp_path / "parts", should_stop=every_third_step)
         except training.Stopped:
             stops += 1
     assert stops > 3
@@ -302,8 +302,8 @@ def slow_mask(scores: torch.Tensor, examples: SequenceSplit, index: torch.Tensor
 
 @pytest.mark.parametrize("model", ["context", "gru"])
 def test_what_was_seen_is_no_guess(model: str, tmp_path: Path) -> None:
-    recipe = quick(model=model, data="items", mask_seen=True, epochs=2)
-    result = training.train(recipe, tmp_path / "run")
+    config = quick(model=model, data="items", mask_seen=True, epochs=2)
+    result = training.train(config, tmp_path / "run")
     predictor = evaluation.Predictor(tmp_path / "run")
     test, index = predictor.parts.test, predictor.parts.test_index
     assert isinstance(test, SequenceSplit)
@@ -329,15 +329,15 @@ def test_what_was_seen_is_no_guess(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("loss", ["softmax", "gce", "error", "splitter", "lapsum", "smooth"])
 def test_losses_of_what_may_be_guessed(loss: str, smoothing: float) -> None:
     """The loss over the classes that are left, and no gradient to the others: as if these were not there."""
-    recipe = Recipe(loss=loss, label_smoothing=smoothing, mask_seen=True, p_k=(0.5, 0.5), m=None)
+    config = Config(loss=loss, label_smoothing=smoothing, mask_seen=True, p_k=(0.5, 0.5), m=None)
     scores = torch.randn(6, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target = torch.tensor([0, 3, 9, 5, 5, 1])
     seen = torch.zeros(6, 10, dtype=torch.bool)
     for row, label in enumerate(target.tolist()):
         seen[row, [c for c in range(10) if c != label][: row + 3]] = True  # up to eight: nothing but two is left
     masked = scores.masked_fill(seen, -math.inf).requires_grad_()
-    each = [losses.criterion(recipe, 10)(masked[row], target[row]) for row in range(6)]
-    together = losses.criterion(recipe, 10)(masked, target)
+    each = [losses.criterion(config, 10)(masked[row], target[row]) for row in range(6)]
+    together = losses.criterion(config, 10)(masked, target)
     together.backward()
     assert masked.grad is not None
     assert masked.grad.isfinite().all()
@@ -345,7 +345,7 @@ def test_losses_of_what_may_be_guessed(loss: str, smoothing: float) -> None:
     assert_close(together, torch.stack(each).mean())
     for row in range(6):
         left = (~seen[row]).nonzero().flatten()
-        fewer = losses.criterion(recipe.but(mask_seen=False), len(left))
+        fewer = losses.criterion(config.replace(mask_seen=False), len(left))
         expected = fewer(scores[row, left][None], (left == target[row]).nonzero()[0])
         assert_close(each[row], expected, rtol=1e-6, atol=1e-6)
 
@@ -354,8 +354,8 @@ def test_losses_of_what_may_be_guessed(loss: str, smoothing: float) -> None:
 @pytest.mark.parametrize("loss", ["softmax", "gce", "error", "splitter"])
 def test_the_target_is_never_masked_in_training(loss: str, model: str, tmp_path: Path) -> None:
     """Also where noise has put another label there, which the sequence may have had."""
-    recipe = quick(model=model, loss=loss, data="items", mask_seen=True, label_smoothing=0.1, label_noise=0.5, p_k=(0.5, 0.5))
-    training.train(recipe.but(epochs=1), tmp_path / "run")
+    config = quick(model=model, loss=loss, data="items", mask_seen=True, label_smoothing=0.1, label_noise=0.5, p_k=(0.5, 0.5))
+    training.train(config.replace(epochs=1), tmp_path / "run")
     lines = Run(tmp_path / "run").metrics()
     assert all(math.isfinite(line["train_loss"]) for line in lines)
     assert all(weight.isfinite().all() for weight in load_file(tmp_path / "run" / "model.safetensors").values())
@@ -365,22 +365,22 @@ def test_too_little_is_left_to_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the rows themselves: the most that a sequence has had before a training place."""
     few = lab_data.sequence_set(classes=30, others=30, length=12, last=True)
     monkeypatch.setattr(training, "read_data", lambda _: few)
-    train, recipe = few.train, quick(mask_seen=True, loss="error")
+    train, config = few.train, quick(mask_seen=True, loss="error")
     assert isinstance(train, SequenceSplit)
-    parts = reading.divide(few, recipe)
+    parts = reading.divide(few, config)
     bounds = train.begins.tolist()
     left = [
         30 - len({token for token in train.stream[max(b for b in bounds if b <= place) : place].tolist() if token < 30})
         for place in train.places[parts.train].tolist()
     ]
     fits, too_long = ((0.5, *[0.0] * (k - 2), 0.5) for k in (min(left), min(left) + 1))
-    training.check(recipe.but(p_k=fits))
-    training.check(recipe.but(p_k=too_long, mask_seen=False))
-    training.check(recipe.but(p_k=too_long, loss="softmax"))
+    training.check(config.replace(p_k=fits))
+    training.check(config.replace(p_k=too_long, mask_seen=False))
+    training.check(config.replace(p_k=too_long, loss="softmax"))
     with pytest.raises(
         LabError, match=rf"mask_seen leaves {min(left)} of the 30 classes .* P_K reaches to k = {min(left) + 1}"
     ):
-        training.check(recipe.but(p_k=too_long))
+        training.check(config.replace(p_k=too_long))
 
 
 def test_the_masks_of_windows_are_those_of_their_places() -> None:
@@ -412,37 +412,37 @@ def test_of_many_classes_the_scores_are_not_stored(
 ) -> None:
     """The same training, to rounding, with the scores made in pieces."""
     for loss in tried:
-        recipe = quick(
+        config = quick(
             model=model, tied=tied, loss=loss, p_k=(0.5, 0.5), m=4, epochs=1, label_smoothing=0.1, dropout=0.1, evaluate_every=4
         )
         curves = []
         for most in (20_000, 2):
             monkeypatch.setattr(losses, "MOST_SCORES", most)
-            built = training._Training(recipe, Run(tmp_path / "none"), training.ALONE)
+            built = training._Training(config, Run(tmp_path / "none"), training.ALONE)
             assert (built.head is None) == (most == 20_000)
-            assert list(built.model.state_dict()) == list(load_names(recipe))
+            assert list(built.model.state_dict()) == list(load_names(config))
             folder = tmp_path / f"{loss} {most}"
-            training.train(recipe, folder)
+            training.train(config, folder)
             lines = Run(folder).metrics()
             curves.append([line["train_loss"] for line in lines] + [line["validation"]["cross_entropy"] for line in lines])
         assert curves[1] == pytest.approx(curves[0], rel=2e-4)
 
 
-def load_names(recipe: Recipe) -> dict[str, torch.Tensor]:
-    return models.build(recipe, lab_data.sequence_set()).state_dict()
+def load_names(config: Config) -> dict[str, torch.Tensor]:
+    return models.build(config, lab_data.sequence_set()).state_dict()
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("loss", ["softmax", "error", "splitter"])
 def test_gradients_in_pieces_are_those_of_the_scores(loss: str, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = Recipe(loss=loss, p_k=(0.5, 0.5), m=4, label_smoothing=0.1)
+    config = Config(loss=loss, p_k=(0.5, 0.5), m=4, label_smoothing=0.1)
     model, tokens = made("gru", tied=tied).double(), some_tokens()
     where = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(2)) < 0.7
     target = torch.randint(CLASSES, (int(where.sum()),), generator=torch.Generator().manual_seed(3))
-    criterion = losses.criterion(recipe, CLASSES)
-    assert losses.head(criterion, model, recipe) is None
+    criterion = losses.criterion(config, CLASSES)
+    assert losses.head(criterion, model, config) is None
     monkeypatch.setattr(losses, "MOST_SCORES", CLASSES - 1)
-    head = losses.head(criterion, model, recipe)
+    head = losses.head(criterion, model, config)
     assert head is not None
     found = []
     for loss_of in (lambda: criterion(model(tokens, where), target), lambda: head(model(tokens, where, scored=False), target)):
@@ -453,8 +453,8 @@ def test_gradients_in_pieces_are_those_of_the_scores(loss: str, tied: bool, monk
     assert len(found[0]) == 1 + len(list(model.parameters()))
     assert_close(found[1], found[0])
     # What is masked needs the scores, and so does a loss that no head knows.
-    assert losses.head(criterion, model, recipe.but(mask_seen=True)) is None
-    hinge = recipe.but(loss="hinge")
+    assert losses.head(criterion, model, config.replace(mask_seen=True)) is None
+    hinge = config.replace(loss="hinge")
     assert losses.head(losses.criterion(hinge, CLASSES), model, hinge) is None
 
 

@@ -10,10 +10,10 @@ import made
 from anyk.lab import tables
 from anyk.lab.errors import LabError
 from anyk.lab.plots import plot
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 from anyk.lab.run.summaries import collect, curves, table
 
-BASE = Recipe(data="some_data", loss="splitter")
+BASE = Config(data="some_data", loss="splitter")
 ERROR = "Traceback\n  ...\nValueError: scores are NaN\n"
 
 
@@ -23,11 +23,11 @@ def runs(tmp_path):
     for loss, top1 in (("splitter", 0.61), ("softmax", 0.60)):
         for seed in range(3):
             test = {"top1": top1 + seed / 100, "top5": 0.8 + seed / 100, "top10": 0.9}
-            made.run_folder(tmp_path / f"{loss}-{seed}", BASE.but(loss=loss, seed=seed), test, seconds=50 + 10.0 * seed)
+            made.run_folder(tmp_path / f"{loss}-{seed}", BASE.replace(loss=loss, seed=seed), test, seconds=50 + 10.0 * seed)
     made.run_folder(
-        tmp_path / "deep" / "er" / "failed", BASE.but(seed=7), error="Traceback\n  ...\nValueError: scores are NaN\n"
+        tmp_path / "deep" / "er" / "failed", BASE.replace(seed=7), error="Traceback\n  ...\nValueError: scores are NaN\n"
     )
-    made.run_folder(tmp_path / "unfinished", BASE.but(seed=8))
+    made.run_folder(tmp_path / "unfinished", BASE.replace(seed=8))
     return tmp_path
 
 
@@ -52,7 +52,7 @@ def test_table(runs):
 
 def test_ranking_metrics_follow_and_older_runs_have_none(runs):
     test = {"top1": 0.7, "top5": 0.8, "mrr": 0.75, "ndcg10": 0.76, "ndcg5": 0.7, "macro_top1": 0.6, "mean": 0.7}
-    made.run_folder(runs / "newer", BASE.but(loss="lapsum"), test)
+    made.run_folder(runs / "newer", BASE.replace(loss="lapsum"), test)
     found = table(collect([runs]))
     assert [column.title for column in found.columns][1:6] == ["top-1", "top-5", "top-10", "MRR", "NDCG@10"]
     rows = {row[0]: row for row in found.rows}
@@ -101,7 +101,7 @@ def test_csv(runs):
 def test_names_are_escaped(tmp_path):
     name = r"a_b|c&d%e [red]$x$ \f,g"
     for seed, data in enumerate((name, r"$\nosuch$")):
-        made.run_folder(tmp_path / str(seed), BASE.but(data=data), {"top1": 0.5})
+        made.run_folder(tmp_path / str(seed), BASE.replace(data=data), {"top1": 0.5})
     found = table(collect([tmp_path]))
     assert name in tables.render(found)
     assert r"| a\_b\|c&d%e \[red]$x$ \\f,g |" in tables.render(found, "markdown")
@@ -112,7 +112,7 @@ def test_names_are_escaped(tmp_path):
 
 def test_fields_metrics_and_sort(tmp_path):
     for number, (rate, top5) in enumerate([(1e-2, 0.7), (1e-3, 0.9), (1e-4, 0.8)]):
-        made.run_folder(tmp_path / str(number), BASE.but(learning_rate=rate), {"top1": 0.5, "top5": top5})
+        made.run_folder(tmp_path / str(number), BASE.replace(learning_rate=rate), {"top1": 0.5, "top5": top5})
     summaries = collect([tmp_path])
     assert [row[0] for row in table(summaries).rows] == [1e-4, 1e-3, 1e-2]
     assert [row[0] for row in table(summaries, sort="-learning_rate").rows] == [1e-2, 1e-3, 1e-4]
@@ -139,13 +139,13 @@ def test_a_repeated_seed_counts_once(tmp_path):
 
 def test_other_data_of_the_same_name_are_other_data(tmp_path):
     for seed in (0, 1):
-        made.run_folder(tmp_path / str(seed), BASE.but(seed=seed), {"top1": 0.5}, fingerprint=f"data {seed}")
+        made.run_folder(tmp_path / str(seed), BASE.replace(seed=seed), {"top1": 0.5}, fingerprint=f"data {seed}")
     found = table(collect([tmp_path]))
     assert [row[0] for row in found.rows] == ["data 0", "data 1"]
 
 
 def test_few_classes_and_no_finished_run(tmp_path):
-    made.run_folder(tmp_path / "a", BASE.but(loss="softmax"), {"top1": 0.5})
+    made.run_folder(tmp_path / "a", BASE.replace(loss="softmax"), {"top1": 0.5})
     made.run_folder(tmp_path / "b", BASE, {"top1": 0.5, "top5": 0.9})
     found = table(collect([tmp_path]))
     assert "–" in tables.render(found)
@@ -167,8 +167,8 @@ def test_few_classes_and_no_finished_run(tmp_path):
         "",
         '{"format": 9}',
         '{"format": 1}',
-        '{"format": 1, "recipe": {"x": 1}, "test": {}}',
-        '{"format": 1, "recipe": {}, "test": {"top1": "a"}}',
+        '{"format": 1, "config": {"x": 1}, "test": {}}',
+        '{"format": 1, "config": {}, "test": {"top1": "a"}}',
     ],
 )
 def test_a_corrupt_result_is_named(runs, content):
@@ -218,7 +218,7 @@ def test_folders_without_runs(tmp_path):
 
 def test_what_a_loss_does_not_take_tells_no_runs_apart(tmp_path):
     for loss, m in (("softmax", 8), ("softmax", 16), ("splitter", 8), ("splitter", None)):
-        made.run_folder(tmp_path / f"{loss}{m}", BASE.but(loss=loss, m=m), {"top1": 0.5})
+        made.run_folder(tmp_path / f"{loss}{m}", BASE.replace(loss=loss, m=m), {"top1": 0.5})
     found = table(collect([tmp_path]))
     assert [column.key for column in found.columns[:2]] == ["m", "loss"]
     assert [row[:2] for row in found.rows] == [(8, "splitter"), ("none", "splitter"), (None, "softmax")]
@@ -227,7 +227,9 @@ def test_what_a_loss_does_not_take_tells_no_runs_apart(tmp_path):
 
 def test_curves_have_a_row_for_each_evaluation(tmp_path):
     for seed, loss in enumerate(("softmax", "lapsum")):
-        folder = made.run_folder(tmp_path / loss, BASE.but(loss=loss, seed=seed, m=8 + seed), {"top1": 0.5} if seed else None)
+        folder = made.run_folder(
+            tmp_path / loss, BASE.replace(loss=loss, seed=seed, m=8 + seed), {"top1": 0.5} if seed else None
+        )
         lines = [
             {"step": step, "epoch": step / 2, "train_loss": 1 / step, "validation": {"top1": 0.1 * step}, "temperature": None}
             for step in (1, 2)

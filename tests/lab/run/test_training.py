@@ -1,4 +1,4 @@
-"""One run: it learns with every knob, survives what kills processes, and ends with the same bits."""
+"""One run: it learns with every hyperparameter, survives what kills processes, and ends with the same bits."""
 
 import itertools
 import json
@@ -23,8 +23,8 @@ from anyk import info
 from anyk.lab.data import split
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, losses, names, summaries, training
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
-from anyk.lab.run.recipe import Recipe
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["anyk.lab.run.training", "torch._dynamo"])
@@ -40,8 +40,8 @@ def images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "read_data", lambda _: lab_data.image_set())
 
 
-def quick(data: str, **changes: Any) -> Recipe:
-    return Recipe(data=data, epochs=6, batch_size=32, learning_rate=1e-2).but(**changes)
+def quick(data: str, **changes: Any) -> Config:
+    return Config(data=data, epochs=6, batch_size=32, learning_rate=1e-2).replace(**changes)
 
 
 def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]], dict[str, Any]]:
@@ -49,7 +49,7 @@ def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]], dict[str, Any]]:
     metrics = [{**line, "seconds": 0} for line in Run(folder).metrics()]
     result = {**json.loads((folder / "result.json").read_text()), "seconds": 0, "seconds_in_model": 0}
     tensors = [path.read_bytes() for path in sorted(folder.glob("*.safetensors"))]
-    assert len(tensors) == (1 if result["recipe"]["select"] == "each" else 2)
+    assert len(tensors) == (1 if result["config"]["select"] == "each" else 2)
     return b"".join(tensors), metrics, result
 
 
@@ -77,11 +77,11 @@ def test_a_finished_run_is_not_run_again(data: str, tmp_path: Path) -> None:
 def test_a_run_stopped_at_any_step_ends_with_the_same_bits(
     select: Any, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = quick(
+    config = quick(
         data, select=select, model="mlp", dropout=0.3, mixup=0.2, label_noise=0.1, schedule="onecycle", temperature_end=0.5,
         p_k_end=(0.2, 0.2, 0.2, 0.2, 0.2), m=8, epochs=3, evaluate_every=5,
     )  # fmt: skip
-    training.train(recipe, tmp_path / "whole")
+    training.train(config, tmp_path / "whole")
     steps = 0
 
     def every_third_step() -> bool:
@@ -92,7 +92,7 @@ def test_a_run_stopped_at_any_step_ends_with_the_same_bits(
     stops = 0
     while True:
         try:
-            training.train(recipe, tmp_path / "parts", should_stop=every_third_step)
+            training.train(config, tmp_path / "parts", should_stop=every_third_step)
             break
         except training.Stopped:
             stops += 1
@@ -100,16 +100,16 @@ def test_a_run_stopped_at_any_step_ends_with_the_same_bits(
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
-def _train_with_many_checkpoints(recipe: Recipe, folder: Path) -> None:
+def _train_with_many_checkpoints(config: Config, folder: Path) -> None:
     training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.005
-    training.train(recipe, folder)
+    training.train(config, folder)
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_bits(data: str, tmp_path: Path) -> None:
-    recipe = quick(data, epochs=60, select="each", m=8, evaluate_every=3)
+    config = quick(data, epochs=60, select="each", m=8, evaluate_every=3)
 
     def started(folder: str) -> Any:
-        process = FORKS.Process(target=_train_with_many_checkpoints, args=(recipe, tmp_path / folder))
+        process = FORKS.Process(target=_train_with_many_checkpoints, args=(config, tmp_path / folder))
         process.start()
         return process
 
@@ -129,7 +129,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(data: str, tmp_path
         assert kills < 100, "the run makes no progress between kills"
     assert kills >= 3
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
-    training.train(recipe, tmp_path / "killed")  # the last kill may have come between the result and the tidying up
+    training.train(config, tmp_path / "killed")  # the last kill may have come between the result and the tidying up
     left = {path.name for path in (tmp_path / "killed").iterdir()}
     assert left == {".lock", "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "result.json"}
 
@@ -149,7 +149,7 @@ def test_the_command_goes_on_after_ctrl_c(data: str, tmp_path: Path) -> None:
     assert process.returncode == 130, errors
     assert errors.strip() == f"Stopped. To go on: anyk {' '.join(command)}"
     assert (tmp_path / "run" / "checkpoint.safetensors").exists()
-    assert training.train(Run(tmp_path / "run").recipe(), tmp_path / "run")["epochs"] == 400
+    assert training.train(Run(tmp_path / "run").config(), tmp_path / "run")["epochs"] == 400
 
 
 def _hold(folder: Path, ready: Any) -> None:
@@ -171,7 +171,7 @@ def test_a_second_process_is_refused_until_the_first_dies(data: str, tmp_path: P
     training.train(quick(data, epochs=1), tmp_path)
 
 
-def _train_until_the_disk_is_full(recipe: Recipe, folder: Path, answer: Any) -> None:
+def _train_until_the_disk_is_full(config: Config, folder: Path, answer: Any) -> None:
     """A limit on the size of files stands in for a full disk: every write fails from half-way on."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.0
@@ -181,23 +181,23 @@ def _train_until_the_disk_is_full(recipe: Recipe, folder: Path, answer: Any) -> 
             resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
 
     try:
-        training.train(recipe, folder, on_progress=fill)
+        training.train(config, folder, on_progress=fill)
     except LabError as error:
         answer.send(str(error))
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(data: str, tmp_path: Path) -> None:
-    recipe = quick(data, epochs=20)
-    training.train(recipe, tmp_path / "whole")
+    config = quick(data, epochs=20)
+    training.train(config, tmp_path / "whole")
     here, there = FORKS.Pipe()
-    process = FORKS.Process(target=_train_until_the_disk_is_full, args=(recipe, tmp_path / "full", there))
+    process = FORKS.Process(target=_train_until_the_disk_is_full, args=(config, tmp_path / "full", there))
     process.start()
     assert "the disk is full" in here.recv()
     process.join()
     state = Run(tmp_path / "full").load_tensors("checkpoint.safetensors")
     assert state is not None
     assert state[1]["step"] == 20
-    training.train(recipe, tmp_path / "full")
+    training.train(config, tmp_path / "full")
     assert outcome(tmp_path / "full") == outcome(tmp_path / "whole")
 
 
@@ -237,7 +237,7 @@ def test_a_diverging_run_fails_with_advice(data: str, tmp_path: Path) -> None:
     ids=lambda changes: changes["model"] + "-" + list(changes)[1],
 )
 @pytest.mark.usefixtures("images")
-def test_models_and_knobs_on_images(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_models_and_hyperparameters_on_images(changes: dict[str, Any], tmp_path: Path) -> None:
     result = training.train(quick("images", **changes), tmp_path)
     assert result["data"]["kind"] == "images"
     assert 0 <= result["test"]["top1"] <= result["test"]["top5"] <= 1
@@ -300,10 +300,10 @@ def test_what_p_k_trains_for_is_measured(data: str, tmp_path: Path) -> None:
 
 
 def test_label_noise_touches_so_many_training_labels_and_no_others(data: str) -> None:
-    recipe = quick(data, label_noise=0.25)
-    dataset = training.read_data(recipe)
-    parts = split(dataset, recipe.validation, recipe.test, recipe.split_seed)
-    changed = training.noisy_labels(dataset, parts, recipe) != dataset.train.labels
+    config = quick(data, label_noise=0.25)
+    dataset = training.read_data(config)
+    parts = split(dataset, config.validation, config.test, config.split_seed)
+    changed = training.noisy_labels(dataset, parts, config) != dataset.train.labels
     assert int(changed.sum()) == int(changed[parts.train].sum()) == round(0.25 * len(parts.train))
 
 
@@ -330,7 +330,7 @@ def test_a_run_leaves_the_callers_generator_and_threads_alone(data: str, tmp_pat
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_bad_recipes_are_named(changes: dict[str, Any], message: str, data: str, tmp_path: Path) -> None:
+def test_bad_configs_are_named(changes: dict[str, Any], message: str, data: str, tmp_path: Path) -> None:
     with pytest.raises(LabError, match=message):
         training.train(quick(data, **changes), tmp_path)
 
@@ -351,9 +351,9 @@ def test_an_m_above_the_number_of_classes_ranks_all(data: str, tmp_path: Path) -
 @pytest.mark.parametrize("loss", ["softmax", "splitter"])
 def test_one_class_is_nothing_to_classify(loss: str) -> None:
     with pytest.raises(LabError, match="one class only, which leaves nothing to classify"):
-        losses.criterion(Recipe(loss=loss), 1)
+        losses.criterion(Config(loss=loss), 1)
     with pytest.raises(LabError, match=r"a shorter --p-k, such as 1\.$"):
-        losses.criterion(Recipe(), 2)
+        losses.criterion(Config(), 2)
 
 
 def test_the_folder_of_a_run_that_came_to_nothing_is_taken_over(data: str, tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_the_folder_of_a_run_that_came_to_nothing_is_taken_over(data: str, tmp_p
         training.train(quick(data, optimizer="sgd", learning_rate=1e30, weight_decay=1.0, loss="softmax"), tmp_path)
     mended = quick(data, epochs=1)
     assert training.train(mended, tmp_path)["epochs"] == 1
-    assert Run(tmp_path).recipe() == mended
+    assert Run(tmp_path).config() == mended
     assert Run(tmp_path).error() is None
 
 
@@ -423,8 +423,8 @@ def test_the_files_of_a_run_have_the_usual_permissions(data: str, tmp_path: Path
 def test_the_sign_that_a_run_might_have_come_further(
     changes: dict[str, Any], epochs: float, selected: dict[str, float], top1: float, sign: str
 ) -> None:
-    recipe = Recipe(epochs=20).but(**changes)
-    result = {"recipe": recipe.to_json(), "epochs": epochs, "selected": selected, "validation": {"top1": top1}}
+    config = Config(epochs=20).replace(**changes)
+    result = {"config": config.to_json(), "epochs": epochs, "selected": selected, "validation": {"top1": top1}}
     assert evaluation.unfinished({**result, "data": {"classes": 10}}) == sign
 
 
@@ -474,14 +474,14 @@ def test_a_run_that_is_not_tested_is_the_same_run_without_a_test(data: str, tmp_
     assert len(shown.rows) == 2
 
 
-def test_what_auto_comes_to_stands_beside_the_recipe(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with other memory makes no other recipe: its runs belong to the same row of a report."""
+def test_what_auto_comes_to_stands_beside_the_config(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with other memory makes no other config: its runs belong to the same row of a report."""
     results = []
     for memory in (1_000, 10**12):
         monkeypatch.setattr(info, "usable_memory", lambda memory=memory: memory)
         results.append(training.train(quick(data), tmp_path / str(memory)))
     assert [result["shuffle"]["shuffle"] for result in results] == ["block", "full"]
-    assert [result["recipe"]["shuffle"] for result in results] == ["auto", "auto"]
+    assert [result["config"]["shuffle"] for result in results] == ["auto", "auto"]
 
 
 def test_checkpoints_take_a_small_share_of_the_time(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

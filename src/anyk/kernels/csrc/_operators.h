@@ -571,19 +571,19 @@ static void shape(Block *b, const vd *p, const vd *cross_entropy, vd *loss, vd *
         of_cross_entropy[v] = (vd){0};
         if (spec->family == ERROR) {
             vd sum = {0};
-            double power = spec->power, rest = 1 - spec->guide;
+            double q = spec->q, rest = 1 - spec->ce_weight;
             for (int64_t j = 0; j < k; j++) {
                 vd log_t = smaller(b->log_t[j * NV + v], all(0)), weight = rest * p[j * NV + v];
-                vd t = exponential(power * log_t); /* T^power */
-                vd error = power == 0 ? -log_t : one_less(power * log_t, t) / power;
+                vd t = exponential(q * log_t); /* T^q */
+                vd error = q == 0 ? -log_t : one_less(q * log_t, t) / q;
                 sum += weight * error;
                 b->of_log_t[j * NV + v] = only(~(vl)(b->log_t[j * NV + v] > 0), -weight * t);
             }
             loss[v] = sum;
-            if (spec->guide > 0) {
-                double guide = spec->guide * (1 - spec->smoothing);
-                loss[v] += guide * cross_entropy[v];
-                of_cross_entropy[v] = all(guide);
+            if (spec->ce_weight > 0) {
+                double ce_weight = spec->ce_weight * (1 - spec->smoothing);
+                loss[v] += ce_weight * cross_entropy[v];
+                of_cross_entropy[v] = all(ce_weight);
             }
         } else if (k == 1 && softmax) { /* the softmax of the candidates alone */
             loss[v] = cross_entropy[v];

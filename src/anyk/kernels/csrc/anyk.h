@@ -20,7 +20,7 @@ typedef struct {
     int64_t n, m, k;
     int32_t operator, swap, wires, family;
     int32_t all_classes, uses_softmax;
-    double guide, power, smoothing, scale;
+    double ce_weight, q, smoothing, scale;
     int64_t size;               /* of the network */
     const int32_t *comparators; /* (size, 3): upper wire, lower wire, layer */
     const int32_t *outputs;     /* (k) */

@@ -307,7 +307,7 @@ static void write_loss(Job *job, int64_t row, int lane) {
     const Row *r = job->rows + lane;
     double value = ((double *)job->loss)[lane];
     if (job->smoothed && r->counts) /* log sum exp less the mean score */
-        value += spec->guide * spec->smoothing *
+        value += spec->ce_weight * spec->smoothing *
                  (((double *)job->cross_entropy)[lane] + r->score - (double)r->top - r->shifted / (double)r->real);
     job->batch->loss[row] = !r->counts ? 0 : r->nan ? NAN : (float)(value * (double)r->weight);
 }
@@ -333,7 +333,7 @@ static void write_gradient(Job *job, int64_t row, int lane) {
     int32_t place = job->b.place[lane];
     double of_target = of_x[place * LANES] * scale - by_ce;
     if (spec->uses_softmax) {
-        double amount = job->smoothed ? spec->guide * spec->smoothing * (double)r->weight : 0;
+        double amount = job->smoothed ? spec->ce_weight * spec->smoothing * (double)r->weight : 0;
         share = (by_ce + amount) / r->sum;
         if (amount > 0) added = -amount / (double)r->real;
         vf top = allf(r->top);

@@ -37,8 +37,8 @@ def command(
 ) -> int:
     """Does top-k training help on your data, which variant, by how much, and is that luck?
 
-    Tunes every loss on validation until its best learning rate, and the best value of the one knob it has of its own, lie
-    inside what was tried; trains it with several seeds, and tells what the test says. Writes results.json, report.html and
+    Tunes every loss on validation until its best learning rate, and the best value of the one hyperparameter it has of its own,
+    lie inside what was tried; trains it with several seeds, and tells what the test says. Writes results.json, report.html and
     the model to use. Ends with 0 if there is an answer ("no difference" is one), 3 if there is none yet, 1 if runs failed.
     The same command goes on where it was stopped.
 
@@ -89,7 +89,7 @@ def command(
         say("\n".join(verdict(outcome)))
         use = chosen(outcome)
         say(f"\nTo paste: {use.name}\n")
-        say(code(use.recipe, outcome.data["classes"]))
+        say(code(use.config, outcome.data["classes"]))
         say(f"Report: {out / 'report.html'}")
     # Too few runs because of the time are no failure: the same command goes on.
     failed = outcome.failures or any(len(method.runs) < seeds and not method.capped for method in outcome.methods)

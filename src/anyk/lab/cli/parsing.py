@@ -10,7 +10,7 @@ import tyro
 
 from anyk.lab.errors import LabError
 from anyk.lab.nearest import nearest
-from anyk.lab.run.recipe import describe
+from anyk.lab.run.config import describe
 
 
 def call(commands: Mapping[str, Callable[..., int]], words: Sequence[str], *, speaks: bool) -> int:

@@ -66,10 +66,10 @@ def command(
         places = dict(_name_and_path(word) for word in data) or None
     Run(out).refuse_other_files()
     outcomes = {}
-    recipes = chosen.recipes(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
-    if recipes:
-        with watched(len(recipes), output.quiet) as display:
-            outcomes = sweep.run_all(recipes, out / "runs", jobs=jobs, on_progress=display.show, on_note=warn)
+    configs = chosen.configs(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
+    if configs:
+        with watched(len(configs), output.quiet) as display:
+            outcomes = sweep.run_all(configs, out / "runs", jobs=jobs, on_progress=display.show, on_note=warn)
     results = {name: outcome.result for name, outcome in outcomes.items() if outcome.result is not None}
     for table in chosen.compare(results, smoke=smoke):
         say(f"{table.title}\n")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from anyk.lab.cli.words import Flag, Group, Loggers, WholeRecipe, say, tell_failures, warn
+from anyk.lab.cli.words import Flag, Group, Loggers, WholeConfig, say, tell_failures, warn
 from anyk.lab.errors import LabError
 
 
@@ -22,7 +22,7 @@ class Output:
 
 
 def command(
-    base: WholeRecipe,
+    base: WholeConfig,
     *,
     grid: tuple[str, ...] = (),
     file: Path | None = None,
@@ -57,9 +57,9 @@ def command(
         address = address or os.environ.get("RAY_ADDRESS")
         if not address:
             raise LabError("--engine ray needs --address HOST:PORT, which `ray start --head` tells.")
-    recipes = sweep.read(file, base) if file is not None else sweep.grid(base, sweep.parse_axes(grid))
+    configs = sweep.read(file, base) if file is not None else sweep.grid(base, sweep.parse_axes(grid))
     out = output.out
-    with watched(len(recipes), output.quiet, output.log) as display:
-        outcomes = sweep.run_all(recipes, out, jobs=jobs, address=address, on_progress=display.show, on_note=warn)
+    with watched(len(configs), output.quiet, output.log) as display:
+        outcomes = sweep.run_all(configs, out, jobs=jobs, address=address, on_progress=display.show, on_note=warn)
     say(tables.render(summaries.table(summaries.collect([out])), "terminal"))
     return tell_failures(failures(outcomes))

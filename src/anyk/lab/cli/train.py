@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from anyk.lab.cli.signals import stop_signal
-from anyk.lab.cli.words import Flag, Group, Loggers, WholeRecipe, say, say_json, slug, warn
+from anyk.lab.cli.words import Flag, Group, Loggers, WholeConfig, say, say_json, slug, warn
 from anyk.lab.errors import LabError
 from anyk.lab.run import processes
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Output:
     """print the result as JSON instead of words"""
 
 
-def command(recipe: WholeRecipe, *, output: Group[Output]) -> int:
-    """One run with every knob. Killed or stopped, the same command goes on where it stood.
+def command(config: WholeConfig, *, output: Group[Output]) -> int:
+    """One run with every hyperparameter. Killed or stopped, the same command goes on where it stood.
 
     torchrun --nproc-per-node N -m anyk train … is the same run in N processes.
     """
@@ -38,17 +38,17 @@ def command(recipe: WholeRecipe, *, output: Group[Output]) -> int:
     from anyk.lab.tables import percent
 
     log = output.log
-    out = output.out or Path("anyk-runs") / f"{slug(recipe.data)}-{recipe.loss}-seed{recipe.seed}"
-    with processes.joined(recipe.device) as together:
+    out = output.out or Path("anyk-runs") / f"{slug(config.data)}-{config.loss}-seed{config.seed}"
+    with processes.joined(config.device) as together:
         together.broadcast(lambda: loggers.check(log))
-        training.check(recipe, together)
-        together.broadcast(lambda: _check_folder(out, recipe))
+        training.check(config, together)
+        together.broadcast(lambda: _check_folder(out, config))
         had_ended = (out / "result.json").exists()
         with (
             watched(1, output.quiet or not together.first, log if together.first else ()) as display,
             stop_signal(together.world_size > 1) as stopped,
         ):
-            result = training.train(recipe, out, on_progress=partial(display.show, out), should_stop=stopped, ranks=together)
+            result = training.train(config, out, on_progress=partial(display.show, out), should_stop=stopped, ranks=together)
             display.show(out, training.Progress(1, 1))  # one that had ended before has made no progress now
     if not together.first:
         return 0
@@ -60,12 +60,12 @@ def command(recipe: WholeRecipe, *, output: Group[Output]) -> int:
     for part in ("validation", "test") if result["test"] else ("validation",):
         shown = (one for one in result[part].items() if one[0].startswith("top") or one[0] in RANKING)
         say(f"{part:10}  {'  '.join(f'{name} {percent(value)} %' for name, value in shown)}")
-    used = result["recipe"]
+    used = result["config"]
     rate = f"learning rate {used['learning_rate']:g} ({used['schedule']})"
     say(f"loss {used['loss']}, {rate}, batch size {used['batch_size']}, model {used['model']}")
     say(f"epochs: {result['epochs']:g}; {result['seconds']:.1f} s; folder: {out}")
     sign = evaluation.unfinished(result)
-    if sign and not (recipe.epochs and recipe.learning_rate):  # who gives both has chosen them
+    if sign and not (config.epochs and config.learning_rate):  # who gives both has chosen them
         say(
             f"It was still {sign} when it ended: raise --epochs or --learning-rate. "
             "`anyk train` does not tune, `anyk compare` does."
@@ -73,13 +73,13 @@ def command(recipe: WholeRecipe, *, output: Group[Output]) -> int:
     return 0
 
 
-def _check_folder(folder: Path, recipe: Recipe) -> None:
+def _check_folder(folder: Path, config: Config) -> None:
     """Raise if the run cannot have this folder, with one that it can have."""
     from anyk.lab.run.folder import FolderRefused, Run
 
     try:
         Run(folder).refuse_other_files()
-        Run(folder).refuse_other_recipe(recipe)
+        Run(folder).refuse_other_config(config)
     except FolderRefused as error:
         named = folder if folder.name not in ("", "..") else Path("run")
         names = (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))

@@ -14,18 +14,18 @@ import tyro
 from anyk.lab.errors import Failure, failure_sentences
 from anyk.lab.files import slug as slug
 from anyk.lab.run import processes
-from anyk.lab.run.loggers import LoggerName
-from anyk.lab.run.recipe import (
+from anyk.lab.run.config import (
     TYPES,
+    Config,
     DataFields,
     LossFields,
     LossName,
     ModelFields,
-    Recipe,
     Seed,
     Setting,
     TrainingFields,
 )
+from anyk.lab.run.loggers import LoggerName
 
 T = TypeVar("T")
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
@@ -48,12 +48,12 @@ def _setting(data: DataFields, model: ModelFields, loss: LossFields, training: T
     return Setting(**vars(data), **vars(model), **vars(loss), **vars(training))
 
 
-def _recipe(data: DataFields, model: ModelFields, loss: _LossOfRun, training: _TrainingOfRun) -> Recipe:
-    return Recipe(**vars(data), **vars(model), **vars(loss), **vars(training))
+def _config(data: DataFields, model: ModelFields, loss: _LossOfRun, training: _TrainingOfRun) -> Config:
+    return Config(**vars(data), **vars(model), **vars(loss), **vars(training))
 
 
 CommonSetting = Annotated[Setting, tyro.conf.OmitArgPrefixes, tyro.conf.arg(constructor=_setting, name="")]
-WholeRecipe = Annotated[Recipe, tyro.conf.OmitArgPrefixes, tyro.conf.arg(constructor=_recipe, name="")]
+WholeConfig = Annotated[Config, tyro.conf.OmitArgPrefixes, tyro.conf.arg(constructor=_config, name="")]
 
 
 def say(words: str) -> None:

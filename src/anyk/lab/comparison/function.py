@@ -24,8 +24,8 @@ from anyk.lab.comparison.snippet import code
 from anyk.lab.data import keep
 from anyk.lab.errors import LabError
 from anyk.lab.progress import Display
+from anyk.lab.run.config import Setting
 from anyk.lab.run.own_models import Maker, word_of
-from anyk.lab.run.recipe import Setting
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Report(Comparison):
     @property
     def code(self) -> str:
         """The lines of Python that make this loss."""
-        return code(chosen(self).recipe, self.data["classes"])
+        return code(chosen(self).config, self.data["classes"])
 
     def table(self, format: tables.Format = "terminal") -> str:
         """The table of test accuracies and differences to softmax, as text.
@@ -98,7 +98,7 @@ def compare(
     data: Any,
     model: str | Maker = "auto",
     losses: Sequence[str] = search.LOSSES,
-    want: int | Sequence[int] = (),
+    ks: int | Sequence[int] = (),
     *,
     seeds: int = search.SEEDS,
     budget: int | None = None,
@@ -110,9 +110,9 @@ def compare(
 ) -> Report:
     """Find out whether top-k training helps on some data, by how much, and whether that is luck.
 
-    Every loss is tuned on validation until its best learning rate, and the best value of the one knob it has of its own, lie
-    inside what was tried. Then it is trained with several seeds, and the test tells. Runs are processes of their own and keep
-    their state in ``out``: the same call goes on where it was stopped.
+    Every loss is tuned on validation until its best learning rate, and the best value of the one hyperparameter it has of its
+    own, lie inside what was tried. Then it is trained with several seeds, and the test tells. Runs are processes of
+    their own and keep their state in ``out``: the same call goes on where it was stopped.
 
     Args:
         data: what the command takes, a word or a path; arrays ``(X, y)`` or ``(X, y, X_test, y_test)``, or a mapping with
@@ -120,7 +120,7 @@ def compare(
         model: what the command takes; or a function of a module that is called with the shape of one example and the number
             of classes and returns an ``nn.Module``.
         losses: what to compare; softmax is always among them, and gce beside error losses.
-        want: the k that you will show to people. It sets P_K, the metrics, what is tuned for and what is judged. By default
+        ks: the k that you will show to people. It sets P_K, the metrics, what is tuned for and what is judged. By default
             1 and 5.
         seeds: runs of each tuned loss.
         budget: the most points of each loss to try at full length; None: as many as it takes.
@@ -136,18 +136,18 @@ def compare(
 
     Example:
         >>> import anyk.lab
-        >>> outcome = anyk.lab.compare("points.npz", losses=["error"], want=[1, 5], epochs=10)  # doctest: +SKIP
+        >>> outcome = anyk.lab.compare("points.npz", losses=["error"], ks=[1, 5], epochs=10)  # doctest: +SKIP
         >>> outcome.chosen, outcome.verdict[0]  # doctest: +SKIP
     """
     if isinstance(losses, str):
         raise LabError(f"losses should be a list of names, but is {losses!r}: write [{losses!r}].")
     store = Path(out).with_name(f"{Path(out).name}-data") if out is not None else Path("anyk-runs") / "data"
-    wanted = [want] if isinstance(want, int) else list(want)
-    named = {"model": word_of(model), "want": wanted}
+    wanted = [ks] if isinstance(ks, int) else list(ks)
+    named = {"model": word_of(model), "ks": wanted}
     Setting.from_json({**setting, **named}, "compare")  # before the data are written
     given = Setting.from_json({"data": keep(data, store), **setting, **named}, "compare")
     folder = Path(out) if out is not None else Path("anyk-runs") / f"compare-{files.slug(given.data)}"
-    shown = {"losses": list(losses), "want": wanted, "seeds": seeds, "budget": budget, "time": time, **setting}
+    shown = {"losses": list(losses), "ks": wanted, "seeds": seeds, "budget": budget, "time": time, **setting}
     arguments = [repr(given.data), f"model={given.model!r}", *(f"{name}={value!r}" for name, value in shown.items())]
     with Display(search.expected_runs(losses, seeds, budget), quiet) as display:
         outcome = search.compare(

@@ -59,12 +59,12 @@ def find_moves(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts
             torch.from_numpy(one["guesses"])[places, : min(k, SHOWN_GUESSES)].long(),
             places,
             dataset,
-            method.recipe.model,
+            method.config.model,
         )
         for run, one in zip(runs, (before, after), strict=True)
     ]
     images = parts.test.take(index) if dataset.kind == "images" else None
-    sources, contexts = _sources(dataset, parts.test, index), _contexts(dataset, parts.test, index, method.recipe.context)
+    sources, contexts = _sources(dataset, parts.test, index), _contexts(dataset, parts.test, index, method.config.context)
     examples = tuple(
         Example(
             source=sources[row],

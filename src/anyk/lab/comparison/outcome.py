@@ -15,8 +15,8 @@ import numpy as np
 from anyk.lab import statistics
 from anyk.lab.errors import Failure
 from anyk.lab.run import names
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.summaries import metrics_of
 from anyk.lab.statistics import ENOUGH_SEEDS, SIGNIFICANT, Contrast, Paired, holm
 from anyk.lab.tables import Difference, Measured
@@ -36,19 +36,19 @@ class Try:
     """One point of the tuning, on one or more tuning seeds, at one length."""
 
     learning_rate: float
-    knob: float | None
-    """the value of the method's own knob, where it has one"""
+    hyperparameter: float | None
+    """the value of the method's own hyperparameter, where it has one"""
     epochs: int
-    """shorter than the recipe's own in the first, cheap stage"""
+    """shorter than the config's own in the first, cheap stage"""
     scores: tuple[float | None, ...]
     """the validation metric tuned for, of each tuning seed; None where training diverged"""
     label_smoothing: float | None = None
-    """of a loss with a guide, that of the guide"""
+    """of an error loss, that of its cross-entropy"""
 
 
 @dataclass(frozen=True)
 class SeedRun:
-    """One run of the tuned recipe. ``curve`` holds the lines of its metrics.jsonl."""
+    """One run of the tuned config. ``curve`` holds the lines of its metrics.jsonl."""
 
     seed: int
     test: Mapping[str, float]
@@ -60,22 +60,22 @@ class SeedRun:
 
 @dataclass(frozen=True)
 class Method:
-    """A loss with its tuned recipe, the tries that tuned it and one run for each seed."""
+    """A loss with its tuned config, the tries that tuned it and one run for each seed."""
 
     name: str
-    recipe: Recipe
+    config: Config
     tries: tuple[Try, ...]
     runs: tuple[SeedRun, ...]
-    knob: str | None = None
-    """the field of the recipe that was tuned beside the learning rate"""
+    hyperparameter: str | None = None
+    """the field of the config that was tuned beside the learning rate"""
     capped: str = ""
     """what ended the tuning before the best point lay inside what was tried, an option: "--budget 14\"; "" if nothing did"""
     bounds: tuple[str, ...] = ()
     """where the best point lies at the end of what is possible, in words: "label smoothing 0, the smallest there is\""""
     longer: Mapping[str, float] | None = None
-    """the validation metrics of a run of twice the epochs with the tuned recipe, on the tuning seed"""
+    """the validation metrics of a run of twice the epochs with the tuned config, on the tuning seed"""
     same_length: Mapping[str, float] | None = None
-    """those of the tuned recipe itself, on the same seed: what ``longer`` is to be compared with"""
+    """those of the tuned config itself, on the same seed: what ``longer`` is to be compared with"""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Comparison:
     """softmax once more with the learning rate of a method that wins, named ``softmax, learning rate of METHOD``; no tries"""
     contrasts: tuple[Contrast, ...] = ()
     """every method and control against the baseline, and methods against their controls: every top-k that was measured"""
-    want: tuple[int, ...] = (1, 5)
+    ks: tuple[int, ...] = (1, 5)
     """the k that the user will show to people: the verdict is about these"""
     by_class: ByClass | None = None
     moves: Moves | None = None
@@ -221,8 +221,8 @@ def _pairs(comparison: Comparison) -> Iterator[tuple[Method, Method]]:
 def controls_of(comparison: Comparison, method: Method) -> list[Method]:
     """What has a part of what the method has, and no more: softmax with its learning rate; of an error loss, gce."""
     found = [control for control in comparison.controls if control.name == LEARNING_RATE_OF + method.name]
-    if names.find(method.recipe.loss).family == "error":
-        found += [other for other in comparison.methods if other.recipe.loss == BOUNDED]
+    if names.find(method.config.loss).family == "error":
+        found += [other for other in comparison.methods if other.config.loss == BOUNDED]
     return found
 
 
@@ -241,15 +241,15 @@ def _shared(method: Method, other: Method) -> list[tuple[SeedRun, SeedRun]]:
 
 def metrics(comparison: Comparison) -> list[str]:
     """The top-k accuracies of the test that at least one run has, in the order of the report: first what the user wants."""
-    first = [f"top{k}" for k in comparison.want]
-    recipes = (method.recipe for method in (*comparison.methods, *comparison.controls))
-    return _of_a_run(comparison, dict.fromkeys([*first, *metrics_of(recipes)]))
+    first = [f"top{k}" for k in comparison.ks]
+    configs = (method.config for method in (*comparison.methods, *comparison.controls))
+    return _of_a_run(comparison, dict.fromkeys([*first, *metrics_of(configs)]))
 
 
 def others(comparison: Comparison) -> list[str]:
     """The further test metrics that at least one run has. They are shown and not tested."""
-    ks = sorted(k for k in {*comparison.want, 10} if k > 1)
-    macro = sorted({1, 5, *comparison.want})
+    ks = sorted(k for k in {*comparison.ks, 10} if k > 1)
+    macro = sorted({1, 5, *comparison.ks})
     return _of_a_run(comparison, ["mrr", *(f"ndcg{k}" for k in ks), *(f"macro_top{k}" for k in macro)])
 
 
@@ -261,7 +261,7 @@ def _of_a_run(comparison: Comparison, names: Iterable[str]) -> list[str]:
 def wanted(comparison: Comparison) -> list[str]:
     """The metrics that the verdict is about, in the order of the wish; the first one measured, if none of them was."""
     measured = metrics(comparison)
-    return [name for k in comparison.want if (name := f"top{k}") in measured] or measured[:1]
+    return [name for k in comparison.ks if (name := f"top{k}") in measured] or measured[:1]
 
 
 def measured(method: Method, metric: str) -> Measured | None:

@@ -87,7 +87,7 @@ def render(comparison: Comparison) -> str:
         confusions=_confusions(comparison),
         baseline=BASELINE,
         best=chosen(comparison).name if comparison.methods else None,
-        codes=[(method.name, code(method.recipe, comparison.data.get("classes"))) for method in comparison.methods],
+        codes=[(method.name, code(method.config, comparison.data.get("classes"))) for method in comparison.methods],
         shown_classes=SHOWN_CLASSES,
         shown_files=SHOWN_FILES,
         other=OTHER,
@@ -310,27 +310,27 @@ _COLOURED = 0.05
 
 @dataclass(frozen=True)
 class _Grid:
-    """A method's tries at full length: their mean scores by learning rate (rows) and the method's own knob (columns)."""
+    """A method's tries at full length: mean scores by learning rate (rows) and by its own hyperparameter (columns)."""
 
     name: str
-    knob: str
+    hyperparameter: str
     columns: list[str]
     rows: list[tuple[str, list[dict[str, Any]]]]
     chosen: str
 
 
 def _tuning(method: Method) -> _Grid:
-    recipe, knob = method.recipe, method.knob or ""
-    full = [point for point in method.tries if point.epochs >= recipe.epochs]
+    config, hyperparameter = method.config, method.hyperparameter or ""
+    full = [point for point in method.tries if point.epochs >= config.epochs]
     scores: dict[tuple[float, float | None], float | None] = {}
-    for point in full:  # of two that differ in the smoothing of the guide, the better one
-        place, score = (point.learning_rate, point.knob), _mean_score(point)
+    for point in full:  # of two that differ in the smoothing of the cross-entropy, the better one
+        place, score = (point.learning_rate, point.hyperparameter), _mean_score(point)
         known = scores.get(place)
         scores[place] = known if score is None or (known is not None and known >= score) else score
     high = max((score for score in scores.values() if score is not None), default=0.0)
     rates = sorted({point.learning_rate for point in full})
-    values = sorted({point.knob for point in full}, key=lambda value: -math.inf if value is None else value)
-    taken = (recipe.learning_rate, getattr(recipe, knob, None))
+    values = sorted({point.hyperparameter for point in full}, key=lambda value: -math.inf if value is None else value)
+    taken = (config.learning_rate, getattr(config, hyperparameter, None))
 
     def cell(place: tuple[float, float | None]) -> dict[str, Any]:
         if place not in scores:
@@ -339,9 +339,9 @@ def _tuning(method: Method) -> _Grid:
         share = 0 if score is None else max(0, round(100 * (1 - (high - score) / _COLOURED)))
         return {"text": "diverged" if score is None else percent(score), "share": share, "chosen": place == taken}
 
-    words = knob.replace("_", " ")
+    words = hyperparameter.replace("_", " ")
     tuned = any(point.label_smoothing is not None for point in full)
-    smoothed = f", label smoothing of the guide {recipe.label_smoothing:g}" if tuned else ""
+    smoothed = f", label smoothing of the cross-entropy {config.label_smoothing:g}" if tuned else ""
     return _Grid(
         method.name,
         words,
@@ -452,7 +452,7 @@ def _measured_rows(comparison: Comparison, metric: str) -> tuple[list[tuple[int,
 
 def _label(method: Method) -> str:
     """A name that is short enough for a drawing."""
-    name = f"{BASELINE} at {method.recipe.learning_rate:g}" if method.name.startswith(LEARNING_RATE_OF) else method.name
+    name = f"{BASELINE} at {method.config.learning_rate:g}" if method.name.startswith(LEARNING_RATE_OF) else method.name
     return name if len(name) <= _LETTERS else name[: _LETTERS - 1] + "…"
 
 

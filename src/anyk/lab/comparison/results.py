@@ -29,7 +29,7 @@ from anyk.lab.comparison.outcome import (
 )
 from anyk.lab.comparison.verdict import notes, verdict
 from anyk.lab.errors import Failure, LabError
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 from anyk.lab.statistics import Contrast
 
 FORMAT = 2
@@ -40,7 +40,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     raw = dataclasses.asdict(comparison)
     for part in ("methods", "controls"):
         for method, fields in zip(getattr(comparison, part), raw[part], strict=True):
-            fields["recipe"] = method.recipe.to_json()
+            fields["config"] = method.config.to_json()
     derived = {
         "verdict": verdict(comparison),
         "chosen": chosen(comparison).name if comparison.methods else None,
@@ -82,7 +82,7 @@ def from_json(content: Mapping[str, Any], source: str = "results.json") -> Compa
             methods=tuple(_method(fields, source) for fields in content["methods"]),
             controls=tuple(_method(fields, source) for fields in content["controls"]),
             contrasts=tuple(_contrast(fields) for fields in content["contrasts"]),
-            want=tuple(content["want"]),
+            ks=tuple(content["ks"]),
             by_class=_by_class(by_class) if by_class is not None else None,
             moves=_moves(moves) if moves is not None else None,
             unreadable=tuple(content["unreadable"]),
@@ -106,10 +106,10 @@ def read(file: str | Path) -> Comparison:
 def _method(fields: Mapping[str, Any], source: str) -> Method:
     return Method(
         name=fields["name"],
-        recipe=Recipe.from_json(fields["recipe"], source),
+        config=Config.from_json(fields["config"], source),
         tries=tuple(Try(**{**point, "scores": tuple(point["scores"])}) for point in fields["tries"]),
         runs=tuple(SeedRun(**{**run, "curve": tuple(run["curve"])}) for run in fields["runs"]),
-        knob=fields["knob"],
+        hyperparameter=fields["hyperparameter"],
         capped=fields["capped"],
         bounds=tuple(fields["bounds"]),
         longer=fields["longer"],

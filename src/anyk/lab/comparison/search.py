@@ -37,6 +37,7 @@ from anyk.lab.engines.attempt import Outcome
 from anyk.lab.engines.local import Pool, wait_in_turns
 from anyk.lab.errors import Failure, LabError, Stopped
 from anyk.lab.run import names
+from anyk.lab.run.config import Config, Setting
 from anyk.lab.run.folder import Run
 from anyk.lab.run.losses import criterion, trained_ks
 from anyk.lab.run.reading import (
@@ -51,7 +52,6 @@ from anyk.lab.run.reading import (
     windows_in_batch,
     windows_of,
 )
-from anyk.lab.run.recipe import Recipe, Setting
 from anyk.lab.run.summaries import METRICS
 from anyk.lab.run.training import Progress
 from anyk.lab.tables import duration, title
@@ -111,17 +111,17 @@ def compare(
     losses = _compared(losses)
     dataset = read_data(setting)
     # How the examples are shuffled may depend on a machine's memory: each run finds that out for itself.
-    setting = resolved(setting, dataset).but(**shuffle_of(setting))
+    setting = resolved(setting, dataset).replace(**shuffle_of(setting))
     setting = _wanting(setting, len(dataset.classes))
     # Before hours of training, not after.
     check_setting(setting, dataset)
     if setting.select == "each":
         raise LabError("select each has several models for each run, and a comparison wants one: choose another, such as mean.")
-    setting = setting.but(measure=_measured(setting, losses, len(dataset.classes)))
-    recipes = [started(Recipe(**vars(setting), loss=loss), len(dataset.classes)) for loss in losses]
+    setting = setting.replace(measure=_measured(setting, losses, len(dataset.classes)))
+    configs = [started(Config(**vars(setting), loss=loss), len(dataset.classes)) for loss in losses]
     parts = divide(dataset, setting)
-    for recipe in recipes:
-        check_seen(recipe, dataset, parts, max(trained_ks(criterion(recipe, len(dataset.classes)), recipe)))
+    for config in configs:
+        check_seen(config, dataset, parts, max(trained_ks(criterion(config, len(dataset.classes)), config)))
     windows = windows_of(dataset, parts, dataset.train.labels, setting)
     steps = setting.epochs * steps_per_epoch(setting, parts, windows)
     runs = expected_runs(losses, seeds, budget, shortens=setting.epochs >= SHORT)
@@ -138,14 +138,14 @@ def compare(
         searches = [
             Search(
                 study,
-                recipe,
-                axes(recipe),
+                config,
+                axes(config),
                 examples=len(parts.validation),
                 shortens=setting.epochs >= SHORT,
                 budget=budget,
                 expired=lambda: limit.is_near(estimate.reserve()),
             )
-            for recipe in recipes
+            for config in configs
         ]
         together(pool, lambda search: search.make(search.search()), searches)
         while (tries := tuning.behind(searches)) is not None:
@@ -157,7 +157,7 @@ def compare(
             command=command,
             settings={"budget": budget, "time": time, "seeds": seeds, "metric": _metric(setting), **setting.to_json()},
             methods=tuple(methods),
-            want=setting.want,
+            ks=setting.ks,
             environment=info.environment(),
         )
         outcome = dataclasses.replace(outcome, contrasts=contrasts(outcome, out))
@@ -165,7 +165,7 @@ def compare(
         winners = [
             method
             for method in methods
-            if significant(outcome, method, 1) and method.recipe.learning_rate != softmax.recipe.learning_rate
+            if significant(outcome, method, 1) and method.config.learning_rate != softmax.config.learning_rate
         ]
         if winners:
             # One after the other: winners of one learning rate have the same control, whose runs are then there.
@@ -195,31 +195,32 @@ def together(pool: Pool, work: Callable[[Item], Result], items: Sequence[Item]) 
             raise
 
 
-def started(recipe: Recipe, classes: int) -> Recipe:
-    """What the search of a recipe starts with: the same, but for SL@K.
+def started(config: Config, classes: int) -> Config:
+    """What the search of a config starts with: the same, but for SL@K.
 
     Below a temperature of about log(n) / 2 that loss pushes untrained targets away, whatever the learning rate: a search that
     starts there has nothing to climb.
     """
-    if recipe.loss != "softmax_at_k":
-        return recipe
+    if config.loss != "softmax_at_k":
+        return config
     enough = 2.0 ** math.ceil(math.log2(2 * math.log(classes)))
-    return recipe.but(temperature=max(recipe.temperature, enough))
+    return config.replace(temperature=max(config.temperature, enough))
 
 
-def axes(start: Recipe) -> list[Axis]:
-    """What is tuned of a recipe: its learning rate, and the knob that its loss has of its own; of a loss with a guide, also
+def axes(start: Config) -> list[Axis]:
+    """What is tuned of a config: its learning rate, and the hyperparameter that its loss has of its own; of a loss with a
+    share of cross-entropy, also
     whether that is smoothed, as softmax may be."""
     loss = names.find(start.loss)
-    value = getattr(start, knob := loss.knob)
-    if names.KNOBS[knob]:
-        own = [tuning.learning_rates(start.learning_rate), tuning.listed(knob, value, names.KNOBS[knob])]
-        guided = loss.family in ("error", "gce") and start.guide > 0
+    value = getattr(start, hyperparameter := loss.hyperparameter)
+    if names.KNOBS[hyperparameter]:
+        own = [tuning.learning_rates(start.learning_rate), tuning.listed(hyperparameter, value, names.KNOBS[hyperparameter])]
+        guided = loss.family in ("error", "gce") and start.ce_weight > 0
         return own + ([tuning.listed("label_smoothing", start.label_smoothing, names.SMOOTHED)] if guided else [])
     # Factors of 4, then 2, and the root of 2 for extra tries; from 1/256 to 256 times the start.
     return [
         tuning.learning_rates(start.learning_rate),
-        tuning.geometric(knob, value, base=2, places=2, powers=8, steps=(4, 2)),
+        tuning.geometric(hyperparameter, value, base=2, places=2, powers=8, steps=(4, 2)),
     ]
 
 
@@ -251,21 +252,21 @@ class Runs:
         self.pool, self.out, self.fingerprint, self.out_of_time = pool, out, fingerprint, out_of_time
         self.failures: list[Failure] = []
 
-    def run(self, recipes: Sequence[Recipe]) -> list[Outcome]:
+    def run(self, configs: Sequence[Config]) -> list[Outcome]:
         """Make these runs; those for which there was no time have neither a result nor an error."""
-        outcomes = self.pool.run({self.folder(recipe): recipe for recipe in recipes})
+        outcomes = self.pool.run({self.folder(config): config for config in configs})
         if any(outcome == Outcome() for outcome in outcomes.values()) and not self.out_of_time():
             raise Stopped
         found = [(folder.name, outcome) for folder, outcome in outcomes.items()]
         # That a rate is too large is what a search finds out; all else is a failure.
         self.failures += [Failure(name, outcome.error) for name, outcome in found if outcome.error and not outcome.diverged]
-        return [outcomes[self.folder(recipe)] for recipe in recipes]
+        return [outcomes[self.folder(config)] for config in configs]
 
-    def folder(self, recipe: Recipe) -> Path:
+    def folder(self, config: Config) -> Path:
         """A run's folder: its name follows from all that the run depends on, so that the same run is found again."""
-        content = json.dumps([self.fingerprint, recipe.identity], sort_keys=True).encode()
+        content = json.dumps([self.fingerprint, config.identity], sort_keys=True).encode()
         digest = hashlib.blake2b(content, digest_size=5).hexdigest()
-        return self.out / "runs" / f"{recipe.loss}-seed{recipe.seed}-{digest}"
+        return self.out / "runs" / f"{config.loss}-seed{config.seed}-{digest}"
 
 
 class Search(Tuner):
@@ -273,45 +274,45 @@ class Search(Tuner):
 
     Args:
         runs: makes them.
-        start: the recipe to start with.
+        start: the config to start with.
         axes: the fields of it to tune, the learning rate first.
         settings: as :class:`~anyk.lab.comparison.tuning.Tuner` takes them.
     """
 
-    def __init__(self, runs: Runs, start: Recipe, axes: Sequence[Axis], **settings: Any) -> None:
+    def __init__(self, runs: Runs, start: Config, axes: Sequence[Axis], **settings: Any) -> None:
         super().__init__(axes, **settings)
         self.runs, self.start = runs, start
         self.failed: list[Failure] = []
 
-    def recipe(self, trial: Trial) -> Recipe:
+    def config(self, trial: Trial) -> Config:
         """What a trial runs. It does not look at the test examples."""
         epochs = self.short_epochs if trial.short else self.start.epochs
-        return self.at(trial.point).but(epochs=epochs, seed=TUNING_SEED_NUMBERS[trial.seed], tested=False)
+        return self.at(trial.point).replace(epochs=epochs, seed=TUNING_SEED_NUMBERS[trial.seed], tested=False)
 
     @property
     def short_epochs(self) -> int:
         return self.start.epochs // SHORT
 
-    def at(self, point: Point) -> Recipe:
-        """The recipe at a point."""
+    def at(self, point: Point) -> Config:
+        """The config at a point."""
         changes = dict(zip((axis.name for axis in self.axes), self.values(point), strict=True))
         # One number is tuned, and a rate of the head keeps its ratio to it.
         if self.start.head_learning_rate:
             factor = changes["learning_rate"] / self.start.learning_rate
             changes["head_learning_rate"] = self.start.head_learning_rate * factor
-        return self.start.but(**changes)
+        return self.start.replace(**changes)
 
     def make(self, rounds: Iterator[list[Trial]]) -> None:
         """Make the trials that the search asks for, as far as there is time."""
         for trials in rounds:
-            recipes = [self.recipe(trial) for trial in trials]
-            outcomes = self.runs.run(recipes)
-            for trial, recipe, outcome in zip(trials, recipes, outcomes, strict=True):
+            configs = [self.config(trial) for trial in trials]
+            outcomes = self.runs.run(configs)
+            for trial, config, outcome in zip(trials, configs, outcomes, strict=True):
                 if outcome == Outcome():
                     self.stop()
                     continue
                 if outcome.error is not None:
-                    self.failed.append(Failure(self.runs.folder(recipe).name, outcome.error))
+                    self.failed.append(Failure(self.runs.folder(config).name, outcome.error))
                 validation = outcome.result["validation"] if outcome.result else {}
                 self.tell(trial, validation.get(_metric(self.start)))
             if any(outcome == Outcome() for outcome in outcomes):
@@ -337,21 +338,22 @@ class _Study(Runs):
         best = search.best
         found = Method(
             name=search.start.loss,
-            recipe=search.start if best is None else search.at(best),
+            config=search.start if best is None else search.at(best),
             tries=tuple(
-                Try(rate, knob, epochs, scores, *smoothing) for (rate, knob, *smoothing), epochs, scores in search.record()
+                Try(rate, hyperparameter, epochs, scores, *smoothing)
+                for (rate, hyperparameter, *smoothing), epochs, scores in search.record()
             ),
             runs=(),
-            knob=search.axes[1].name,
+            hyperparameter=search.axes[1].name,
             capped=self.limit.words if search.capped == tuning.TIME else search.capped,
             bounds=search.bounds,
         )
         if best is None:
             self.failures += [failure for failure in search.failed if failure not in self.failures][:1]
             return found
-        tuned = found.recipe
-        same = tuned.but(seed=TUNING_SEED_NUMBERS[0], tested=False)
-        again, longer, *seeded = self.run([same, same.but(epochs=2 * tuned.epochs), *self._seeded(tuned)])
+        tuned = found.config
+        same = tuned.replace(seed=TUNING_SEED_NUMBERS[0], tested=False)
+        again, longer, *seeded = self.run([same, same.replace(epochs=2 * tuned.epochs), *self._seeded(tuned)])
         return dataclasses.replace(
             found,
             runs=self._seed_runs(tuned, seeded),
@@ -362,27 +364,27 @@ class _Study(Runs):
 
     def control(self, softmax: Method, winner: Method) -> Method:
         """Softmax with another method's learning rate: what that method would gain by its rate alone."""
-        rate, head = winner.recipe.learning_rate, softmax.recipe.head_learning_rate
-        recipe = softmax.recipe.but(learning_rate=rate, head_learning_rate=head * (rate / softmax.recipe.learning_rate))
-        outcomes = self.run(self._seeded(recipe))
+        rate, head = winner.config.learning_rate, softmax.config.head_learning_rate
+        config = softmax.config.replace(learning_rate=rate, head_learning_rate=head * (rate / softmax.config.learning_rate))
+        outcomes = self.run(self._seeded(config))
         # That softmax diverges at this rate is an answer, too.
-        runs = self._seed_runs(recipe, outcomes, must_end=False)
+        runs = self._seed_runs(config, outcomes, must_end=False)
         late = self.limit.words if Outcome() in outcomes else ""
-        return Method(LEARNING_RATE_OF + winner.name, recipe, (), runs, softmax.knob, capped=late)
+        return Method(LEARNING_RATE_OF + winner.name, config, (), runs, softmax.hyperparameter, capped=late)
 
-    def _seeded(self, recipe: Recipe) -> list[Recipe]:
-        return [recipe.but(seed=seed) for seed in self.seeds]
+    def _seeded(self, config: Config) -> list[Config]:
+        return [config.replace(seed=seed) for seed in self.seeds]
 
-    def _seed_runs(self, tuned: Recipe, outcomes: Sequence[Outcome], must_end: bool = True) -> tuple[SeedRun, ...]:
+    def _seed_runs(self, tuned: Config, outcomes: Sequence[Outcome], must_end: bool = True) -> tuple[SeedRun, ...]:
         runs = []
-        for recipe, outcome in zip(self._seeded(tuned), outcomes, strict=True):
-            folder = self.folder(recipe)
+        for config, outcome in zip(self._seeded(tuned), outcomes, strict=True):
+            folder = self.folder(config)
             if outcome.error is not None and outcome.diverged and must_end:
                 self.failures.append(Failure(folder.name, outcome.error))
             if outcome.result is not None:
                 result, curve = outcome.result, tuple(Run(folder).metrics())
                 name = folder.relative_to(self.out).as_posix()
-                runs.append(SeedRun(recipe.seed, result["test"], result["validation"], result["seconds"], name, curve))
+                runs.append(SeedRun(config.seed, result["test"], result["validation"], result["seconds"], name, curve))
         return tuple(runs)
 
 
@@ -475,25 +477,25 @@ def _wanting(setting: Setting, classes: int) -> Setting:
     """The setting with what is wanted filled in, and P_K with the same weight on each, unless the user gave another."""
     usual = Setting()
     own = (setting.p_k, setting.p_k_end, setting.p_k_file) != (usual.p_k, usual.p_k_end, usual.p_k_file)
-    want = tuple(dict.fromkeys(setting.want))
-    if not want and own and setting.p_k_file is None:
+    ks = tuple(dict.fromkeys(setting.ks))
+    if not ks and own and setting.p_k_file is None:
         moved = setting.p_k_end or setting.p_k
         weights = [max(pair) for pair in zip(setting.p_k, moved, strict=True)]
-        want = tuple(k for k, weight in enumerate(weights, start=1) if weight > 0 and k < classes)
+        ks = tuple(k for k, weight in enumerate(weights, start=1) if weight > 0 and k < classes)
     # Of five classes or fewer, the first five guesses are always right: half of them say more.
-    want = want or ((1, 5) if classes > 5 else tuple(sorted({1, max((classes + 1) // 2, 1)})))
-    p_k = setting.p_k if own else tuple(1 / len(want) if k in want else 0.0 for k in range(1, max(want) + 1))
-    return setting.but(want=want, p_k=p_k)
+    ks = ks or ((1, 5) if classes > 5 else tuple(sorted({1, max((classes + 1) // 2, 1)})))
+    p_k = setting.p_k if own else tuple(1 / len(ks) if k in ks else 0.0 for k in range(1, max(ks) + 1))
+    return setting.replace(ks=ks, p_k=p_k)
 
 
 def _measured(setting: Setting, losses: Sequence[str], classes: int) -> tuple[int, ...]:
     """The k that all methods must measure, beside the usual ones: what one of them trains for is judged in all."""
     trained = {
         k
-        for recipe in (Recipe(**vars(setting), loss=loss) for loss in losses)
-        for k in trained_ks(criterion(recipe, classes), recipe)
+        for config in (Config(**vars(setting), loss=loss) for loss in losses)
+        for k in trained_ks(criterion(config, classes), config)
     }
-    ks = {*setting.measure, *setting.want, *trained}
+    ks = {*setting.measure, *setting.ks, *trained}
     return tuple(sorted(k for k in ks if f"top{k}" not in METRICS and k < classes))
 
 
@@ -531,8 +533,8 @@ def _plan(
         batches = f"batches of {count} {'window' if count == 1 else 'windows'} of {tokens}, of which each place trains"
     yield f"Model {setting.model}, {epochs}, {batches}, on {setting.device}, {at_once}."
     metric = _metric(setting)
-    wanted = " and ".join(title(f"top{k}") for k in setting.want)
-    meaning = title(metric) if metric != "mean" else wanted if len(setting.want) == 1 else f"the mean of {wanted}"
+    wanted = " and ".join(title(f"top{k}") for k in setting.ks)
+    meaning = title(metric) if metric != "mean" else wanted if len(setting.ks) == 1 else f"the mean of {wanted}"
     yield f"{', '.join(losses)}, each tuned on validation for {meaning}: about {runs} runs."
 
 

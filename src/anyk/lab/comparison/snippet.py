@@ -7,66 +7,66 @@ from typing import Any
 
 import anyk
 from anyk.lab.run import names
+from anyk.lab.run.config import Config
 from anyk.lab.run.losses import MOST_SCORES
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.sequence_models import CAUSAL
 
 
-def code(recipe: Recipe, classes: int | None = None) -> str:
-    """The lines of Python that make the recipe's loss, called ``criterion``.
+def code(config: Config, classes: int | None = None) -> str:
+    """The lines of Python that make the config's loss, called ``criterion``.
 
     Args:
-        recipe: the tuned recipe.
+        config: the tuned config.
         classes: their number, where known: the loss refuses an m above it, and an m of all of them says nothing.
 
-    >>> code(Recipe(loss="lapsum", p_k=(0.5, 0.5), temperature=0.1)).splitlines()[-1]
+    >>> code(Config(loss="lapsum", p_k=(0.5, 0.5), temperature=0.1)).splitlines()[-1]
     'criterion = anyk.TopKCrossEntropyLoss([0.5, 0.5], anyk.LapSum(temperature=0.1))'
     """
-    imports, comments = ["import anyk"], [f"# tuned with {recipe.optimizer}, learning rate {recipe.learning_rate:g}"]
-    loss = names.find(recipe.loss)
-    settings = _arguments(loss.make, loss.settings(recipe))
+    imports, comments = ["import anyk"], [f"# tuned with {config.optimizer}, learning rate {config.learning_rate:g}"]
+    loss = names.find(config.loss)
+    settings = _arguments(loss.make, loss.settings(config))
     made = [loss.make]
-    if loss.family == "softmax" and recipe.mask_seen:  # torch's own would smooth towards minus infinity
-        call = f"anyk.TopKErrorLoss({', '.join(['{1: 1.0}', 'guide=1.0', *settings])})"
+    if loss.family == "softmax" and config.mask_seen:  # torch's own would smooth towards minus infinity
+        call = f"anyk.TopKErrorLoss({', '.join(['{1: 1.0}', 'ce_weight=1.0', *settings])})"
     elif loss.family == "softmax":
         imports, call = ["import torch"], f"torch.nn.{loss.make.__name__}({', '.join(settings)})"
     elif loss.family == "gce":
         call = f"anyk.TopKErrorLoss({', '.join(['{1: 1.0}', 'anyk.KSubset()', 'm=None', *settings])})"
     elif loss.family == "one k":
-        k = str(max(place for place, weight in enumerate(recipe.p_k, start=1) if weight > 0))
-        if recipe.p_k_file is not None:
-            imports, rows = _read_p_k(recipe.p_k_file)
+        k = str(max(place for place, weight in enumerate(config.p_k, start=1) if weight > 0))
+        if config.p_k_file is not None:
+            imports, rows = _read_p_k(config.p_k_file)
             k = f"max(place for row in {rows} for place, weight in enumerate(row, start=1) if weight > 0)"
         call = f"{_qualified(loss.make)}({', '.join([f'k={k}', *settings])})"
     else:
-        weights = str(list(recipe.p_k))
-        if recipe.p_k_file is not None:
-            imports, weights = _read_p_k(recipe.p_k_file)
-        if recipe.p_k_end is not None:
-            comments.append(f"# P_K moved from these weights to {list(recipe.p_k_end)}, linearly over the run")
-        if recipe.temperature_end is not None:
-            comments.append(f"# the temperature moved to {recipe.temperature_end!r}, geometrically over the run")
-        limit = [f"m={recipe.m}"] if recipe.m != "auto" else []
-        if isinstance(recipe.m, int) and classes is not None and recipe.m >= classes:
+        weights = str(list(config.p_k))
+        if config.p_k_file is not None:
+            imports, weights = _read_p_k(config.p_k_file)
+        if config.p_k_end is not None:
+            comments.append(f"# P_K moved from these weights to {list(config.p_k_end)}, linearly over the run")
+        if config.temperature_end is not None:
+            comments.append(f"# the temperature moved to {config.temperature_end!r}, geometrically over the run")
+        limit = [f"m={config.m}"] if config.m != "auto" else []
+        if isinstance(config.m, int) and classes is not None and config.m >= classes:
             limit = ["m=None"]
-        made.append(type(loss.make_operator(**loss.operator_settings(recipe))))
-        operator = f"{_qualified(made[1])}({', '.join(_arguments(made[1], loss.operator_settings(recipe)))})"
+        made.append(type(loss.make_operator(**loss.operator_settings(config))))
+        operator = f"{_qualified(made[1])}({', '.join(_arguments(made[1], loss.operator_settings(config)))})"
         call = f"{_qualified(loss.make)}({', '.join([weights, operator, *limit, *settings])})"
-    if recipe.guide_end is not None and loss.family in ("error", "gce"):
-        comments.append(f"# the guide moved to {recipe.guide_end!r}, linearly over the run")
-    comments += _of_sequences(recipe, classes, of_head=loss.family in ("softmax", "gce") or loss.operator is not None)
+    if config.ce_weight_end is not None and loss.family in ("error", "gce"):
+        comments.append(f"# the ce_weight moved to {config.ce_weight_end!r}, linearly over the run")
+    comments += _of_sequences(config, classes, of_head=loss.family in ("softmax", "gce") or loss.operator is not None)
     imports += [f"import {kind.__module__}" for kind in made if not _qualified(kind).startswith(("anyk.", "torch."))]
     return "\n".join([*imports, "", *comments, f"criterion = {call}", ""])
 
 
-def _of_sequences(recipe: Recipe, classes: int | None, of_head: bool) -> list[str]:
+def _of_sequences(config: Config, classes: int | None, of_head: bool) -> list[str]:
     """What the loss was given, where that is not one row of scores for each example of a batch."""
     comments = []
-    if CAUSAL.get(recipe.model, False):
+    if CAUSAL.get(config.model, False):
         comments.append("# scores (places, n) and target (places,): every place of a sequence that has a target, of the batch")
-    if recipe.mask_seen:
+    if config.mask_seen:
         comments.append("# scores: -inf for what the sequence has had before, but never for the target")
-    elif of_head and recipe.model in CAUSAL and (classes or 0) > MOST_SCORES:
+    elif of_head and config.model in CAUSAL and (classes or 0) > MOST_SCORES:
         comments.append(f"# {classes:,} classes: anyk.LinearHead(d, {classes}, criterion) takes the place of the last layer")
     return comments
 

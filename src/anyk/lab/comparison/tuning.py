@@ -18,7 +18,7 @@ COARSE_POINTS, SURVIVORS = 5, 3
 FINALISTS, TUNING_SEEDS = 4, 3
 #: extra points that are tried at once; not the number of jobs, so that the outcome does not depend on the machine
 ROUND = 4
-#: what a recipe takes
+#: what a config takes
 SMALLEST, LARGEST = 1e-30, 1e30
 #: what is said of a search that was out of time
 TIME = "--time"
@@ -31,7 +31,7 @@ class Axis:
     """One number to tune.
 
     Args:
-        name: the field of the recipe.
+        name: the field of the config.
         values: all that can be tried, ascending; the ends are bounds.
         start: the place of the value to start with.
         steps: so many places apart are the points of a stage, coarse to fine.
@@ -63,7 +63,7 @@ def geometric(name: str, start: float, *, base: float, places: int, powers: int,
 def listed(name: str, start: float, values: Iterable[float]) -> Axis:
     """These values and the start, if it is none of them.
 
-    >>> listed("guide", 0.3, (0.1, 0.2, 0.5)).values
+    >>> listed("ce_weight", 0.3, (0.1, 0.2, 0.5)).values
     (0.1, 0.2, 0.3, 0.5)
     """
     ordered = tuple(sorted({*values, start}))

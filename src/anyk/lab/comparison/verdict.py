@@ -83,7 +83,7 @@ def notes(comparison: Comparison) -> list[str]:
             f"Interval and p count two kinds of luck: that of the seeds and that of the test examples"
             f"{', which come in groups' if grouped else ''}. p is corrected by Holm's method over {tests} "
             f"{'test' if tests == 1 else 'tests'}: every method, in {_either(map(title, wanted(comparison)), 'and')}. "
-            f"Below {SIGNIFICANT} counts as significant. What is not wanted (--want) is not tested."
+            f"Below {SIGNIFICANT} counts as significant. What is not wanted (--ks) is not tested."
         )
     return lines
 
@@ -120,7 +120,7 @@ def _what_is_missing(comparison: Comparison) -> str:
     gains = [100 * (gain_of_longer(comparison, method) or 0.0) for method in (behind, ahead)]
     return (
         f"with twice the epochs {behind.name} gains {gains[0]:.2f} points on validation and {ahead.name} {gains[1]:.2f}, which "
-        f"may turn their order round; run it again with --epochs {2 * ahead.recipe.epochs or 'twice as many'}."
+        f"may turn their order round; run it again with --epochs {2 * ahead.config.epochs or 'twice as many'}."
     )
 
 
@@ -231,9 +231,9 @@ def _surely_more(found: Paired | None) -> bool:
 
 def _cause(control: Method) -> str:
     """What else gains it."""
-    if control.recipe.loss == BOUNDED:
+    if control.config.loss == BOUNDED:
         return f"{control.name}, which is bounded and knows no k, gains half of it or more"
-    return f"{BASELINE} with the learning rate {control.recipe.learning_rate:g} gains half of it or more"
+    return f"{BASELINE} with the learning rate {control.config.learning_rate:g} gains half of it or more"
 
 
 def _controls(comparison: Comparison) -> list[str]:

@@ -13,7 +13,7 @@ _SEQUENCES = {"sequences": "sequences:FILE", "movielens": "movielens:PATH", "wor
 
 
 def load(spec: str, image_size: int = 0, split: str = "auto", shares: tuple[float, float] = (0.1, 0.2)) -> Dataset:
-    """The data set that a recipe's ``data`` names.
+    """The data set that a config's ``data`` names.
 
     Args:
         spec: the word or path.

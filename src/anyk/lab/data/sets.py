@@ -137,11 +137,11 @@ class Parts:
 ONE_CLASS = "the data have one class only, which leaves nothing to classify: give data with at least two."
 
 
-def split(dataset: Dataset, validation: float, test: float, seed: int, part: float = 1.0) -> Parts:
+def split(dataset: Dataset, validation: float, test: float, seed: int, train_fraction: float = 1.0) -> Parts:
     """Split train, validation and test, each class in proportion; what the source keeps for one of them stays as it is.
 
-    Of what is divided here, every class keeps at least one training example. The same seed gives the same split. With ``part``
-    below 1, only so much of the training examples is used, of each class.
+    Of what is divided here, every class keeps at least one training example. The same seed gives the same split. With
+    ``train_fraction`` below 1, only so much of the training examples is used, of each class.
 
     >>> labels = torch.arange(4).repeat_interleave(10)
     >>> examples = Split((torch.zeros(40, 3),), labels)
@@ -164,8 +164,8 @@ def split(dataset: Dataset, validation: float, test: float, seed: int, part: flo
         train, held = rest, dataset.validation.sort().values
     else:
         train, held = _divide(rest, dataset.train.labels, validation, generator)
-    if part < 1:
-        train, _ = _divide(train, dataset.train.labels, 1 - part, generator)
+    if train_fraction < 1:
+        train, _ = _divide(train, dataset.train.labels, 1 - train_fraction, generator)
     for name, examples in (("validation", held), ("test", test_index)):
         if not len(examples) and len(dataset.classes) == 1:
             raise LabError(ONE_CLASS)

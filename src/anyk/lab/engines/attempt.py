@@ -9,8 +9,8 @@ from typing import Any
 
 from anyk.lab.errors import Diverged, Failure, LabError, Stopped, explain
 from anyk.lab.run import training
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import FolderTaken, Run
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.training import Progress
 
 
@@ -23,11 +23,11 @@ class Outcome:
     diverged: bool = False
 
 
-def ended(folder: Path, recipe: Recipe) -> Outcome | None:
+def ended(folder: Path, config: Config) -> Outcome | None:
     """The outcome of a run that had ended before, or whose folder cannot be read; None: it is to be run."""
     try:
         finished = Run(folder).result()
-        if finished is not None and not Run(folder).differences(recipe):
+        if finished is not None and not Run(folder).differences(config):
             return Outcome(result=finished)
     except LabError as error:
         return Outcome(error=str(error))
@@ -46,16 +46,16 @@ def attempt(
     stop: threading.Event,
     leaving_seconds: float,
 ) -> Outcome:
-    """Run the recipe with these fields to its end, or until ``stop`` is set.
+    """Run the config with these fields to its end, or until ``stop`` is set.
 
     A former process of the same run, which may live although it seemed dead, has so many seconds to leave the folder.
     """
     deadline = time.monotonic() + leaving_seconds
     try:
-        recipe = Recipe.from_json(fields)
+        config = Config.from_json(fields)
         while True:
             try:
-                return Outcome(training.train(recipe, folder, on_progress=tell, should_stop=stop.is_set, patience=1.0))
+                return Outcome(training.train(config, folder, on_progress=tell, should_stop=stop.is_set, patience=1.0))
             except FolderTaken:
                 if stop.is_set():
                     return Outcome()

@@ -18,8 +18,8 @@ from typing import Any
 from anyk import _compat
 from anyk.lab import notes
 from anyk.lab.engines.attempt import Outcome, attempt, ended, throttled
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.training import Progress
 
 #: seconds for a run's former process to leave its folder
@@ -30,7 +30,7 @@ class Pool:
     """At most ``jobs`` runs at a time. Used by several threads, the runs queue up.
 
     >>> with Pool(jobs=2) as pool:  # doctest: +SKIP
-    ...     outcomes = pool.run({Path("runs/a"): Recipe(seed=1), Path("runs/b"): Recipe(seed=2)})
+    ...     outcomes = pool.run({Path("runs/a"): Config(seed=1), Path("runs/b"): Config(seed=2)})
     """
 
     def __init__(self, jobs: int, on_progress: Callable[[Path, Progress], None] = lambda folder, progress: None) -> None:
@@ -60,14 +60,14 @@ class Pool:
             for process in self._running:
                 process.terminate()
 
-    def run(self, recipes: Mapping[Path, Recipe]) -> dict[Path, Outcome]:
+    def run(self, configs: Mapping[Path, Config]) -> dict[Path, Outcome]:
         """Run all, wait for all. Runs that had ended before are not run again."""
-        futures = {folder: self._threads.submit(self._run_one, folder, recipe) for folder, recipe in recipes.items()}
+        futures = {folder: self._threads.submit(self._run_one, folder, config) for folder, config in configs.items()}
         wait_in_turns(list(futures.values()))
         return {folder: future.result() for folder, future in futures.items()}
 
-    def _run_one(self, folder: Path, recipe: Recipe) -> Outcome:
-        before = ended(folder, recipe)
+    def _run_one(self, folder: Path, config: Config) -> Outcome:
+        before = ended(folder, config)
         if before is not None:
             if before.result is not None:
                 self._on_progress(folder, Progress(1, 1))
@@ -76,7 +76,7 @@ class Pool:
         with self._guard:
             if self._stopping.is_set():
                 return Outcome()
-            process = self._context.Process(target=_work, args=(there, os.fspath(folder), recipe.to_json()), daemon=True)
+            process = self._context.Process(target=_work, args=(there, os.fspath(folder), config.to_json()), daemon=True)
             with _interrupts_wait(), _without_main():
                 process.start()
             self._running.add(process)

@@ -22,8 +22,8 @@ from typing import Any, TextIO
 from anyk import info
 from anyk.lab.engines.attempt import Outcome, attempt, ended, throttled
 from anyk.lab.errors import LabError
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.run.training import Progress
 
 #: how often a run is started again after its node, or its process alone, has died
@@ -42,7 +42,7 @@ class Cluster:
     """Runs as tasks of a Ray cluster, each with its CPUs and, on ``cuda``, one GPU.
 
     >>> with Cluster("10.0.0.1:6379", Path("/shared/runs")) as cluster:  # doctest: +SKIP
-    ...     outcomes = cluster.run({Path("/shared/runs/a"): Recipe(seed=1), Path("/shared/runs/b"): Recipe(seed=2)})
+    ...     outcomes = cluster.run({Path("/shared/runs/a"): Config(seed=1), Path("/shared/runs/b"): Config(seed=2)})
 
     Args:
         address: HOST:PORT of the cluster's head; this process must run on one of its nodes.
@@ -100,46 +100,46 @@ class Cluster:
         for task in list(self._running):
             self._ray.cancel(task)  # an interrupt for a task at work; one that waits is not begun
 
-    def run(self, recipes: Mapping[Path, Recipe]) -> dict[Path, Outcome]:
+    def run(self, configs: Mapping[Path, Config]) -> dict[Path, Outcome]:
         """Run all, wait for all. Runs that had ended before are not run again."""
-        for folder, recipe in recipes.items():
-            if recipe.device.startswith("cuda:"):
+        for folder, config in configs.items():
+            if config.device.startswith("cuda:"):
                 raise LabError(
-                    f"device should be cuda on a cluster, which chooses the GPU, but is {recipe.device} ({folder.name})."
+                    f"device should be cuda on a cluster, which chooses the GPU, but is {config.device} ({folder.name})."
                 )
-        self._note_what_has_no_room(recipes)
-        outcomes = {folder: outcome for folder, recipe in recipes.items() if (outcome := ended(folder, recipe)) is not None}
+        self._note_what_has_no_room(configs)
+        outcomes = {folder: outcome for folder, config in configs.items() if (outcome := ended(folder, config)) is not None}
         for folder in outcomes:
             self._on_progress(folder, Progress(1, 1))
-        waiting = deque(folder for folder in recipes if folder not in outcomes)
+        waiting = deque(folder for folder in configs if folder not in outcomes)
         while waiting or self._running:
             while waiting and not self._stopping.is_set() and (not self._jobs or len(self._running) < self._jobs):
                 folder = waiting.popleft()
-                self._running[self._start(folder, recipes[folder])] = folder
+                self._running[self._start(folder, configs[folder])] = folder
             if self._stopping.is_set():
                 outcomes.update(dict.fromkeys(waiting, Outcome()))
                 waiting.clear()
             # In short turns, so that an interrupt is seen between them.
             done, _ = self._ray.wait(list(self._running), timeout=0.3) if self._running else ([], [])
-            self._show_progress(recipes)
+            self._show_progress(configs)
             for task in done:
                 folder = self._running.pop(task)
                 outcomes[folder] = self._outcome(task, folder)
                 if outcomes[folder].result is not None:
                     self._on_progress(folder, Progress(1, 1))
-        return {folder: outcomes[folder] for folder in recipes}
+        return {folder: outcomes[folder] for folder in configs}
 
-    def _start(self, folder: Path, recipe: Recipe) -> Any:
+    def _start(self, folder: Path, config: Config) -> Any:
         task = self._ray.remote(_work).options(
             name=folder.name,
-            num_cpus=recipe.threads,
-            num_gpus=_gpus(recipe),
+            num_cpus=config.threads,
+            num_gpus=_gpus(config),
             max_retries=RETRIES,
             retry_exceptions=False,
             scheduling_strategy="SPREAD",
         )
         place = _Place(os.fspath(folder.absolute()), os.fspath(self._marker), os.getcwd(), list(sys.argv))
-        return task.remote(place, recipe.to_json(), self._board)
+        return task.remote(place, config.to_json(), self._board)
 
     def _outcome(self, task: Any, folder: Path) -> Outcome:
         try:
@@ -153,11 +153,11 @@ class Cluster:
                 Run(folder).fail(outcome.error or "")
             return outcome
 
-    def _show_progress(self, recipes: Mapping[Path, Recipe]) -> None:
+    def _show_progress(self, configs: Mapping[Path, Config]) -> None:
         """What the runs have told since the last turn. Without the board, which is a process, the runs go on all the same."""
         with suppress(self._ray.exceptions.RayError):
             news = self._ray.get(self._board.read.remote(), timeout=5)
-            for folder in recipes:
+            for folder in configs:
                 if (told := news.get(os.fspath(folder.absolute()))) is not None:
                     self._on_progress(folder, Progress(*told))
 
@@ -200,9 +200,9 @@ class Cluster:
                 "seems dead, but is not, could be run twice. Mount the file system with locks."
             )
 
-    def _note_what_has_no_room(self, recipes: Mapping[Path, Recipe]) -> None:
+    def _note_what_has_no_room(self, configs: Mapping[Path, Config]) -> None:
         rooms = [(node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0)) for node in self._nodes()]
-        for threads, gpus in sorted({(recipe.threads, _gpus(recipe)) for recipe in recipes.values()}):
+        for threads, gpus in sorted({(config.threads, _gpus(config)) for config in configs.values()}):
             if not any(room[0] >= threads and room[1] >= gpus for room in rooms):
                 self._on_note(
                     f"note: no node has {threads} CPUs and {gpus} GPUs; the runs that need them wait until one joins."
@@ -277,8 +277,8 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _gpus(recipe: Recipe) -> int:
-    return 1 if recipe.device == "cuda" else 0
+def _gpus(config: Config) -> int:
+    return 1 if config.device == "cuda" else 0
 
 
 # On the nodes --------------------------------------------------------------------------------------------------------------

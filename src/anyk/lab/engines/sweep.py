@@ -1,4 +1,4 @@
-"""`anyk sweep`: a grid of recipes, or a list of them, as many runs in one folder."""
+"""`anyk sweep`: a grid of configs, or a list of them, as many runs in one folder."""
 
 import itertools
 import os
@@ -12,36 +12,36 @@ from anyk.lab.engines.attempt import Outcome, ended
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError, reuse_sentence
 from anyk.lab.nearest import nearest
-from anyk.lab.run import losses as losses_of_recipes
+from anyk.lab.run import losses as losses_of_configs
+from anyk.lab.run.config import TYPES, Config
 from anyk.lab.run.folder import Run
 from anyk.lab.run.reading import CHECKED, READ, check_setting, read_data
-from anyk.lab.run.recipe import TYPES, Recipe
 from anyk.lab.run.training import Progress
 
 if TYPE_CHECKING:
     from anyk.lab.engines.on_ray import Cluster
 
 
-def grid(base: Recipe, axes: Mapping[str, Sequence[Any]]) -> dict[str, Recipe]:
+def grid(base: Config, axes: Mapping[str, Sequence[Any]]) -> dict[str, Config]:
     """Every combination of the axes' values, by name; what a loss does not take makes no further runs of it.
 
-    >>> list(grid(Recipe(), {"loss": ["softmax", "lapsum"], "m": [8, 16]}))
+    >>> list(grid(Config(), {"loss": ["softmax", "lapsum"], "m": [8, 16]}))
     ['loss=softmax', 'loss=lapsum,m=8', 'loss=lapsum,m=16']
     """
-    recipes: dict[str, Recipe] = {}
-    idle_in_all, losses = set(losses_of_recipes.SETTINGS), set()
+    configs: dict[str, Config] = {}
+    idle_in_all, losses = set(losses_of_configs.SETTINGS), set()
     for values in itertools.product(*axes.values()):
         fields = dict(zip(axes, values, strict=True))
-        recipe = Recipe.from_json({**base.to_json(), **fields}, "the grid")
-        idle = set(losses_of_recipes.SETTINGS) - losses_of_recipes.settings_of(recipe.loss)
+        config = Config.from_json({**base.to_json(), **fields}, "the grid")
+        idle = set(losses_of_configs.SETTINGS) - losses_of_configs.settings_of(config.loss)
         idle_in_all &= idle
-        losses.add(recipe.loss)
+        losses.add(config.loss)
         name = ",".join(f"{name}={_word(value)}" for name, value in fields.items() if name not in idle)
-        recipes[name or "run"] = recipe.but(**{name: getattr(base, name) for name in fields if name in idle})
+        configs[name or "run"] = config.replace(**{name: getattr(base, name) for name in fields if name in idle})
     for name, choices in axes.items():
         if name in idle_in_all and len(choices) > 1:
             raise LabError(f"the grid varies {name}, which no loss in it takes ({', '.join(sorted(losses))}): leave it out.")
-    return recipes
+    return configs
 
 
 def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
@@ -56,19 +56,19 @@ def parse_axes(words: Sequence[str]) -> dict[str, list[Any]]:
         pieces = [piece.strip() for piece in values.split(",")]
         if not equals or name not in TYPES or not all(pieces):
             hint = "" if name in TYPES else f": {_nearest(name)}"
-            raise LabError(f"a grid axis should be field=value,value with a field of a recipe, but is {word!r}{hint}.")
+            raise LabError(f"a grid axis should be field=value,value with a field of a config, but is {word!r}{hint}.")
         is_list = typing.get_origin(TYPES[name]) is tuple or "tuple" in str(TYPES[name])
         axes[name] = [[_value(item) for item in piece.split("/")] if is_list else _value(piece) for piece in pieces]
     return axes
 
 
-def read(path: Path, base: Recipe) -> dict[str, Recipe]:
+def read(path: Path, base: Config) -> dict[str, Config]:
     """The runs of a JSON file: ``{"base": {…}, "grid": {field: [value, …]}}`` or ``{"base": {…}, "runs": {name: {…}}}``."""
     content = files.read_object(path, 'write one with "grid" or "runs"')
     try:
-        base = Recipe.from_json({**base.to_json(), **content.get("base", {})}, str(path))
+        base = Config.from_json({**base.to_json(), **content.get("base", {})}, str(path))
         runs = {
-            name: Recipe.from_json({**base.to_json(), **fields}, f"run {name} of {path}")
+            name: Config.from_json({**base.to_json(), **fields}, f"run {name} of {path}")
             for name, fields in content.get("runs", {}).items()
         }
         return {**(grid(base, content["grid"]) if "grid" in content else {}), **runs}
@@ -77,7 +77,7 @@ def read(path: Path, base: Recipe) -> dict[str, Recipe]:
 
 
 def run_all(
-    recipes: Mapping[str, Recipe],
+    configs: Mapping[str, Config],
     out: Path,
     *,
     jobs: int,
@@ -85,10 +85,10 @@ def run_all(
     on_progress: Callable[[Path, Progress], None] = lambda folder, progress: None,
     on_note: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Outcome]:
-    """Run every recipe in ``out``/name. Runs that have ended are not run again; one that fails does not stop the others.
+    """Run every config in ``out``/name. Runs that have ended are not run again; one that fails does not stop the others.
 
     Args:
-        recipes: the runs by name.
+        configs: the runs by name.
         out: the folder for them.
         jobs: runs at a time; 0: as many as there is room for.
         address: HOST:PORT of a Ray cluster that computes the runs; None: processes on this machine.
@@ -97,30 +97,30 @@ def run_all(
     """
     if jobs < 0:
         raise LabError(f"jobs should be at least 0 (0: as many as there are processors), but is {jobs}.")
-    if not recipes:
+    if not configs:
         raise LabError("the sweep has no runs: give --grid or --file.")
-    for name in recipes:
+    for name in configs:
         if name in ("", ".", "..") or "/" in name or "\\" in name:
             raise LabError(f"the name of a run should be a plain word, but is {name!r}.")
-    before = {name: ended(out / name, recipe) for name, recipe in recipes.items()}
-    _check([recipe for name, recipe in recipes.items() if before[name] is None], here=address is None)
+    before = {name: ended(out / name, config) for name, config in configs.items()}
+    _check([config for name, config in configs.items() if before[name] is None], here=address is None)
     if reused := sum(outcome is not None and outcome.result is not None for outcome in before.values()):
         on_note(reuse_sentence(reused))
     engine = _engine(out, jobs, address, on_progress, on_note)
     with Run(out).locked(), engine as pool:
-        outcomes = pool.run({out / name: recipe for name, recipe in recipes.items()})
-    return {name: outcomes[out / name] for name in recipes}
+        outcomes = pool.run({out / name: config for name, config in configs.items()})
+    return {name: outcomes[out / name] for name in configs}
 
 
-def _check(recipes: Sequence[Recipe], here: bool) -> None:
+def _check(configs: Sequence[Config], here: bool) -> None:
     """Raise what would make runs fail: once, before any of them starts."""
-    different = {tuple(getattr(recipe, field) for field in CHECKED): recipe for recipe in recipes}
-    sources = {tuple(getattr(recipe, field) for field in READ): recipe for recipe in recipes}
+    different = {tuple(getattr(config, field) for field in CHECKED): config for config in configs}
+    sources = {tuple(getattr(config, field) for field in READ): config for config in configs}
     for source, first in sources.items():
         dataset = read_data(first)
-        for recipe in different.values():
-            if tuple(getattr(recipe, field) for field in READ) == source:
-                check_setting(recipe, dataset, here=here)
+        for config in different.values():
+            if tuple(getattr(config, field) for field in READ) == source:
+                check_setting(config, dataset, here=here)
 
 
 def _engine(

@@ -1,7 +1,7 @@
-"""The paper's tables and figures: the recipes that repeat them, and our numbers beside theirs.
+"""The paper's tables and figures: the configs that repeat them, and our numbers beside theirs.
 
 An :class:`Experiment` is a list of cells. A cell is one entry of a table: a data set, a method, a P_K, and the accuracies
-the paper gives, in percent. ``experiment.recipes(...)`` are the runs, ``experiment.compare(results)`` are the tables.
+the paper gives, in percent. ``experiment.configs(...)`` are the runs, ``experiment.compare(results)`` are the tables.
 """
 
 import re
@@ -17,8 +17,8 @@ from anyk import networks
 from anyk.lab.errors import LabError
 from anyk.lab.paper import numbers
 from anyk.lab.paper.numbers import Cell, Regime
+from anyk.lab.run.config import Config
 from anyk.lab.run.names import check_network
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.statistics import mean, std
 from anyk.lab.tables import Column, Table, Value
 
@@ -82,7 +82,7 @@ class Experiment:
         """The data sets it needs, by name, and what each is."""
         return {cell.data: numbers.NEEDS[cell.data] for cell in self.cells}
 
-    def recipes(
+    def configs(
         self,
         data: str | Mapping[str, str] | None = None,
         *,
@@ -91,11 +91,11 @@ class Experiment:
         source: Source = "paper",
         network: str = "splitter",
         grid: Sequence[float] = (1.0,),
-    ) -> dict[str, Recipe]:
+    ) -> dict[str, Config]:
         """The runs of the experiment.
 
         Args:
-            data: for each data set of ``needs`` the recipe's ``data`` (a folder of embeddings; ``cifar100`` needs none), or
+            data: for each data set of ``needs`` the config's ``data`` (a folder of embeddings; ``cifar100`` needs none), or
                 one text where it needs only one. Data sets that are left out are left out of the experiment.
             smoke: shrunk to seconds, for :meth:`write_smoke_data`.
             seeds: how many, or which; None: as many as in the paper (with ``smoke`` one).
@@ -104,7 +104,7 @@ class Experiment:
             grid: factors of the published temperature; :meth:`compare` takes the best on validation.
 
         Returns:
-            Run name -> recipe. Nothing, where there is nothing to train.
+            Run name -> config. Nothing, where there is nothing to train.
         """
         if source not in ("paper", "official"):
             raise LabError(f"source should be paper or official, but is {source!r}.")
@@ -118,9 +118,9 @@ class Experiment:
         for cell in self._cells_for(places):
             numbers = range(1 if smoke else cell.seeds) if seeds is None else range(seeds) if isinstance(seeds, int) else seeds
             for factor in grid if cell.method != "softmax" else (1.0,):
-                recipe = _recipe(cell, places[cell.data], source, network, factor, smoke)
+                config = _config(cell, places[cell.data], source, network, factor, smoke)
                 name = cell.name if factor == 1 else f"{cell.name}-t{factor:g}"
-                runs.update({f"{name}-seed{seed}": recipe.but(seed=seed) for seed in numbers})
+                runs.update({f"{name}-seed{seed}": config.replace(seed=seed) for seed in numbers})
         return runs
 
     def write_smoke_data(self, folder: str | Path) -> dict[str, str]:
@@ -145,7 +145,7 @@ class Experiment:
         rows: list[tuple[Value, ...]] = []
         for cell in self._cells_for(dict.fromkeys(names, "")):
             runs = _runs(cell, results)
-            m = None if cell.method in ("softmax", "smooth") else cell.m or _regime(cell.data).recipe.m
+            m = None if cell.method in ("softmax", "smooth") else cell.m or _regime(cell.data).config.m
             row: list[Value] = [cell.data, numbers.METHODS[cell.method], _list(cell.p_k), m, len(runs)]
             for metric, paper in zip(self.metrics, cell.paper, strict=True):
                 row += _beside(_percents(runs, metric), paper)[: 3 if smoke else 4]
@@ -186,25 +186,25 @@ def _regime(data: str) -> Regime:
     return numbers.REGIMES.get(data, numbers.REGIMES["imagenet1k"])
 
 
-def _recipe(cell: Cell, place: str, source: Source, network: str, factor: float, smoke: bool) -> Recipe:
+def _config(cell: Cell, place: str, source: Source, network: str, factor: float, smoke: bool) -> Config:
     regime = _regime(cell.data)
-    recipe = regime.recipe.but(data=place)
+    config = regime.config.replace(data=place)
     if source == "official":
-        recipe = recipe.but(**regime.official)
+        config = config.replace(**regime.official)
     if smoke:
-        recipe = recipe.but(**regime.smoke)
+        config = config.replace(**regime.smoke)
     if cell.method == "softmax":
-        return recipe.but(loss="softmax", p_k=numbers.TOP1, m=None, top1="separate", softmax_over="all", wires="target")
+        return config.replace(loss="softmax", p_k=numbers.TOP1, m=None, top1="separate", softmax_over="all", wires="target")
     ranked = cell.m or regime.ranked
     inverse = regime.inverse_temperatures.get(cell.method, numbers.SINKHORN_INVERSE_TEMPERATURE)
-    recipe = recipe.but(p_k=cell.p_k, temperature=factor * temperature(cell.method, inverse, ranked))
+    config = config.replace(p_k=cell.p_k, temperature=factor * temperature(cell.method, inverse, ranked))
     if cell.method == "smooth":  # over all classes, as published
-        return recipe.but(loss="smooth", m=None, top1="separate", softmax_over="all", wires="target")
+        return config.replace(loss="smooth", m=None, top1="separate", softmax_over="all", wires="target")
     if cell.m is not None:
-        recipe = recipe.but(m=cell.m)
+        config = config.replace(m=cell.m)
     if cell.method == "diffsortnets":
-        return recipe.but(loss=network, swap=regime.swap)
-    return recipe.but(loss=cell.method, wires="target")
+        return config.replace(loss=network, swap=regime.swap)
+    return config.replace(loss=cell.method, wires="target")
 
 
 def _runs(cell: Cell, results: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:

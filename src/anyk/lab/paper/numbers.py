@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 
 
 @dataclass(frozen=True)
 class Regime:
     """How the paper trains on one kind of data."""
 
-    recipe: Recipe
+    config: Config
     official: Mapping[str, Any]
     """fields in which the official code differs"""
     smoke: Mapping[str, Any]
@@ -38,7 +38,7 @@ SINKHORN_INVERSE_TEMPERATURE = 8.0
 _HEAD_SMOKE = {"epochs": 2, "batch_size": 100, "evaluate_every": 5, "validation": 0.1, "learning_rate": 1e-2}
 
 _IMAGENET_1K = Regime(
-    recipe=Recipe(
+    config=Config(
         data="imagenet1k",
         model="linear",
         standardize=False,  # the paper takes the embeddings as they are
@@ -60,7 +60,7 @@ _IMAGENET_1K = Regime(
 )
 REGIMES: dict[str, Regime] = {
     "cifar100": Regime(
-        recipe=Recipe(
+        config=Config(
             data="cifar100",
             model="resnet18",
             validation=0.05,
@@ -81,7 +81,7 @@ REGIMES: dict[str, Regime] = {
     "imagenet1k": _IMAGENET_1K,
     "imagenet21kp": Regime(
         # The paper: 40 epochs, 10^-4, m = 50. 100,000 of the 11.06 million training images are for validation.
-        recipe=_IMAGENET_1K.recipe.but(
+        config=_IMAGENET_1K.config.replace(
             data="imagenet21kp", validation=100_000 / 11_060_000, learning_rate=1e-4, epochs=40, m=50
         ),
         official={},
@@ -90,7 +90,7 @@ REGIMES: dict[str, Regime] = {
         inverse_temperatures=_IMAGENET_1K.inverse_temperatures,
     ),
     "efficientnet-l2": Regime(
-        recipe=_IMAGENET_1K.recipe.but(data="efficientnet-l2"),
+        config=_IMAGENET_1K.config.replace(data="efficientnet-l2"),
         official=_IMAGENET_1K.official,
         smoke=_HEAD_SMOKE,
         ranked=16,

@@ -1,1 +1,1 @@
-"""One training: its recipe, model, loss, loop, folder and processes."""
+"""One training: its config, model, loss, loop, folder and processes."""

@@ -40,20 +40,20 @@ class Examined:
     cross_entropy: float
     """its mean over the targets that are classes"""
 
-    def accuracies(self, ks: Iterable[int], want: Iterable[int] = ()) -> dict[str, float]:
+    def accuracies(self, ks: Iterable[int], judged: Iterable[int] = ()) -> dict[str, float]:
         """Top-k accuracies, the mean of those that are wanted (by default of top-1 and top-5), the mean reciprocal rank, the
         NDCG of every k above 1, some accuracies as the mean over the classes of the examples ("macro"), and the cross-entropy.
         """
-        ks, want = list(ks), tuple(want)
+        ks, judged = list(ks), tuple(judged)
         accuracies = {f"top{k}": int((self.ranks <= k).sum()) / len(self.ranks) for k in ks}
-        counted = [accuracies[metric] for k in want or (1, 5) if (metric := f"top{k}") in accuracies]
+        counted = [accuracies[metric] for k in judged or (1, 5) if (metric := f"top{k}") in accuracies]
         ranks = self.ranks.double()
         gains = 1 / (1 + ranks).log2()
         return {
             **accuracies,
             "mrr": float((1 / ranks).where(self.labels >= 0, 0).mean()),
             **{f"ndcg{k}": float(gains[self.ranks <= k].sum()) / len(ranks) for k in ks if k > 1},
-            **{f"macro_top{k}": self._macro(self.ranks <= k) for k in ks if k in (*MACRO_KS, *want)},
+            **{f"macro_top{k}": self._macro(self.ranks <= k) for k in ks if k in (*MACRO_KS, *judged)},
             "mean": sum(counted) / len(counted),
             "cross_entropy": self.cross_entropy,
         }
@@ -109,7 +109,7 @@ class Predictor:
         folder: the run.
         device: where to compute.
         model: the function that made the model, or its word; for a model of your own.
-        trust: import the function that the run's recipe names. See :func:`anyk.lab.run.models.load`.
+        trust: import the function that the run's config names. See :func:`anyk.lab.run.models.load`.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class Predictor:
         run = Run(folder)
         plan, weights = models.read(run.folder / "model.safetensors")
         made_by = own_models.maker(plan.model, str(run.folder), model, trust)
-        recipe = run.recipe()
-        self.dataset = dataclasses.replace(read_data(recipe), feature_mean=plan.feature_mean, feature_std=plan.feature_std)
-        recipe = resolved(recipe, self.dataset)
-        self.parts = divide(self.dataset, recipe)
-        self.reader = Reader(self.dataset, find_device(device), recipe)
+        config = run.config()
+        self.dataset = dataclasses.replace(read_data(config), feature_mean=plan.feature_mean, feature_std=plan.feature_std)
+        config = resolved(config, self.dataset)
+        self.parts = divide(self.dataset, config)
+        self.reader = Reader(self.dataset, find_device(device), config)
         self.model = plan.build(made_by, pretrained=False).to(device)
         self.model.load_state_dict(weights)
         self.model.eval()
@@ -151,12 +151,12 @@ def unfinished(result: Mapping[str, Any]) -> str:
 
     None of a run that lost patience: it did not improve any more.
     """
-    recipe, epochs, chance = result["recipe"], result["epochs"], 1 / result["data"]["classes"]
-    if epochs < recipe["epochs"]:
+    config, epochs, chance = result["config"], result["epochs"], 1 / result["data"]["classes"]
+    if epochs < config["epochs"]:
         return ""
     # Of thousands of items, a tenth is more than anyone guesses right; ten times chance is no chance.
     if result["validation"]["top1"] - chance < min(0.1 * (1 - chance), 9 * chance):
         return "near chance"
-    if recipe["select"] != "last" and result["validation"]["top1"] < 1 and max(result["selected"].values()) > 0.9 * epochs:
+    if config["select"] != "last" and result["validation"]["top1"] < 1 and max(result["selected"].values()) > 0.9 * epochs:
         return "improving"
     return ""

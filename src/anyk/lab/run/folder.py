@@ -1,6 +1,6 @@
 """A run is a folder. What is in it is whole at any moment, so that a run that was killed can go on.
 
-config.json             the recipe
+config.json             the config
 environment.json        versions and machine
 metrics.jsonl           one line for each evaluation
 checkpoint.safetensors  weights, optimizer, and where the run stands
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from anyk.lab import files
 from anyk.lab.errors import LabError
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 
 FORMAT = 1
 #: what tells that a folder is a run's, a sweep's or a comparison's; all have one of the first two, unless copied without it
@@ -82,25 +82,25 @@ class Run:
             told = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
             raise FolderRefused(f"{self.folder} holds files that are not of a run ({told})")
 
-    def refuse_other_recipe(self, recipe: Recipe) -> None:
-        """Raise if the folder holds a run of another recipe, unless that came to nothing."""
+    def refuse_other_config(self, config: Config) -> None:
+        """Raise if the folder holds a run of another config, unless that came to nothing."""
         if not (self.folder / "config.json").exists():
             return
-        differences = self.differences(recipe)
+        differences = self.differences(config)
         if differences and self._has_begun():
             told = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, (old, new) in differences.items())
-            raise FolderRefused(f"{self.folder} holds a run of another recipe ({told})")
+            raise FolderRefused(f"{self.folder} holds a run of another config ({told})")
 
     def _has_begun(self) -> bool:
         """Whether there is anything to lose: a run that failed before its first evaluation leaves only its error."""
         return any((self.folder / name).exists() for name in ("checkpoint.safetensors", "result.json")) or bool(self.metrics())
 
-    def begin(self, recipe: Recipe, environment: Mapping[str, Any]) -> None:
-        """Write the recipe down, or check that the folder was begun with the same."""
-        self.refuse_other_recipe(recipe)
-        anew = not (self.folder / "config.json").exists() or bool(self.differences(recipe))
+    def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
+        """Write the config down, or check that the folder was begun with the same."""
+        self.refuse_other_config(config)
+        anew = not (self.folder / "config.json").exists() or bool(self.differences(config))
         if anew:
-            files.write_object(self.folder / "config.json", recipe.to_json())
+            files.write_object(self.folder / "config.json", config.to_json())
         if anew or not (self.folder / "environment.json").exists():
             files.write_object(self.folder / "environment.json", environment)
         (self.folder / "error.txt").unlink(missing_ok=True)
@@ -110,16 +110,16 @@ class Run:
         if self.result() is not None:
             self._tidy()
 
-    def recipe(self) -> Recipe:
-        """The recipe that the run was begun with."""
-        return Recipe.of_run(self._read("config.json"), str(self.folder / "config.json"))
+    def config(self) -> Config:
+        """The config that the run was begun with."""
+        return Config.of_run(self._read("config.json"), str(self.folder / "config.json"))
 
-    def differences(self, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
-        """The fields in which the run's recipe differs from another, with both values.
+    def differences(self, config: Config) -> dict[str, tuple[Any, Any]]:
+        """The fields in which the run's config differs from another, with both values.
 
         What the other leaves open was no open question when the run was begun, if that was by an earlier version."""
         written = self._read("config.json")
-        return self.recipe().differences(recipe if "context" in written else recipe.as_before())
+        return self.config().differences(config if "context" in written else config.as_before())
 
     def result(self) -> dict[str, Any] | None:
         """The outcome, or None while there is none."""

@@ -1,6 +1,6 @@
 """The metrics of runs for TensorBoard, Weights & Biases and MLflow, beside what the run folders hold.
 
-A run knows nothing of loggers, and its folder's name and recipe do not depend on them. They follow the folder: what comes to
+A run knows nothing of loggers, and its folder's name and config do not depend on them. They follow the folder: what comes to
 metrics.jsonl is handed on, by the process that shows the progress. So it is all the same which process, or which machine of a
 cluster, computes the run; and a run that has ended is logged too, if it was not before. logged.json in the folder says what
 has been handed on. A run that goes on from a checkpoint makes some evaluations again, bit for bit: these are not told twice.
@@ -20,8 +20,8 @@ from typing import Any, Literal, Protocol, get_args
 
 from anyk.lab import files, notes
 from anyk.lab.errors import LabError
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
-from anyk.lab.run.recipe import Recipe
 
 LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 #: seconds between looks into the folders
@@ -31,7 +31,7 @@ POLL_SECONDS = 0.5
 class Logger(Protocol):
     """Where the metrics of one run go."""
 
-    def start(self, recipe: Recipe, folder: Path, key: str) -> None:
+    def start(self, config: Config, folder: Path, key: str) -> None:
         """Begin, or go on with what an earlier process began under the same key."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -44,7 +44,7 @@ class Logger(Protocol):
 class TensorBoard:
     """Event files in the folder ``tensorboard`` of the run."""
 
-    def start(self, recipe: Recipe, folder: Path, key: str) -> None:
+    def start(self, config: Config, folder: Path, key: str) -> None:
         writer: Any = _module("torch.utils.tensorboard").SummaryWriter
         self._writer = writer(str(folder / "tensorboard"))
 
@@ -60,14 +60,14 @@ class TensorBoard:
 class WandB:
     """A run of Weights & Biases, in the project WANDB_PROJECT or anyk. Its own files are in the run folder."""
 
-    def start(self, recipe: Recipe, folder: Path, key: str) -> None:
+    def start(self, config: Config, folder: Path, key: str) -> None:
         wandb: Any = _module("wandb")
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "anyk",
             dir=str(folder),
             id=key,
             name=folder.name,
-            config=recipe.to_json(),
+            config=config.to_json(),
             resume="allow",
             reinit="create_new",  # several runs are at work at a time
             settings=wandb.Settings(silent=True, console="off"),
@@ -83,7 +83,7 @@ class WandB:
 class MLflow:
     """A run of MLflow, where MLFLOW_TRACKING_URI says, in the experiment MLFLOW_EXPERIMENT_NAME or anyk."""
 
-    def start(self, recipe: Recipe, folder: Path, key: str) -> None:
+    def start(self, config: Config, folder: Path, key: str) -> None:
         mlflow: Any = _module("mlflow")
         self._entities: Any = _module("mlflow.entities")
         self._client = mlflow.MlflowClient()
@@ -98,7 +98,7 @@ class MLflow:
             return
         self._run = self._client.create_run(place, run_name=folder.name, tags={"anyk": key}).info.run_id
         parameter = self._entities.Param
-        self._client.log_batch(self._run, params=[parameter(name, str(value)) for name, value in recipe.to_json().items()])
+        self._client.log_batch(self._run, params=[parameter(name, str(value)) for name, value in config.to_json().items()])
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         metric, now = self._entities.Metric, round(1000 * time.time())
@@ -143,7 +143,7 @@ class Following:
     """Hands on what runs write to their folders, while they are at work.
 
     >>> with Following(["tensorboard"]) as following:  # doctest: +SKIP
-    ...     train(recipe, folder, on_progress=lambda progress: following.note(folder))
+    ...     train(config, folder, on_progress=lambda progress: following.note(folder))
 
     A logger that fails is left out from then on, and told in a note: no run ends for it.
 
@@ -221,7 +221,7 @@ class Following:
     def _started(self, run: Run, name: str) -> Logger:
         if (run.folder, name) not in self._open:
             logger = LOGGERS[name]()
-            logger.start(run.recipe(), run.folder, _key(run.folder))
+            logger.start(run.config(), run.folder, _key(run.folder))
             self._open[run.folder, name] = logger
         return self._open[run.folder, name]
 

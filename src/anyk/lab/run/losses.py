@@ -1,4 +1,4 @@
-"""From a recipe's words to a loss of the core."""
+"""From a config's words to a loss of the core."""
 
 import csv
 from pathlib import Path
@@ -13,7 +13,7 @@ from anyk.lab import files
 from anyk.lab.data.sets import ONE_CLASS
 from anyk.lab.errors import LabError
 from anyk.lab.run import names
-from anyk.lab.run.recipe import Recipe
+from anyk.lab.run.config import Config
 from anyk.lab.run.sequence_models import SequenceModel
 from anyk.losses import TopKLossModule
 
@@ -21,41 +21,41 @@ from anyk.losses import TopKLossModule
 MOST_SCORES = 20_000
 
 
-def criterion(recipe: Recipe, classes: int) -> nn.Module:
-    """The loss of a recipe for so many classes."""
+def criterion(config: Config, classes: int) -> nn.Module:
+    """The loss of a config for so many classes."""
     if classes < 2:
         raise LabError(ONE_CLASS)
-    loss = names.find(recipe.loss)
+    loss = names.find(config.loss)
     if loss.family == "softmax":
-        settings = loss.settings(recipe)
+        settings = loss.settings(config)
         # Where some classes are no guess, torch's own would smooth towards their scores of minus infinity.
-        return anyk.TopKErrorLoss([1.0], guide=1.0, **settings) if recipe.mask_seen else loss.make(**settings)
+        return anyk.TopKErrorLoss([1.0], ce_weight=1.0, **settings) if config.mask_seen else loss.make(**settings)
     if loss.family == "gce":
-        return anyk.TopKErrorLoss([1.0], anyk.KSubset(1.0), m=None, **loss.settings(recipe))
-    p_k = read_p_k(Path(recipe.p_k_file), classes) if recipe.p_k_file else torch.tensor(recipe.p_k)
-    if recipe.p_k_end is None:
+        return anyk.TopKErrorLoss([1.0], anyk.KSubset(1.0), m=None, **loss.settings(config))
+    p_k = read_p_k(Path(config.p_k_file), classes) if config.p_k_file else torch.tensor(config.p_k)
+    if config.p_k_end is None:
         p_k = p_k[..., : p_ks.read(p_k).positive()[-1]]
     k = p_k.shape[-1]
-    m = min(recipe.m, classes) if isinstance(recipe.m, int) else recipe.m
+    m = min(config.m, classes) if isinstance(config.m, int) else config.m
     if k > classes or (isinstance(m, int) and k > m):
         if not isinstance(m, int) or m == classes:
             shorter = ".5 .5" if classes > 2 else "1"
             raise LabError(
                 f"P_K reaches to k = {k}, but there are only {classes} classes: give a shorter --p-k, such as {shorter}."
             )
-        raise LabError(f"P_K reaches to k = {k}, but only m = {recipe.m} are ranked: give a larger --m or a shorter --p-k.")
+        raise LabError(f"P_K reaches to k = {k}, but only m = {config.m} are ranked: give a larger --m or a shorter --p-k.")
     if loss.family == "one k":
-        return loss.make(k=k, **loss.settings(recipe))
-    return loss.make(p_k, loss.make_operator(**loss.operator_settings(recipe)), m=m, **loss.settings(recipe))
+        return loss.make(k=k, **loss.settings(config))
+    return loss.make(p_k, loss.make_operator(**loss.operator_settings(config)), m=m, **loss.settings(config))
 
 
-def head(loss: nn.Module, model: nn.Module, recipe: Recipe) -> anyk.LinearHead | None:
+def head(loss: nn.Module, model: nn.Module, config: Config) -> anyk.LinearHead | None:
     """The loss and the last layer of a model of sequences in one, where the classes are so many that their scores should not be
     stored; None: the model makes the scores."""
-    if not isinstance(model, SequenceModel) or model.output.out_features <= MOST_SCORES or recipe.mask_seen:
+    if not isinstance(model, SequenceModel) or model.output.out_features <= MOST_SCORES or config.mask_seen:
         return None
     if isinstance(loss, nn.CrossEntropyLoss):
-        loss = anyk.TopKErrorLoss([1.0], guide=1.0, label_smoothing=loss.label_smoothing)
+        loss = anyk.TopKErrorLoss([1.0], ce_weight=1.0, label_smoothing=loss.label_smoothing)
     if not isinstance(loss, TopKLossModule):
         return None
     layer: Any = model.output
@@ -65,10 +65,10 @@ def head(loss: nn.Module, model: nn.Module, recipe: Recipe) -> anyk.LinearHead |
     return made
 
 
-#: the fields of a recipe that a loss may take
+#: the fields of a config that a loss may take
 SETTINGS = (
     *("p_k", "p_k_end", "p_k_file", "m", "temperature", "temperature_end", "top1", "softmax_over"),
-    *("guide", "guide_end", "power", "swap", "wires", "anchors", "label_smoothing"),
+    *("ce_weight", "ce_weight_end", "q", "swap", "wires", "anchors", "label_smoothing"),
 )
 
 
@@ -78,42 +78,44 @@ def settings_of(name: str) -> frozenset[str]:
     >>> sorted(settings_of("softmax")), sorted(settings_of("hinge"))
     (['label_smoothing'], ['label_smoothing', 'p_k', 'p_k_file'])
     """
-    loss, recipe = names.find(name), Recipe()
-    taken = set(loss.settings(recipe))
+    loss, config = names.find(name), Config()
+    taken = set(loss.settings(config))
     if loss.family in ("softmax", "gce"):
-        taken &= {"label_smoothing", "guide", "power"}
+        taken &= {"label_smoothing", "ce_weight", "q"}
     else:
         taken |= {"p_k", "p_k_file"}
     if loss.operator is not None:
-        taken |= {*loss.operator_settings(recipe), "m", "p_k_end"} - {"kind"}
+        taken |= {*loss.operator_settings(config), "m", "p_k_end"} - {"kind"}
         taken |= {"temperature_end"} & {f"{each}_end" for each in taken}
-    return frozenset(taken | ({"guide_end"} if "guide" in taken else set()))
+    return frozenset(taken | ({"ce_weight_end"} if "ce_weight" in taken else set()))
 
 
-def trained_ks(loss: nn.Module, recipe: Recipe) -> list[int]:
-    """The k that a recipe's loss trains for, at any time of the run."""
+def trained_ks(loss: nn.Module, config: Config) -> list[int]:
+    """The k that a config's loss trains for, at any time of the run."""
     if not isinstance(loss, TopKLossModule):
         return [int(getattr(loss, "k", 1))]
     assert loss.spec.p_k is not None
     trained = set(loss.spec.p_k.positive())
-    if recipe.p_k_end is not None and names.find(recipe.loss).operator is not None:
-        trained |= set(p_ks.read(list(recipe.p_k_end)).positive())
+    if config.p_k_end is not None and names.find(config.loss).operator is not None:
+        trained |= set(p_ks.read(list(config.p_k_end)).positive())
     return sorted(trained)
 
 
-def reschedule(loss: nn.Module, recipe: Recipe, progress: float) -> None:
-    """Move the temperature, P_K and the guide to where they stand after this fraction of the run."""
-    if (recipe.temperature_end, recipe.p_k_end, recipe.guide_end) == (None, None, None) or not isinstance(loss, TopKLossModule):
+def reschedule(loss: nn.Module, config: Config, progress: float) -> None:
+    """Move the temperature, P_K and the ce_weight to where they stand after this fraction of the run."""
+    if (config.temperature_end, config.p_k_end, config.ce_weight_end) == (None, None, None) or not isinstance(
+        loss, TopKLossModule
+    ):
         return
-    moves = names.find(recipe.loss).operator is not None  # the control has one k and no temperature
-    if recipe.temperature_end is not None and moves:
-        start = recipe.temperature
-        loss.operator.temperature = start * (recipe.temperature_end / start) ** progress
-    if recipe.p_k_end is not None and moves:
-        loss.p_k = torch.lerp(torch.tensor(recipe.p_k), torch.tensor(recipe.p_k_end), progress)
-    # Softmax may be this class too, with a guide of 1, where some classes are no guess.
-    if recipe.guide_end is not None and isinstance(loss, anyk.TopKErrorLoss) and recipe.loss != "softmax":
-        loss.guide = recipe.guide + (recipe.guide_end - recipe.guide) * progress
+    moves = names.find(config.loss).operator is not None  # the control has one k and no temperature
+    if config.temperature_end is not None and moves:
+        start = config.temperature
+        loss.operator.temperature = start * (config.temperature_end / start) ** progress
+    if config.p_k_end is not None and moves:
+        loss.p_k = torch.lerp(torch.tensor(config.p_k), torch.tensor(config.p_k_end), progress)
+    # Softmax may be this class too, with ce_weight 1, where some classes are no guess.
+    if config.ce_weight_end is not None and isinstance(loss, anyk.TopKErrorLoss) and config.loss != "softmax":
+        loss.ce_weight = config.ce_weight + (config.ce_weight_end - config.ce_weight) * progress
 
 
 def read_p_k(path: Path, classes: int) -> torch.Tensor:

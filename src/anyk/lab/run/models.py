@@ -19,10 +19,10 @@ from anyk.lab.data import Dataset
 from anyk.lab.data.sets import Tokens
 from anyk.lab.errors import LabError
 from anyk.lab.run import own_models, sequence_models
+from anyk.lab.run.config import LARGEST_IMAGE, LONGEST_CONTEXT, Setting
 from anyk.lab.run.folder import read_tensors
 from anyk.lab.run.own_models import BUILT_IN, SEQUENCE_MODELS, Maker
 from anyk.lab.run.own_models import word_of as word_of
-from anyk.lab.run.recipe import LARGEST_IMAGE, LONGEST_CONTEXT, Setting
 
 FORMAT = 3
 #: what a file of a former format does not have
@@ -59,9 +59,9 @@ class Plan:
     """whether what a sequence has had before is no guess"""
 
     @classmethod
-    def of(cls, recipe: Setting, dataset: Dataset) -> "Plan":
-        """The plan of a resolved recipe for a data set."""
-        name, shape = recipe.model, example_shape(recipe, dataset)
+    def of(cls, config: Setting, dataset: Dataset) -> "Plan":
+        """The plan of a resolved config for a data set."""
+        name, shape = config.model, example_shape(config, dataset)
         tokens = dataset.kind == "sequences"
         if tokens and name not in SEQUENCE_MODELS and not own_models.is_function(name):
             words = f"choose {', '.join(SEQUENCE_MODELS)} or module:function"
@@ -81,19 +81,19 @@ class Plan:
             model=name,
             shape=shape,
             classes=dataset.classes,
-            hidden=recipe.hidden,
-            dropout=recipe.dropout or 0.0,
+            hidden=config.hidden,
+            dropout=config.dropout or 0.0,
             mean=dataset.mean,
             std=dataset.std,
             feature_mean=dataset.feature_mean,
             feature_std=dataset.feature_std,
-            width=recipe.width,
+            width=config.width,
             tokens=dataset.tokens,
-            embedding=recipe.embedding if tokens else 0,
-            layers=recipe.layers if tokens else 0,
-            heads=recipe.heads if tokens else 1,
-            tied=recipe.tied and tokens,
-            mask_seen=recipe.mask_seen and tokens,
+            embedding=config.embedding if tokens else 0,
+            layers=config.layers if tokens else 0,
+            heads=config.heads if tokens else 1,
+            tied=config.tied and tokens,
+            mask_seen=config.mask_seen and tokens,
         )
 
     @property
@@ -204,20 +204,20 @@ def example_shape(setting: Setting, dataset: Dataset) -> tuple[int, ...]:
     return (setting.context,) if dataset.kind == "sequences" else tuple(dataset.train.shape)
 
 
-def build(recipe: Setting, dataset: Dataset) -> nn.Module:
-    """The model of a resolved recipe for a data set, with fresh weights; its inputs are float32."""
-    return Plan.of(recipe, dataset).build()
+def build(config: Setting, dataset: Dataset) -> nn.Module:
+    """The model of a resolved config for a data set, with fresh weights; its inputs are float32."""
+    return Plan.of(config, dataset).build()
 
 
-def parameter_groups(model: nn.Module, recipe: Setting) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, config: Setting) -> list[dict[str, Any]]:
     """The parameters for an optimizer. Those of a head that has a learning rate of its own come last, as a group whose
     ``factor`` is how many times the rate of the others it has."""
-    if not recipe.head_learning_rate:
+    if not config.head_learning_rate:
         return [{"params": list(model.parameters()), "factor": 1.0}]
     head = own_models.head_parameters(model)
     in_head = {id(parameter) for parameter in head}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in in_head]
-    groups = [{"params": rest, "factor": 1.0}, {"params": head, "factor": recipe.head_learning_rate / recipe.learning_rate}]
+    groups = [{"params": rest, "factor": 1.0}, {"params": head, "factor": config.head_learning_rate / config.learning_rate}]
     return [group for group in groups if group["params"]]
 
 

@@ -19,14 +19,14 @@ import anyk
 from anyk import registry
 from anyk.lab.errors import LabError
 
-#: the values that are tried of a knob; the temperature has no end that is known before
+#: the values that are tried of a hyperparameter; the temperature has no end that is known before
 KNOBS: dict[str, tuple[float, ...]] = {
     "label_smoothing": (0.0, 0.05, 0.1, 0.2),
-    "power": (0.25, 0.5, 0.75, 1.0),
-    "guide": (0.1, 0.2, 0.5, 0.8),
+    "q": (0.25, 0.5, 0.75, 1.0),
+    "ce_weight": (0.1, 0.2, 0.5, 0.8),
     "temperature": (),
 }
-#: the label smoothing of a guide that is tried
+#: the label smoothing of a share of cross-entropy that is tried
 SMOOTHED = (0.0, 0.1)
 Family = Literal["softmax", "cross_entropy", "error", "gce", "one k"]
 
@@ -76,31 +76,31 @@ class Loss:
         return self.family != "gce" and "temperature" in inspect.signature(makes).parameters
 
     @property
-    def knob(self) -> str:
-        """The field of a recipe that is tuned beside the learning rate: what the loss has of its own."""
+    def hyperparameter(self) -> str:
+        """The field of a config that is tuned beside the learning rate: what the loss has of its own."""
         if self.family in ("gce", "error"):
-            return "power" if self.family == "gce" else "guide"
+            return "q" if self.family == "gce" else "ce_weight"
         return "temperature" if self.has_temperature else "label_smoothing"
 
-    def operator_settings(self, recipe: object) -> dict[str, Any]:
-        """The arguments of the operator that a recipe gives."""
+    def operator_settings(self, config: object) -> dict[str, Any]:
+        """The arguments of the operator that a config gives."""
         kind = {"kind": self.operator} if self.operator in registry.NETWORKS else {}
-        return kind | _given(self.operator_class, recipe, ("temperature", "swap", "wires", "anchors"))
+        return kind | _given(self.operator_class, config, ("temperature", "swap", "wires", "anchors"))
 
-    def settings(self, recipe: object) -> dict[str, Any]:
-        """The arguments of the loss that a recipe gives, other than P_K, m and the operator."""
-        own = ("temperature",) if self.family == "one k" else ("top1", "softmax_over", "guide", "power")
-        return _given(self.make, recipe, own) | _given(nn.CrossEntropyLoss, recipe, ("label_smoothing",))
+    def settings(self, config: object) -> dict[str, Any]:
+        """The arguments of the loss that a config gives, other than P_K, m and the operator."""
+        own = ("temperature",) if self.family == "one k" else ("top1", "softmax_over", "ce_weight", "q")
+        return _given(self.make, config, own) | _given(nn.CrossEntropyLoss, config, ("label_smoothing",))
 
     def make_operator(self, **settings: Any) -> anyk.Operator:
         """The operator with these settings."""
         return self.operator_class(**settings)
 
 
-def _given(make: Callable[..., Any], recipe: object, fields: Sequence[str]) -> dict[str, Any]:
+def _given(make: Callable[..., Any], config: object, fields: Sequence[str]) -> dict[str, Any]:
     """Those of the fields that it has arguments for."""
     parameters = inspect.signature(make).parameters
-    return {name: getattr(recipe, name) for name in fields if name in parameters}
+    return {name: getattr(config, name) for name in fields if name in parameters}
 
 
 def find(name: str) -> Loss:

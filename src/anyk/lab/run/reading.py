@@ -1,4 +1,4 @@
-"""A recipe and its data: what the recipe leaves open, and batches as the models want them."""
+"""A config and its data: what the config leaves open, and batches as the models want them."""
 
 import math
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from anyk.lab.data.streaming import Stream
 from anyk.lab.data.tokens import SequenceSplit, Windows
 from anyk.lab.errors import LabError
 from anyk.lab.run import models, own_models
-from anyk.lab.run.recipe import Recipe, Setting
+from anyk.lab.run.config import Config, Setting
 from anyk.lab.run.sequence_models import CAUSAL
 
 EVALUATION_BATCH = 2048
-#: the fields of a recipe that the order of the examples follows from, beside the seed
+#: the fields of a config that the order of the examples follows from, beside the seed
 SHUFFLE = ("shuffle", "shuffle_block", "shuffle_window")
 
 AnySetting = TypeVar("AnySetting", bound=Setting)
@@ -36,15 +36,15 @@ def read_data(setting: Setting) -> Dataset:
 
 def divide(dataset: Dataset, setting: Setting) -> Parts:
     """The data set's parts, as a setting wants them."""
-    return split(dataset, setting.validation, setting.test, setting.split_seed, setting.part)
+    return split(dataset, setting.validation, setting.test, setting.split_seed, setting.train_fraction)
 
 
 def check_select(setting: Setting, dataset: Dataset) -> None:
     """Raise if the data have too few classes for the metric that chooses the evaluation, or for what is wanted."""
-    for k in setting.want:
+    for k in setting.ks:
         if k >= len(dataset.classes):
             raise LabError(
-                f"--want {k} needs more than {k} classes, but {dataset.name} has {len(dataset.classes)}: the first {k} guesses "
+                f"--ks {k} needs more than {k} classes, but {dataset.name} has {len(dataset.classes)}: the first {k} guesses "
                 f"of so few are always right."
             )
     digits = "".join(filter(str.isdigit, setting.select))
@@ -57,7 +57,19 @@ def check_select(setting: Setting, dataset: Dataset) -> None:
 
 #: what :func:`check_setting` looks at
 CHECKED = (
-    *("data", "image_size", "split", "validation", "test", "split_seed", "part", "device", "select", "augment", "mixup"),
+    *(
+        "data",
+        "image_size",
+        "split",
+        "validation",
+        "test",
+        "split_seed",
+        "train_fraction",
+        "device",
+        "select",
+        "augment",
+        "mixup",
+    ),
     *(
         "model",
         "hidden",
@@ -81,7 +93,7 @@ def check_setting(setting: Setting, dataset: Dataset, *, here: bool = True) -> N
     A model of the user's is made and tried with two examples.
 
     Args:
-        setting: what the runs have in common, or a recipe; resolved or not.
+        setting: what the runs have in common, or a config; resolved or not.
         dataset: its data.
         here: whether the runs are computed on this machine, whose devices can be looked at.
     """
@@ -161,7 +173,7 @@ def standardization(dataset: Dataset, parts: Parts, setting: Setting) -> Statist
     if not setting.standardize or dataset.kind != "embeddings":
         return (), ()
     key = [dataset.fingerprint, setting.validation, setting.test, setting.split_seed]
-    key += [setting.part] if setting.part < 1 else []
+    key += [setting.train_fraction] if setting.train_fraction < 1 else []
     return statistics(dataset.train, parts.train, key)
 
 
@@ -230,19 +242,19 @@ class Reader:
     """Batches of a data set as the models want them: float32 on the device, with mean 0 and deviation 1 where the data set has
     these numbers (images for each channel, embeddings for each feature).
 
-    With a recipe that shuffles block by block, a memory-mapped set is streamed, evaluations too. Of sequences, a batch is the
-    tokens before the targets, as many as the recipe's models see.
+    With a config that shuffles block by block, a memory-mapped set is streamed, evaluations too. Of sequences, a batch is the
+    tokens before the targets, as many as the config's models see.
     """
 
-    def __init__(self, dataset: Dataset, device: torch.device, recipe: Recipe | None = None) -> None:
+    def __init__(self, dataset: Dataset, device: torch.device, config: Config | None = None) -> None:
         self.device = device
         self.streams: dict[int, Stream] = {}
-        if recipe is not None and recipe.shuffle == "block":
+        if config is not None and config.shuffle == "block":
             for examples in (dataset.train, dataset.test):
                 if examples is not None and examples.maps:
-                    self.streams[id(examples)] = Stream(examples, recipe.shuffle_block, recipe.shuffle_window)
-        self.context = 0 if recipe is None else recipe.context
-        self.mask_seen = recipe is not None and recipe.mask_seen
+                    self.streams[id(examples)] = Stream(examples, config.shuffle_block, config.shuffle_window)
+        self.context = 0 if config is None else config.context
+        self.mask_seen = config is not None and config.mask_seen
         self.mean: Tensor | None = None
         if dataset.kind == "images":
             self.mean = torch.tensor(dataset.mean, device=device)[:, None, None] * 255
@@ -259,7 +271,7 @@ class Reader:
         return inputs if self.mean is None else inputs.sub_(self.mean).mul_(self.scale)
 
     def mask(self, scores: Tensor, examples: Split, index: Tensor) -> Tensor:
-        """The scores of the examples at some positions; where the recipe says so, minus infinity for what was seen before."""
+        """The scores of the examples at some positions; where the config says so, minus infinity for what was seen before."""
         if not self.mask_seen or not isinstance(examples, SequenceSplit):
             return scores
         return mask_seen(scores, examples, examples.places[index], examples.labels[index])

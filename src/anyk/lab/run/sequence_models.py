@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from anyk.lab.errors import LabError
 
-#: the words for a recipe's model, and whether it is causal
+#: the words for a config's model, and whether it is causal
 CAUSAL = {"context": False, "gru": True, "attention": True}
 #: tokens that are no classes: any other, and padding
 OTHERS = 2

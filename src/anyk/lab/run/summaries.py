@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from anyk.lab.errors import LabError
+from anyk.lab.run.config import Config
 from anyk.lab.run.folder import FORMAT, Run
 from anyk.lab.run.losses import SETTINGS, settings_of
-from anyk.lab.run.recipe import Recipe
 from anyk.lab.tables import Column, Measured, Table, Value, order, text, title
 
 METRICS = ("top1", "top5", "top10")
@@ -24,14 +24,14 @@ class RunSummary:
 
     folder: Path
     state: State
-    recipe: Recipe
+    config: Config
     result: dict[str, Any]
     error: str = ""
 
     @cached_property
     def idle(self) -> frozenset[str]:
-        """The fields of the recipe that its loss does not take."""
-        return frozenset(SETTINGS) - settings_of(self.recipe.loss)
+        """The fields of the config that its loss does not take."""
+        return frozenset(SETTINGS) - settings_of(self.config.loss)
 
 
 def collect(folders: Iterable[str | Path]) -> list[RunSummary]:
@@ -56,7 +56,7 @@ def _summary(folder: Path) -> RunSummary:
     if result is not None:
         if result.get("format") != FORMAT:
             raise LabError(f"{file} has the format {result.get('format')!r}; this version reads format {FORMAT}.")
-        for part in ("recipe", "data", "validation", "test"):
+        for part in ("config", "data", "validation", "test"):
             if not isinstance(result.get(part), dict):
                 raise LabError(f"{file} has no {part!r}: train the run again.")
         for part in ("validation", "test"):
@@ -64,11 +64,11 @@ def _summary(folder: Path) -> RunSummary:
                 raise LabError(f"{file} has a {part} value that is not a number: train the run again.")
         if not _is_number(result.get("seconds")) or not isinstance(result["data"].get("fingerprint"), str):
             raise LabError(f"{file} does not say how long the run took, and on what data: train the run again.")
-        return RunSummary(folder, "finished", Recipe.of_run(result["recipe"], str(file)), result)
+        return RunSummary(folder, "finished", Config.of_run(result["config"], str(file)), result)
     if error is not None:
         # A traceback ends with what went wrong.
-        return RunSummary(folder, "failed", run.recipe(), {}, error.rpartition("\n")[2].strip() or "error.txt is empty")
-    return RunSummary(folder, "unfinished", run.recipe(), {})
+        return RunSummary(folder, "failed", run.config(), {}, error.rpartition("\n")[2].strip() or "error.txt is empty")
+    return RunSummary(folder, "unfinished", run.config(), {})
 
 
 def _is_number(value: Any) -> bool:
@@ -83,20 +83,20 @@ def table(
     metrics: Sequence[str] | None = None,
     sort: str | None = None,
 ) -> Table:
-    """One row for each setting: the runs whose recipes differ in the seed only.
+    """One row for each setting: the runs whose configs differ in the seed only.
 
     Args:
         summaries: from :func:`collect`.
-        fields: the recipe's fields to show; None shows those that differ. The grouping does not depend on it.
+        fields: the config's fields to show; None shows those that differ. The grouping does not depend on it.
         metrics: top1, top5, mrr, ndcg10, ... of the test, or validation_top1, ...; None takes those that were measured.
         sort: a field (ascending) or a metric (best first); a minus in front turns the order round.
     """
     finished = [run for run in summaries if run.state == "finished"]
     differing = _differing(finished)
-    shown = _known("field", fields, ("fingerprint", *vars(Recipe()))) if fields is not None else differing
+    shown = _known("field", fields, ("fingerprint", *vars(Config()))) if fields is not None else differing
     measured = sorted({name for run in finished for name in _metrics(run)}, key=_metric_order)
     # Metrics nobody measured are an error only when there are runs that could have measured them.
-    shown_metrics = [*metrics_of(run.recipe for run in finished), *RANKING]
+    shown_metrics = [*metrics_of(run.config for run in finished), *RANKING]
     wanted = metrics if metrics is not None else [name for name in shown_metrics if name in measured]
     wanted = _known("metric", wanted, measured) if finished else list(wanted)
 
@@ -104,8 +104,8 @@ def table(
     repeated = 0
     for run in finished:
         seeds = groups.setdefault(tuple(_field(run, name) for name in differing), {})
-        repeated += run.recipe.seed in seeds
-        seeds.setdefault(run.recipe.seed, run)
+        repeated += run.config.seed in seeds
+        seeds.setdefault(run.config.seed, run)
     rows = []
     for seeds in groups.values():
         runs = [seeds[seed] for seed in sorted(seeds)]
@@ -156,13 +156,13 @@ def _plain(value: Any) -> str:
     return "" if value is None else text(value, "field")
 
 
-def metrics_of(recipes: Iterable[Recipe]) -> list[str]:
-    """The top-k accuracies to show of runs with these recipes.
+def metrics_of(configs: Iterable[Config]) -> list[str]:
+    """The top-k accuracies to show of runs with these configs.
 
-    >>> metrics_of([Recipe(), Recipe(measure=(3, 5))])
+    >>> metrics_of([Config(), Config(measure=(3, 5))])
     ['top1', 'top3', 'top5', 'top10']
     """
-    names = {*METRICS, *(f"top{k}" for recipe in recipes for k in recipe.measure)}
+    names = {*METRICS, *(f"top{k}" for config in configs for k in config.measure)}
     return sorted(names, key=_metric_order)
 
 
@@ -184,21 +184,21 @@ def _field(run: RunSummary, name: str) -> Any:
         return run.result["data"]["fingerprint"]
     if name in run.idle:
         return None
-    value = vars(run.recipe)[name]
+    value = vars(run.config)[name]
     return "none" if value is None else value
 
 
 def _differing(runs: Sequence[RunSummary]) -> list[str]:
     """The fields with more than one value, without the seed; the data's fingerprint where equal names hide other data."""
     differing = _varied(runs)
-    if len({(run.recipe.data, _field(run, "fingerprint")) for run in runs}) > len({run.recipe.data for run in runs}):
+    if len({(run.config.data, _field(run, "fingerprint")) for run in runs}) > len({run.config.data for run in runs}):
         differing.insert(0, "fingerprint")
     return differing
 
 
 def _varied(runs: Sequence[RunSummary]) -> list[str]:
-    """The fields of the recipes with more than one value, without the seed; that some do not depend on one is no value."""
-    return [name for name in vars(Recipe()) if name != "seed" and len({_field(run, name) for run in runs} - {None}) > 1]
+    """The fields of the configs with more than one value, without the seed; that some do not depend on one is no value."""
+    return [name for name in vars(Config()) if name != "seed" and len({_field(run, name) for run in runs} - {None}) > 1]
 
 
 def _known(what: str, names: Sequence[str], known: Sequence[str]) -> list[str]:

@@ -1,9 +1,9 @@
-"""Train one recipe in one run folder, from wherever the folder stands.
+"""Train one config in one run folder, from wherever the folder stands.
 
 Nothing random is remembered from step to step: the order of an epoch and the augmentation of a step follow from the seed
 and their number. A run that goes on from a checkpoint therefore takes exactly the steps it would have taken.
 
-Several processes train one recipe as one does: the batches are cut as for one, each rank takes a part of each, and the
+Several processes train one config as one does: the batches are cut as for one, each rank takes a part of each, and the
 gradients are averaged with the weights of the parts. The folder does not know how many they were.
 """
 
@@ -28,6 +28,7 @@ from anyk.lab.data.streaming import block_order
 from anyk.lab.data.tokens import IGNORED, SequenceSplit
 from anyk.lab.errors import Diverged, LabError, Stopped, explain
 from anyk.lab.run import losses, models, own_models
+from anyk.lab.run.config import Config
 from anyk.lab.run.evaluation import GUESSES, KS, Examined, examine
 from anyk.lab.run.folder import Run
 from anyk.lab.run.processes import ALONE, Ranks, synchronise_batch_norm
@@ -47,7 +48,6 @@ from anyk.lab.run.reading import (
     steps_per_epoch,
     windows_of,
 )
-from anyk.lab.run.recipe import Recipe
 
 #: a checkpoint is written when the last one is older than this, or than so many times what it took to write
 CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 10.0, 50
@@ -63,7 +63,7 @@ class Progress:
 
 
 def train(
-    recipe: Recipe,
+    config: Config,
     folder: str | Path,
     *,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -71,10 +71,10 @@ def train(
     patience: float = 0.0,
     ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
-    """Train a recipe to its end and return the content of ``result.json``.
+    """Train a config to its end and return the content of ``result.json``.
 
     Args:
-        recipe: what to train.
+        config: what to train.
         folder: the run folder; a run that was interrupted there goes on, one that has ended is not run again.
         on_progress: called after each step and each evaluation, in each rank.
         should_stop: asked before each step; True saves a checkpoint and raises :class:`Stopped`.
@@ -86,15 +86,15 @@ def train(
 
         def begin() -> dict[str, Any] | None:
             folder_is_ours.enter_context(run.locked(patience))
-            run.begin(recipe, info.environment())
+            run.begin(config, info.environment())
             return run.result()
 
         result = ranks.broadcast(begin)
         if result is not None:
             return result
         try:
-            with _alone(recipe), ranks.watching():
-                training = ranks.together(lambda: _Training(recipe, run, ranks))
+            with _alone(config), ranks.watching():
+                training = ranks.together(lambda: _Training(config, run, ranks))
                 return training.to_the_end(on_progress, should_stop)
         except Exception as error:
             if ranks.first and not isinstance(error, Stopped):
@@ -102,17 +102,17 @@ def train(
             raise
 
 
-def check(recipe: Recipe, ranks: Ranks = ALONE) -> None:
-    """Raise what :func:`train` would raise about the recipe and its data, before a folder is made for it."""
-    with _alone(recipe):
-        ranks.together(lambda: _Training(recipe, Run(""), ranks))
+def check(config: Config, ranks: Ranks = ALONE) -> None:
+    """Raise what :func:`train` would raise about the config and its data, before a folder is made for it."""
+    with _alone(config):
+        ranks.together(lambda: _Training(config, Run(""), ranks))
 
 
 @contextmanager
-def _alone(recipe: Recipe) -> Iterator[None]:
-    """The recipe's number of threads, and a random generator that the caller does not notice."""
+def _alone(config: Config) -> Iterator[None]:
+    """The config's number of threads, and a random generator that the caller does not notice."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(recipe.threads)
+    torch.set_num_threads(config.threads)
     try:
         with torch.random.fork_rng():
             yield
@@ -130,35 +130,35 @@ class _Batch(NamedTuple):
 
 
 class _Training:
-    def __init__(self, recipe: Recipe, run: Run, ranks: Ranks) -> None:
+    def __init__(self, config: Config, run: Run, ranks: Ranks) -> None:
         self.run = run
         self.ranks = ranks
-        self.device = find_device(ranks.device(recipe.device))
-        self.dataset = ranks.local_first(lambda: read_data(recipe))
+        self.device = find_device(ranks.device(config.device))
+        self.dataset = ranks.local_first(lambda: read_data(config))
         # By the first rank's machine: how the examples are shuffled may depend on its memory.
-        self.given_shuffle = shuffle_of(recipe)
-        self.recipe = recipe = ranks.broadcast(lambda: resolved(recipe, self.dataset))
-        check_data(recipe, self.dataset)
-        self.parts = divide(self.dataset, recipe)
-        check_batches(recipe, self.dataset, self.parts)
-        mean, std = ranks.broadcast(lambda: standardization(self.dataset, self.parts, recipe))
+        self.given_shuffle = shuffle_of(config)
+        self.config = config = ranks.broadcast(lambda: resolved(config, self.dataset))
+        check_data(config, self.dataset)
+        self.parts = divide(self.dataset, config)
+        check_batches(config, self.dataset, self.parts)
+        mean, std = ranks.broadcast(lambda: standardization(self.dataset, self.parts, config))
         self.dataset = dataclasses.replace(self.dataset, feature_mean=mean, feature_std=std)
-        self.labels = noisy_labels(self.dataset, self.parts, recipe)
-        self.windows = windows_of(self.dataset, self.parts, self.labels, recipe)
-        self.steps_per_epoch = steps_per_epoch(recipe, self.parts, self.windows)
-        self.steps = recipe.epochs * self.steps_per_epoch
-        self.reader = Reader(self.dataset, self.device, recipe)
+        self.labels = noisy_labels(self.dataset, self.parts, config)
+        self.windows = windows_of(self.dataset, self.parts, self.labels, config)
+        self.steps_per_epoch = steps_per_epoch(config, self.parts, self.windows)
+        self.steps = config.epochs * self.steps_per_epoch
+        self.reader = Reader(self.dataset, self.device, config)
 
-        torch.manual_seed(_seed(recipe.seed, "weights"))
-        self.model = synchronise_batch_norm(models.build(recipe, self.dataset).to(self.device), ranks)
+        torch.manual_seed(_seed(config.seed, "weights"))
+        self.model = synchronise_batch_norm(models.build(config, self.dataset).to(self.device), ranks)
         classes = len(self.dataset.classes)
-        self.criterion = losses.criterion(recipe, classes).to(self.device)
-        self.head = losses.head(self.criterion, self.model, recipe)
-        trained_ks = losses.trained_ks(self.criterion, recipe)
-        check_seen(recipe, self.dataset, self.parts, max(trained_ks))
-        ks = {*KS, *recipe.measure, *recipe.want, *trained_ks}
+        self.criterion = losses.criterion(config, classes).to(self.device)
+        self.head = losses.head(self.criterion, self.model, config)
+        trained_ks = losses.trained_ks(self.criterion, config)
+        check_seen(config, self.dataset, self.parts, max(trained_ks))
+        ks = {*KS, *config.measure, *config.ks, *trained_ks}
         self.ks = sorted(k for k in ks if k < classes) or [1]
-        self.optimizer = _optimizer(recipe, self.model)
+        self.optimizer = _optimizer(config, self.model)
 
         self.step = 0
         self.evaluations = 0
@@ -177,9 +177,9 @@ class _Training:
         self._restore()
         self.replica = self.ranks.replicate(self.model, self.reader(self.dataset.train, self.parts.train[:1]))
         started = time.perf_counter() - self.seconds
-        own = self.recipe.model not in own_models.BUILT_IN  # which may have any dropout in it
-        random_steps = bool(self.recipe.augment or self.recipe.mixup or self.recipe.dropout or own)
-        every = self.recipe.evaluate_every or self.steps_per_epoch
+        own = self.config.model not in own_models.BUILT_IN  # which may have any dropout in it
+        random_steps = bool(self.config.augment or self.config.mixup or self.config.dropout or own)
+        every = self.config.evaluate_every or self.steps_per_epoch
         order, order_epoch = torch.empty(0), -1
         self.model.train()
         [stop] = self.ranks.all_reduce_any(should_stop())
@@ -193,10 +193,10 @@ class _Training:
                 order = torch.empty(0)  # the old one goes before the new one is made: of millions of examples they are large
                 order, order_epoch = self._order(epoch), epoch
             if random_steps:
-                torch.manual_seed(_seed(self.recipe.seed, "step", self.step, *([self.ranks.rank] if self.ranks.rank else [])))
+                torch.manual_seed(_seed(self.config.seed, "step", self.step, *([self.ranks.rank] if self.ranks.rank else [])))
             # Batches of nearly one size: a last one of a single example would be too small for batch normalisation.
             start, end = (number * len(order) // self.steps_per_epoch for number in (place, place + 1))
-            self.reader.expect(self.dataset.train, order[start + self.recipe.shuffle_window : end + self.recipe.shuffle_window])
+            self.reader.expect(self.dataset.train, order[start + self.config.shuffle_window : end + self.config.shuffle_window])
             self._take_step(order[start:end])
             line = None
             if self.step % every == 0 or self.step == self.steps:
@@ -211,40 +211,40 @@ class _Training:
         return self._conclude(started)
 
     def _order(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(_seed(self.recipe.seed, "order", epoch))
-        train, recipe = self.parts.train, self.recipe
+        generator = torch.Generator().manual_seed(_seed(self.config.seed, "order", epoch))
+        train, config = self.parts.train, self.config
         if self.windows is not None:
             windows = self.windows.shifted(generator)
             return windows[torch.randperm(len(windows), generator=generator)]
-        if recipe.shuffle != "block":
+        if config.shuffle != "block":
             return train[torch.randperm(len(train), generator=generator)]
-        order = block_order(train, self.dataset.train.starts, recipe.shuffle_block, recipe.shuffle_window, generator)
+        order = block_order(train, self.dataset.train.starts, config.shuffle_block, config.shuffle_window, generator)
         # From here on, each step announces what comes a window later.
         start = self.step % self.steps_per_epoch * len(order) // self.steps_per_epoch
-        self.reader.expect(self.dataset.train, order[start : start + recipe.shuffle_window])
+        self.reader.expect(self.dataset.train, order[start : start + config.shuffle_window])
         return order
 
     def _take_step(self, index: Tensor) -> None:
-        recipe, progress = self.recipe, self.step / self.steps
+        config, progress = self.config, self.step / self.steps
         part = self.ranks.shard(index)
         inputs, target, asked, mask = self._batch(part)
-        if recipe.augment and len(part):
-            inputs = models.augment(inputs, recipe.augment)
-        if recipe.mixup:
-            share = _mixup_share(recipe.mixup, _seed(recipe.seed, "mixup", self.step))
+        if config.augment and len(part):
+            inputs = models.augment(inputs, config.augment)
+        if config.mixup:
+            share = _mixup_share(config.mixup, _seed(config.seed, "mixup", self.step))
             inputs, target = _mixup(inputs, target, share, len(self.dataset.classes))
-        losses.reschedule(self.criterion, recipe, progress)
+        losses.reschedule(self.criterion, config, progress)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(recipe, progress) * group["factor"]
+            group["lr"] = learning_rate(config, progress) * group["factor"]
         started = time.perf_counter()
         self.optimizer.zero_grad()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.amp):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=config.amp):
             scores = self.replica(inputs, **asked)
             loss: Any = self._loss(scores, mask, target) if len(target) else self._no_loss(scores)
         whole = len(target) if self.ranks.world_size == 1 else self._count(index)
         (loss * self.ranks.shard_weight(len(target), whole)).backward()
-        if recipe.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
+        if config.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         self.optimizer.step()
         self.seconds_in_model += time.perf_counter() - started
         self.loss_sum += loss.detach() * len(target)
@@ -265,7 +265,7 @@ class _Training:
             asked["where"] = where.to(self.device)
 
         def mask(scores: Tensor) -> Tensor:
-            if self.recipe.mask_seen and isinstance(train, SequenceSplit):
+            if self.config.mask_seen and isinstance(train, SequenceSplit):
                 return mask_seen(scores, train, places, target)
             return scores
 
@@ -289,14 +289,14 @@ class _Training:
         return scores.sum() if self.head is None else self.head.linear(scores).sum()
 
     def _diverged(self, sign: str) -> Diverged:
-        advice = f"lower the learning rate ({self.recipe.learning_rate:g}) or raise the temperature."
+        advice = f"lower the learning rate ({self.config.learning_rate:g}) or raise the temperature."
         return Diverged(f"{sign} at step {self.step}: {advice}")
 
     def _gave_up(self) -> bool:
-        """Whether no metric that counts has improved for as long as the recipe's patience."""
-        if not self.recipe.patience or not self.best:
+        """Whether no metric that counts has improved for as long as the config's patience."""
+        if not self.config.patience or not self.best:
             return False
-        return self.evaluations - max(best["evaluation"] for best in self.best.values()) >= self.recipe.patience
+        return self.evaluations - max(best["evaluation"] for best in self.best.values()) >= self.config.patience
 
     # Evaluation ------------------------------------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class _Training:
         self.loss_sum.zero_()
         self.loss_count = 0
         started = time.perf_counter()
-        validation = self._examine(self.dataset.train, self.parts.validation).accuracies(self.ks, self.recipe.want)
+        validation = self._examine(self.dataset.train, self.parts.validation).accuracies(self.ks, self.config.ks)
         self.seconds_in_model += time.perf_counter() - started
         line = {
             "step": self.step,
@@ -328,7 +328,7 @@ class _Training:
             self.run.add_metrics(line)
         self.evaluations += 1
         for metric in self._counting_metrics(validation):
-            if metric not in self.best or self.recipe.select == "last" or validation[metric] > self.best[metric]["value"]:
+            if metric not in self.best or self.config.select == "last" or validation[metric] > self.best[metric]["value"]:
                 self.best[metric] = {
                     "value": validation[metric],
                     "epoch": line["epoch"],
@@ -339,12 +339,12 @@ class _Training:
 
     def _counting_metrics(self, validation: dict[str, float]) -> list[str]:
         """The metrics that have a best evaluation of their own."""
-        if self.recipe.select == "each":
+        if self.config.select == "each":
             return [metric for metric in validation if metric.startswith("top")]
-        return ["mean" if self.recipe.select == "last" else self.recipe.select]
+        return ["mean" if self.config.select == "last" else self.config.select]
 
     def _examine(self, examples: Split, index: Tensor, guesses: int = 0) -> Examined:
-        return examine(self.model, examples, index, self.reader, guesses, self.recipe.amp, self.ranks)
+        return examine(self.model, examples, index, self.reader, guesses, self.config.amp, self.ranks)
 
     # Saving and going on ---------------------------------------------------------------------------------------------------
 
@@ -376,14 +376,14 @@ class _Training:
             "seconds": self.seconds,
             "seconds_in_model": self.seconds_in_model,
             "data": self.dataset.fingerprint,
-            "shuffle": shuffle_of(self.recipe),
+            "shuffle": shuffle_of(self.config),
         }
         self.run.save_tensors("checkpoint.safetensors", tensors, state)
 
     def _read_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         found = self.run.load_tensors("checkpoint.safetensors")
         if found is not None and found[1]["data"] != self.dataset.fingerprint:
-            raise LabError(f"{self.recipe.data} has changed since {self.run.folder} was begun: choose another folder.")
+            raise LabError(f"{self.config.data} has changed since {self.run.folder} was begun: choose another folder.")
         self.run.keep_metrics(0 if found is None else found[1]["evaluations"])
         return found
 
@@ -393,8 +393,8 @@ class _Training:
             return
         tensors, state = found
         # "auto" depends on the memory of the machine. The order that was begun is the one to go on with.
-        self.recipe = self.recipe.but(**state["shuffle"])
-        self.reader = Reader(self.dataset, self.device, self.recipe)
+        self.config = self.config.replace(**state["shuffle"])
+        self.reader = Reader(self.dataset, self.device, self.config)
         self.step, self.evaluations, self.best = state["step"], state["evaluations"], state["best"]
         self.loss_count, self.seconds = state["loss_count"], state["seconds"]
         self.seconds_in_model = state["seconds_in_model"]
@@ -412,7 +412,7 @@ class _Training:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
 
     def _conclude(self, started: float) -> dict[str, Any]:
-        """Measure the chosen weights on the test examples, once, if the recipe says so."""
+        """Measure the chosen weights on the test examples, once, if the config says so."""
         test: dict[str, float] = {}
         chosen: dict[str, Tensor] = {}
         each: dict[str, Tensor] = {}
@@ -420,12 +420,12 @@ class _Training:
         for metric in self.best:
             weights = self.unsaved.get(metric) or self.ranks.broadcast(partial(self._best_weights, metric))
             chosen = chosen or weights
-            if not self.recipe.tested:
+            if not self.config.tested:
                 continue
             self.model.load_state_dict(weights)
             examined = self._examine(self.parts.test, self.parts.test_index, guesses)
-            measured = examined.accuracies(self.ks, self.recipe.want)
-            if self.recipe.select == "each":
+            measured = examined.accuracies(self.ks, self.config.ks)
+            if self.config.select == "each":
                 test[metric] = measured[metric]
             else:
                 test = measured
@@ -435,14 +435,14 @@ class _Training:
         self.seconds = time.perf_counter() - started
         validation = (
             {metric: best["value"] for metric, best in self.best.items()}
-            if self.recipe.select == "each"
+            if self.config.select == "each"
             else next(iter(self.best.values()))["validation"]
         )
         result = {
-            # What "auto" came to stands beside it: a machine with other memory makes no other recipe.
-            "recipe": self.recipe.but(**self.given_shuffle).to_json(),
-            "shuffle": shuffle_of(self.recipe),
-            "data": describe(self.dataset, self.parts, self.recipe),
+            # What "auto" came to stands beside it: a machine with other memory makes no other config.
+            "config": self.config.replace(**self.given_shuffle).to_json(),
+            "shuffle": shuffle_of(self.config),
+            "data": describe(self.dataset, self.parts, self.config),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "epochs": self.step / self.steps_per_epoch,
             "seconds": round(self.seconds, 3),
@@ -453,7 +453,7 @@ class _Training:
         }
 
         def finish() -> dict[str, Any]:
-            self.run.finish(result, chosen, models.Plan.of(self.recipe, self.dataset).to_json(), each)
+            self.run.finish(result, chosen, models.Plan.of(self.config, self.dataset).to_json(), each)
             return self.run.result() or {}
 
         return self.ranks.broadcast(finish)
@@ -465,28 +465,28 @@ class _Training:
         return saved[0]
 
 
-def noisy_labels(dataset: Dataset, parts: Parts, recipe: Recipe) -> Tensor:
+def noisy_labels(dataset: Dataset, parts: Parts, config: Config) -> Tensor:
     """The training labels, of which a fraction was replaced by another class; validation and test keep theirs."""
-    if not recipe.label_noise:
+    if not config.label_noise:
         return dataset.train.labels
-    generator = torch.Generator().manual_seed(_seed(recipe.seed, "noise"))
+    generator = torch.Generator().manual_seed(_seed(config.seed, "noise"))
     labels = dataset.train.labels.clone()
     order = torch.randperm(len(parts.train), generator=generator)
-    wrong = parts.train[order[: round(recipe.label_noise * len(parts.train))]]
+    wrong = parts.train[order[: round(config.label_noise * len(parts.train))]]
     shift = torch.randint(1, len(dataset.classes), (len(wrong),), generator=generator)
     labels[wrong] = (labels[wrong] + shift) % len(dataset.classes)
     return labels
 
 
-def learning_rate(recipe: Recipe, progress: float) -> float:
+def learning_rate(config: Config, progress: float) -> float:
     """The learning rate after this fraction of the run."""
-    if recipe.schedule == "constant":
-        return recipe.learning_rate
-    warm = 0.3 if recipe.schedule == "onecycle" else 0.0
+    if config.schedule == "constant":
+        return config.learning_rate
+    warm = 0.3 if config.schedule == "onecycle" else 0.0
     if progress < warm:
         low = 0.04
-        return recipe.learning_rate * (low + (1 - low) * (1 - math.cos(math.pi * progress / warm)) / 2)
-    return recipe.learning_rate * (1 + math.cos(math.pi * (progress - warm) / (1 - warm))) / 2
+        return config.learning_rate * (low + (1 - low) * (1 - math.cos(math.pi * progress / warm)) / 2)
+    return config.learning_rate * (1 + math.cos(math.pi * (progress - warm) / (1 - warm))) / 2
 
 
 def _mixup_share(alpha: float, seed: int) -> float:
@@ -503,12 +503,12 @@ def _mixup(inputs: Tensor, target: Tensor, share: float, classes: int) -> tuple[
     return torch.lerp(inputs[other], inputs, share), torch.lerp(probabilities[other], probabilities, share)
 
 
-def _optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    weights, rate, decay = models.parameter_groups(model, recipe), recipe.learning_rate, recipe.weight_decay
-    if recipe.optimizer == "sgd":
+def _optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    weights, rate, decay = models.parameter_groups(model, config), config.learning_rate, config.weight_decay
+    if config.optimizer == "sgd":
         return torch.optim.SGD(weights, rate, momentum=0.9, weight_decay=decay)
-    kind = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
-    return kind(weights, rate, weight_decay=decay, fused=find_device(recipe.device).type in ("cpu", "cuda"))
+    kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    return kind(weights, rate, weight_decay=decay, fused=find_device(config.device).type in ("cpu", "cuda"))
 
 
 def _current_temperature(criterion: nn.Module) -> float | None:

@@ -1,7 +1,7 @@
-"""A recipe: everything that one training run depends on, as plain data.
+"""A config: everything that one training run depends on, as plain data.
 
 The same fields are the options of `anyk train`, in groups as they are written here, the `config.json` of a run folder, the
-axes of `anyk sweep` and the columns of `anyk report`. Two runs with equal recipes on the same machine end with the same bits.
+axes of `anyk sweep` and the columns of `anyk report`. Two runs with equal configs on the same machine end with the same bits.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class DataFields:
     """fraction kept for the test, where the data bring no test split of their own"""
     split_seed: int = 0
     """seed of these splits"""
-    part: float = 1.0
+    train_fraction: float = 1.0
     """fraction of the training examples that is used, stratified"""
     split: Literal["auto", "last", "lines"] = "auto"
     """sequences: last takes the last of each as the test and the one before it for validation, lines takes whole sequences by
@@ -83,7 +83,7 @@ class ModelFields:
 class LossFields:
     """What to train for."""
 
-    want: tuple[int, ...] = ()
+    ks: tuple[int, ...] = ()
     """the k that you will show to people; by default 1 and 5. The metric "mean" is over these, and `anyk compare` trains for
     them, unless p_k says otherwise, and judges by them"""
     p_k: tuple[float, ...] = (0.5, 0.0, 0.0, 0.0, 0.5)
@@ -102,11 +102,11 @@ class LossFields:
     """how the top-1 part is measured"""
     softmax_over: Literal["all", "candidates"] = "all"
     """which classes the softmax of the top-1 part covers"""
-    guide: float = 0.2
+    ce_weight: float = 0.2
     """error losses: the share of softmax cross-entropy"""
-    guide_end: float | None = None
-    """the guide moves from guide to this, linearly over the run"""
-    power: float = 1.0
+    ce_weight_end: float | None = None
+    """ce_weight moves to this, linearly over the run"""
+    q: float = 1.0
     """error losses: 1 is the expected top-k error, 0 its limit -log"""
     swap: str = "logistic"
     """the soft comparator of the networks: logistic, logistic_art, cauchy, gaussian, reciprocal, optimal"""
@@ -115,7 +115,7 @@ class LossFields:
     anchors: Literal["all", "topk"] = "all"
     """the rank anchors of sinkhorn"""
     label_smoothing: float = 0.0
-    """as in torch.nn.CrossEntropyLoss; of error losses, in the guide alone"""
+    """as in torch.nn.CrossEntropyLoss; of error losses, in the cross-entropy alone"""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
             raise LabError(f"p_k_end should be as long as p_k ({len(self.p_k)}), but has length {len(self.p_k_end)}.")
         if self.p_k_file is not None and self.p_k_end is not None:
             raise LabError("p_k_end moves the one p_k of all classes; it cannot be combined with p_k_file.")
-        for name, ks in (("measure", self.measure), ("want", self.want)):
+        for name, ks in (("measure", self.measure), ("ks", self.ks)):
             if any(k < 1 for k in ks):
                 raise LabError(f"{name} should be k of at least 1, but is {list(ks)}.")
         names.check_swap(self.swap)
@@ -230,7 +230,7 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
             values["shuffle_window"] = max(1, WINDOW_BYTES // example_bytes)
             window = self.shuffle_window or values["shuffle_window"]
             values["shuffle_block"] = max(1, min(BLOCK_BYTES // example_bytes, window // classes))
-        return self.but(**{name: value for name, value in values.items() if _open(name, getattr(self, name))})
+        return self.replace(**{name: value for name, value in values.items() if _open(name, getattr(self, name))})
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -239,12 +239,12 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
     @property
     def identity(self) -> dict[str, Any]:
         """The same, without what an earlier version did not know and did as it is here: equal for equal runs of both."""
-        usual = Recipe()
+        usual = Config()
         return {name: value for name, value in self.to_json().items() if name not in ADDED or value != getattr(usual, name)}
 
     @classmethod
-    def from_json(cls: type[Self], fields: Mapping[str, Any], source: str = "the recipe") -> Self:
-        """The recipe with these fields; the others have their defaults."""
+    def from_json(cls: type[Self], fields: Mapping[str, Any], source: str = "the config") -> Self:
+        """The config with these fields; the others have their defaults."""
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(fields) - known)
         if unknown:
@@ -258,20 +258,20 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
 
     @classmethod
     def of_run(cls: type[Self], fields: Mapping[str, Any], source: str) -> Self:
-        """The recipe as a run wrote it down, perhaps by an earlier version: what it does not say was as :data:`BEFORE`."""
+        """The config as a run wrote it down, perhaps by an earlier version: what it does not say was as :data:`BEFORE`."""
         return cls.from_json({**BEFORE, **fields}, source)
 
     def as_before(self: Self) -> Self:
         """The same with what is left open now, and had a number before there were sequences, as :data:`BEFORE`."""
         was = ("hidden", "dropout")
-        return self.but(**{name: BEFORE[name] for name in was if _open(name, getattr(self, name))})
+        return self.replace(**{name: BEFORE[name] for name in was if _open(name, getattr(self, name))})
 
-    def but(self: Self, **changes: Any) -> Self:
+    def replace(self: Self, **changes: Any) -> Self:
         """The same with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def differences(self: Self, other: Self) -> dict[str, tuple[Any, Any]]:
-        """The fields in which two recipes differ, with both values."""
+        """The fields in which two configs differ, with both values."""
         return {name: (value, vars(other)[name]) for name, value in vars(self).items() if value != vars(other)[name]}
 
 
@@ -295,21 +295,25 @@ class Seed:
 
 
 @dataclass(frozen=True)
-class Recipe(Seed, LossName, Setting):
+class Config(Seed, LossName, Setting):
     """One training run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         loss = names.find(self.loss)
-        if loss.family in ("error", "gce") and self.label_smoothing > 0 and self.guide == 0:
-            raise LabError("label_smoothing is that of the guide, but guide is 0: give a larger one, or no smoothing.")
+        if loss.family in ("error", "gce") and self.label_smoothing > 0 and self.ce_weight == 0:
+            raise LabError(
+                "label_smoothing is that of the cross-entropy, but ce_weight is 0: give a larger one, or no smoothing."
+            )
 
 
 #: what runs did before there was a field for it, where the field's default is something else
 BEFORE = {"standardize": False, "hidden": 512, "dropout": 0.0}
 
 #: the fields that came later; with their defaults, runs are what they were
-ADDED = frozenset(("part", "split", "mask_seen", "width", "context", "embedding", "layers", "heads", "tied", "tested"))
+ADDED = frozenset(
+    ("train_fraction", "split", "mask_seen", "width", "context", "embedding", "layers", "heads", "tied", "tested")
+)
 
 #: what the zeros and "auto" of a setting stand for
 BY_KIND: dict[str, dict[str, Any]] = {
@@ -370,7 +374,7 @@ def _types(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-TYPES = _types(Recipe)
+TYPES = _types(Config)
 _POSITIVE = (1e-30, 1e30)
 #: pixels on a side, and tokens before a target
 LARGEST_IMAGE, LONGEST_CONTEXT = 8192, 10**6
@@ -378,7 +382,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "validation": (0.0, 0.9),
     "test": (0.0, 0.9),
     "image_size": (0, LARGEST_IMAGE),
-    "part": (1e-9, 1.0),
+    "train_fraction": (1e-9, 1.0),
     "hidden": (0, 1e9),
     "dropout": (0.0, 0.99),
     "width": (1, 1e9),
@@ -389,9 +393,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "temperature": _POSITIVE,
     "temperature_end": _POSITIVE,
     "m": (1, 1e12),
-    "guide": (0.0, 1.0),
-    "guide_end": (0.0, 1.0),
-    "power": (0.0, 1.0),
+    "ce_weight": (0.0, 1.0),
+    "ce_weight_end": (0.0, 1.0),
+    "q": (0.0, 1.0),
     "label_smoothing": (0.0, 1.0),
     "learning_rate": (0.0, 1e30),
     "head_learning_rate": (0.0, 1e30),

@@ -1,57 +1,57 @@
-"""From a recipe's words to a loss: the bounded family, its control, and what moves over a run."""
+"""From a config's words to a loss: the bounded family, its control, and what moves over a run."""
 
 import pytest
 import torch
 
 import anyk
 from anyk.lab.run import names
+from anyk.lab.run.config import Config
 from anyk.lab.run.losses import SETTINGS, criterion, reschedule, settings_of, trained_ks
-from anyk.lab.run.recipe import Recipe
 
 SCORES = torch.randn(8, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 TARGET = torch.arange(8)
 
 
 def test_error_is_the_library_s():
-    recipe = Recipe(loss="error:lapsum", guide=0.4, power=0.6, temperature=2.0, label_smoothing=0.1, m=20)
+    config = Config(loss="error:lapsum", ce_weight=0.4, q=0.6, temperature=2.0, label_smoothing=0.1, m=20)
     expected = anyk.topk_error(
-        SCORES, TARGET, {1: 0.5, 5: 0.5}, anyk.LapSum(2.0), guide=0.4, power=0.6, label_smoothing=0.1, m=20
+        SCORES, TARGET, {1: 0.5, 5: 0.5}, anyk.LapSum(2.0), ce_weight=0.4, q=0.6, label_smoothing=0.1, m=20
     )
-    torch.testing.assert_close(criterion(recipe, 100)(SCORES, TARGET), expected)
+    torch.testing.assert_close(criterion(config, 100)(SCORES, TARGET), expected)
     default = anyk.topk_error(SCORES, TARGET, {1: 0.5, 5: 0.5})
-    torch.testing.assert_close(criterion(Recipe(loss="error"), 100)(SCORES, TARGET), default)
-    assert trained_ks(criterion(recipe, 100), recipe) == [1, 5]
+    torch.testing.assert_close(criterion(Config(loss="error"), 100)(SCORES, TARGET), default)
+    assert trained_ks(criterion(config, 100), config) == [1, 5]
 
 
 def test_the_control_knows_no_k():
     """(1 - p^q) / q with the softmax over all classes, whatever P_K, m and temperature say."""
-    recipe = Recipe(loss="gce", guide=0.1, power=0.4, m=7, temperature=3.0, temperature_end=9.0)
-    loss = criterion(recipe, 100)
-    reschedule(loss, recipe, 0.5)
+    config = Config(loss="gce", ce_weight=0.1, q=0.4, m=7, temperature=3.0, temperature_end=9.0)
+    loss = criterion(config, 100)
+    reschedule(loss, config, 0.5)
     p = SCORES.softmax(-1).gather(-1, TARGET[:, None])
     torch.testing.assert_close(loss(SCORES, TARGET), (-0.1 * p.log() + 0.9 * (1 - p**0.4) / 0.4).mean())
-    assert trained_ks(loss, recipe) == [1]
+    assert trained_ks(loss, config) == [1]
     assert not names.find("gce").has_temperature
 
 
 @pytest.mark.parametrize("loss", ["error", "gce"])
 def test_the_guide_moves(loss):
-    recipe = Recipe(loss=loss, guide=0.8, guide_end=0.2)
-    made = criterion(recipe, 100)
-    for progress, guide in ((0.0, 0.8), (0.5, 0.5), (1.0, 0.2)):
-        reschedule(made, recipe, progress)
-        assert made.guide == pytest.approx(guide)
-        still = criterion(recipe.but(guide=made.guide, guide_end=None), 100)
+    config = Config(loss=loss, ce_weight=0.8, ce_weight_end=0.2)
+    made = criterion(config, 100)
+    for progress, ce_weight in ((0.0, 0.8), (0.5, 0.5), (1.0, 0.2)):
+        reschedule(made, config, progress)
+        assert made.ce_weight == pytest.approx(ce_weight)
+        still = criterion(config.replace(ce_weight=made.ce_weight, ce_weight_end=None), 100)
         torch.testing.assert_close(made(SCORES, TARGET), still(SCORES, TARGET))
 
 
 def test_temperature_and_p_k_move_with_the_error():
-    recipe = Recipe(loss="error", temperature=1.0, temperature_end=4.0, p_k=(1.0, 0.0), p_k_end=(0.0, 1.0))
-    made = criterion(recipe, 100)
-    reschedule(made, recipe, 0.5)
+    config = Config(loss="error", temperature=1.0, temperature_end=4.0, p_k=(1.0, 0.0), p_k_end=(0.0, 1.0))
+    made = criterion(config, 100)
+    reschedule(made, config, 0.5)
     expected = anyk.topk_error(SCORES, TARGET, [0.5, 0.5], anyk.LapSum(2.0))
     torch.testing.assert_close(made(SCORES, TARGET), expected)
-    assert trained_ks(made, recipe) == [1, 2]
+    assert trained_ks(made, config) == [1, 2]
 
 
 OTHER = {
@@ -62,9 +62,9 @@ OTHER = {
     "temperature_end": 7.0,
     "top1": "operator",
     "softmax_over": "candidates",
-    "guide": 0.9,
-    "guide_end": 0.6,
-    "power": 0.3,
+    "ce_weight": 0.9,
+    "ce_weight_end": 0.6,
+    "q": 0.3,
     "swap": "cauchy",
     "wires": "given",
     "anchors": "topk",
@@ -78,21 +78,21 @@ def test_settings_of_a_loss_are_those_that_change_it(loss, tmp_path):
     (tmp_path / "p_k.json").write_text(str([[0.0, 0.0, 1.0]] * 100))
     others = OTHER | {"p_k_file": str(tmp_path / "p_k.json")}
     assert set(others) == set(SETTINGS)
-    start = Recipe(loss=loss, top1="mixed" if "softmax_over" in settings_of(loss) else "separate", m=12)
+    start = Config(loss=loss, top1="mixed" if "softmax_over" in settings_of(loss) else "separate", m=12)
 
-    def value(recipe):
-        made = criterion(recipe, 100)
-        reschedule(made, recipe, 0.5)
+    def value(config):
+        made = criterion(config, 100)
+        reschedule(made, config, 0.5)
         return made(3 * SCORES, TARGET)
 
-    changing = {name for name, other in others.items() if not torch.equal(value(start), value(start.but(**{name: other})))}
+    changing = {name for name, other in others.items() if not torch.equal(value(start), value(start.replace(**{name: other})))}
     # A loss for one k sees no more of P_K than its length, which is the same here.
     length_alone = {"p_k"} if names.find(loss).family == "one k" else set()
     assert changing == settings_of(loss) - length_alone
 
 
 def test_softmax_stays_softmax_where_a_guide_moves_and_what_was_seen_is_masked():
-    recipe = Recipe(loss="softmax", mask_seen=True, guide=0.5, guide_end=0.1)
-    made = criterion(recipe, 10)
-    reschedule(made, recipe, 0.5)
-    assert made.guide == 1.0
+    config = Config(loss="softmax", mask_seen=True, ce_weight=0.5, ce_weight_end=0.1)
+    made = criterion(config, 10)
+    reschedule(made, config, 0.5)
+    assert made.ce_weight == 1.0

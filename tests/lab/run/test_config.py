@@ -1,4 +1,4 @@
-"""Recipes: what they accept, what they say about the rest, and that they survive JSON."""
+"""Configs: what they accept, what they say about the rest, and that they survive JSON."""
 
 import json
 from typing import Any
@@ -6,15 +6,17 @@ from typing import Any
 import pytest
 
 from anyk.lab.errors import LabError
-from anyk.lab.run.recipe import BY_KIND, Recipe, Setting
+from anyk.lab.run.config import BY_KIND, Config, Setting
 from anyk.lab.run.training import learning_rate
 
 
 def test_json_round_trip() -> None:
-    recipe = Recipe(p_k=(0.25, 0.75), guide=0, guide_end=1, m=7, augment=("crop",), clip=1, amp=True, loss="lapsum", seed=3)
-    assert recipe.clip == 1.0
-    assert isinstance(recipe.clip, float)
-    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+    config = Config(
+        p_k=(0.25, 0.75), ce_weight=0, ce_weight_end=1, m=7, augment=("crop",), clip=1, amp=True, loss="lapsum", seed=3
+    )
+    assert config.clip == 1.0
+    assert isinstance(config.clip, float)
+    assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
 @pytest.mark.parametrize(
@@ -37,13 +39,16 @@ def test_json_round_trip() -> None:
         ({"p_k_end": [0, 0, 0, 0, 1.0], "p_k_file": "x.json"}, "cannot be combined"),
         ({"temperature": "auto"}, "temperature should be a number, but is 'auto'"),
         ({"m": "all"}, "m should be an integer or auto or nothing, but is 'all'"),
-        ({"guide": 1.5}, "guide should be between 0 and 1"),
-        ({"guide_end": -1}, "guide_end should be between 0 and 1"),
-        ({"power": 2}, "power should be between 0 and 1"),
+        ({"ce_weight": 1.5}, "ce_weight should be between 0 and 1"),
+        ({"ce_weight_end": -1}, "ce_weight_end should be between 0 and 1"),
+        ({"q": 2}, "q should be between 0 and 1"),
         ({"swap": "hard"}, "swap: expected one of 'logistic', .* got 'hard'"),
         ({"loss": "bubble"}, "loss: expected one of 'softmax', 'gce', 'error', 'error:OPERATOR', 'splitter', .* got 'bubble'"),
         ({"loss": "error:bubble"}, "loss: expected one of .* got 'error:bubble'"),
-        ({"loss": "error", "guide": 0, "label_smoothing": 0.1}, "label_smoothing is that of the guide, but guide is 0"),
+        (
+            {"loss": "error", "ce_weight": 0, "label_smoothing": 0.1},
+            "label_smoothing is that of the cross-entropy, but ce_weight is 0",
+        ),
         ({"m": 0}, "m should be between"),
         ({"measure": [3, 0]}, "measure should be k of at least 1"),
         ({"label_noise": 1.5}, "label_noise should be between"),
@@ -52,32 +57,32 @@ def test_json_round_trip() -> None:
     ids=str,
 )
 def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(LabError, match="the recipe.*" + message):
-        Recipe.from_json(fields)
+    with pytest.raises(LabError, match="the config.*" + message):
+        Config.from_json(fields)
 
 
-def test_a_recipe_is_the_same_after_json() -> None:
-    recipe = Recipe(measure=(3,), p_k=(0.5, 0.5), m=16)
-    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+def test_a_config_is_the_same_after_json() -> None:
+    config = Config(measure=(3,), p_k=(0.5, 0.5), m=16)
+    assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
 @pytest.mark.parametrize("kind", BY_KIND)
 def test_resolving_fills_what_was_left_open_and_nothing_else(kind: str) -> None:
-    resolved = Recipe().resolved(kind, 100_000)
+    resolved = Config().resolved(kind, 100_000)
     assert {name: getattr(resolved, name) for name in BY_KIND[kind]} == BY_KIND[kind]
     own = Setting(
         learning_rate=0.5, schedule="cosine", batch_size=7, epochs=3, shuffle="full", augment=(), model="gru", hidden=5,
         dropout=0.0, context=3, embedding=4, layers=7,
     )  # fmt: skip
     assert own.resolved(kind, 100) == own
-    assert Recipe().resolved(kind, 200).batch_size == 10  # an epoch has twenty steps even so
-    assert Recipe().resolved(kind, 3).batch_size == 1
+    assert Config().resolved(kind, 200).batch_size == 10  # an epoch has twenty steps even so
+    assert Config().resolved(kind, 3).batch_size == 1
 
 
 def test_learning_rate_schedules() -> None:
     def rates(schedule: Any) -> list[float]:
-        recipe = Recipe(learning_rate=2.0, schedule=schedule)
-        return [learning_rate(recipe, step / 100) for step in range(101)]
+        config = Config(learning_rate=2.0, schedule=schedule)
+        return [learning_rate(config, step / 100) for step in range(101)]
 
     assert rates("constant") == [2.0] * 101
     cosine, onecycle = rates("cosine"), rates("onecycle")
