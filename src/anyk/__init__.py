@@ -1,12 +1,13 @@
 """anyk: train classifiers so that the right class is among the first k guesses, for several k at once."""
 
-from anyk import networks, parallel, registry
+from anyk import networks, parallel, ranking, registry
 from anyk.baselines import SmoothTopKLoss, SoftmaxAtKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
 from anyk.head import LinearHead, LinearTopKCrossEntropy
 from anyk.kernels import backend
 from anyk.losses import TopKCrossEntropyLoss, TopKErrorLoss, topk_cross_entropy, topk_error
 from anyk.metrics import mean_reciprocal_rank, ndcg, target_ranks, topk_accuracy, topk_hits
-from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SinkhornSort, SoftSort, SortingNetwork
+from anyk.operators import KSubset, LapSum, NeuralSort, Operator, Permutahedron, SinkhornSort, SoftSort, SortingNetwork
+from anyk.tools import sample_k_subset, select_topk, soft_quantile, soft_rank, soft_sort, soft_topk
 
 __version__ = "0.2.0"
 
@@ -17,6 +18,7 @@ __all__ = [
     "LinearTopKCrossEntropy",
     "NeuralSort",
     "Operator",
+    "Permutahedron",
     "SinkhornSort",
     "SmoothTopKLoss",
     "SoftSort",
@@ -31,7 +33,14 @@ __all__ = [
     "ndcg",
     "networks",
     "parallel",
+    "ranking",
     "registry",
+    "sample_k_subset",
+    "select_topk",
+    "soft_quantile",
+    "soft_rank",
+    "soft_sort",
+    "soft_topk",
     "target_ranks",
     "topk_accuracy",
     "topk_cross_entropy",

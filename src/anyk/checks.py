@@ -112,6 +112,29 @@ def real_classes(real: Tensor | None, k: int, rows: Tensor | None = None) -> Non
         raise ValueError(f"scores: expected at least k = {k} classes above -inf in every row, got {counts.min().item()}")
 
 
+def how_many(k: object, scores: Tensor) -> int | Tensor:
+    """How many of the n entries of a row are chosen: an integer, or numbers of shape (..., 1), one for each row."""
+    n = scores.shape[-1]
+    if isinstance(k, Tensor):
+        if k.dtype in (torch.bool, torch.complex64, torch.complex128):
+            raise TypeError(f"k: expected numbers, got dtype {k.dtype}")
+        try:
+            rows = torch.broadcast_shapes(k.shape, scores.shape[:-1])
+        except RuntimeError:
+            rows = None
+        if rows != scores.shape[:-1]:
+            raise ValueError(f"k: expected one number, or the shape {tuple(scores.shape[:-1])} of the rows, got {tuple(k.shape)}")
+        if readable(k) and k.numel() and not bool(((k >= 0) & (k <= n)).all()):
+            raise ValueError(f"k: expected 0 <= k <= n = {n}, got {k[~((k >= 0) & (k <= n))][0].item()}")
+        return k.to(scores.device, torch.promote_types(scores.dtype, torch.float32))[..., None]
+    if isinstance(k, numbers.Integral):
+        return count("k", k, 0, n, "n")
+    value = number("k", k, "a number or a tensor")
+    if not 0 <= value <= n:
+        raise ValueError(f"k: expected 0 <= k <= n = {n}, got {value:g}")
+    return torch.full((1,), value, dtype=torch.promote_types(scores.dtype, torch.float32), device=scores.device)
+
+
 def between(name: str, value: object, low: float, high: float) -> float:
     """A number between low and high, both included."""
     result = value if type(value) is float else number(name, value, f"a number between {low:g} and {high:g}")

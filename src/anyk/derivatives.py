@@ -12,11 +12,11 @@ from anyk import checks
 
 def of_plain(
     plain: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Sequence[Tensor], gradients: Sequence[Tensor]
-) -> tuple[Tensor, ...] | None:
+) -> tuple[Tensor | None, ...] | None:
     """The gradients of the plain form, where the hand-written ones do not serve; None where they do.
 
     A backward pass written by hand serves the first derivative of plain tensors. A second derivative, or many gradients at
-    once, come from differentiating the plain form.
+    once, come from differentiating the plain form; None for an input that needs no gradient.
 
     Args:
         plain: the function, in operations that torch differentiates.
@@ -25,5 +25,7 @@ def of_plain(
     """
     if not torch.is_grad_enabled() and all(checks.eager(gradient) for gradient in gradients):
         return None
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
     with torch.enable_grad():
-        return torch.autograd.grad(plain(*inputs), inputs, gradients, create_graph=True)
+        found = iter(torch.autograd.grad(plain(*inputs), wanted, gradients, create_graph=True))
+    return tuple(next(found) if tensor.requires_grad else None for tensor in inputs)

@@ -136,6 +136,96 @@ class Operator(nn.Module, ABC):
         """
         return self._log_inclusion(self._scaled(scores, position, real), position, real, k).to(checks.working_dtype(scores))
 
+    def mask(self, scores: Float[Tensor, "*batch n"], k: int | float | Tensor) -> Float[Tensor, "*batch n"]:
+        """How far each entry is among the first k: between 0 and 1, with the sum k. See :func:`anyk.soft_topk`.
+
+        Args:
+            scores: -inf marks padding, which is never chosen.
+            k: between 0 and n; a real number or a tensor, one for each row, where the operator has a threshold.
+
+        Returns:
+            The mask, of at least float32. A row with fewer than k entries that are not padding has all of them.
+        """
+        self._require("mask")
+        scores = checks.scores(scores)
+        k = checks.how_many(k, scores)
+        if isinstance(k, Tensor) and not self.real_k:
+            raise TypeError(f"k: expected an integer for {type(self).__name__}, which has no mask for a real k or a tensor, got {k!r}")
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        real = real_mask(scores)
+        if isinstance(k, int) and k in (0, scores.shape[-1]):
+            everything = torch.zeros_like(scores) if k == 0 else torch.ones_like(scores)
+            if real is not None:
+                everything = everything.masked_fill(~real, 0)
+            mask = everything + _nothing(scores, real)
+        else:
+            mask = self._mask(scores, real, k).to(scores.dtype)
+        return mask if real is None else mask.masked_fill(~real, 0)
+
+    def ranks(self, scores: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+        """The rank of each entry, 1 is the largest. See :func:`anyk.soft_rank`. Padding (-inf) comes after all others."""
+        self._require("ranks")
+        scores = checks.scores(scores)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        real = real_mask(scores)
+        ranks = self._ranks(scores, real).to(scores.dtype)
+        if real is None:
+            return ranks
+        number = real.sum(-1, keepdim=True)
+        last = number + (~real).cumsum(-1)  # in the order in which they come
+        return torch.where(real, ranks, last.to(ranks.dtype))
+
+    def sort(self, scores: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+        """The scores in descending order. See :func:`anyk.soft_sort`. Padding (-inf) comes last, as it is."""
+        self._require("sort")
+        scores = checks.scores(scores)
+        dtype = torch.promote_types(scores.dtype, torch.float32)
+        real = real_mask(scores)
+        ordered = self._sort(scores.to(dtype), real)
+        if real is None:
+            return ordered
+        place = torch.arange(scores.shape[-1], device=scores.device)
+        return torch.where(place < real.sum(-1, keepdim=True), ordered, -torch.inf)
+
+    def threshold(self, scores: Float[Tensor, "*batch n"], k: int | float | Tensor) -> Float[Tensor, "*batch"]:
+        """The score at which the mask is one half. See :func:`anyk.soft_quantile`."""
+        self._require("threshold")
+        scores = checks.scores(scores)
+        k = checks.how_many(k, scores)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return self._threshold(scores, real_mask(scores), k)
+
+    def _require(self, what: str) -> None:
+        """Raise if the operator has no such function, with those that have it."""
+        if has(type(self), what):
+            return
+        able = sorted(kind.__name__ for kind in Operator.__subclasses__() if has(kind, what))
+        raise TypeError(f"operator: {type(self).__name__} has no {what}: expected one of {', '.join(able)}")
+
+    #: whether k of a mask may be a real number or a tensor
+    real_k = False
+
+    def _mask(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
+        """The mask, from scores of at least float32 and 0 < k < n; what it says of padding is not looked at."""
+        raise NotImplementedError
+
+    def _ranks(self, scores: Tensor, real: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def _sort(self, scores: Tensor, real: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def _threshold(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _relative(self, scores: Tensor, reference: Tensor) -> Tensor:
+        """Scores less a reference of each row, which has no gradient, over the temperature."""
+        temperature = self.temperature
+        if isinstance(temperature, Tensor):
+            checks.temperature(temperature)
+            temperature = temperature.to(scores.dtype).reshape(())
+        return (scores - reference) / temperature
+
     def _scaled(self, scores: Tensor, position: Tensor | None, real: Tensor | None) -> Tensor:
         """Scores over temperature, shifted so that what matters is near zero, where floats are dense."""
         scores = scores.to(torch.promote_types(scores.dtype, self.dtype))
@@ -209,3 +299,21 @@ def in_order(
 def by_class(rows: Float[Tensor, "*batch k n"], classes: Int[Tensor, "*batch n"]) -> Float[Tensor, "*batch k n"]:
     """Undoes :func:`in_order` for the columns of P."""
     return torch.zeros_like(rows).scatter(-1, classes[..., None, :].expand_as(rows), rows)
+
+
+def has(kind: type[Operator], what: str) -> bool:
+    """Whether a kind of operator has ``"mask"``, ``"ranks"``, ``"sort"`` or ``"threshold"``."""
+    return getattr(kind, f"_{what}") is not getattr(Operator, f"_{what}")
+
+
+def _nothing(scores: Tensor, real: Tensor | None) -> Tensor:
+    """0 with a graph; NaN for rows with a NaN."""
+    return 0 * (scores if real is None else scores.masked_fill(~real, 0)).sum(-1, keepdim=True)
+
+
+def expected_sort(operator: Operator, scores: Tensor, real: Tensor | None) -> Tensor:
+    """Each rank's mean score under P: O(n^2)."""
+    matrix = operator._matrix(operator._scaled(scores, None, real), real, scores.shape[-1]).to(scores.dtype)
+    if real is not None:
+        matrix, scores = matrix.masked_fill(~real[..., None, :], 0), scores.masked_fill(~real, 0)
+    return (matrix @ scores[..., None]).squeeze(-1)

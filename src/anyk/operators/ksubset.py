@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from anyk import candidates
-from anyk.operators.base import LOG_ZERO, Operator, rows_from_inclusion
+from anyk import candidates, checks, derivatives
+from anyk.operators.base import LOG_ZERO, Operator, real_mask, rows_from_inclusion
+from anyk.operators.sinkhorn import logistic_threshold
 
 
 class KSubset(Operator, name="ksubset"):
@@ -18,7 +20,7 @@ class KSubset(Operator, name="ksubset"):
     ``T_j(c) = e^(s_c/t) E_(j-1)(others) / E_j(all)`` with E the elementary symmetric polynomials of e^(s/t). T_1 is the
     softmax. ``P[r] = T_r - T_(r-1)``; rows sum to 1, and columns too at k = n.
 
-    Cost: O(n log n + k n) for T, O(n log n + k^2 n) for P.
+    Cost: O(n log n + k n) for T, O(n log n + k^2 n) for P, O(n sqrt(k)) for the mask.
 
     Args:
         temperature: t, a positive number or a one-element tensor.
@@ -28,6 +30,27 @@ class KSubset(Operator, name="ksubset"):
         >>> anyk.KSubset()(scores, k=1)
         tensor([[0.0900, 0.6652, 0.2447]])
     """
+
+    def _mask(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
+        assert isinstance(k, int)
+        relative, number, tilt = logistic_threshold(self, scores, real, k)
+        inside = tilt.isfinite() | tilt.isnan()
+        tilted = relative - torch.where(inside, tilt, 0)
+        run = _Mask.apply if checks.eager(scores) else _mask_by_frequencies
+        mask = run(tilted, number, _frequencies(k, scores))
+        return torch.where(inside, mask, (tilt < 0).to(mask.dtype))
+
+    def draw(self, scores: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
+        """A subset of size k of each row, as a mask of zeros and ones; see :func:`anyk.sample_k_subset`."""
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        real = real_mask(scores)
+        relative, number, tilt = logistic_threshold(self, scores, real, k)
+        p = torch.sigmoid((relative - torch.where(tilt.isfinite(), tilt, 0)).double())
+        p = torch.where(tilt == -torch.inf, 1.0, torch.where(tilt == torch.inf, 0.0, p))
+        if real is not None:
+            p = p.masked_fill(~real, 0)
+        drawn = _draw(p, number.expand(*p.shape[:-1], 1).round().long(), k, generator).to(scores.dtype)
+        return torch.where(p.isnan().any(-1, keepdim=True), torch.nan, drawn)
 
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
         return rows_from_inclusion(_inclusion_of_all(scores, real, k))
@@ -109,3 +132,138 @@ def _log_prefix_sums(terms: Tensor) -> Tensor:
         terms = torch.stack([terms, shifted]).logsumexp(0)
         width *= 2
     return terms
+
+
+def _frequencies(k: int, scores: Tensor) -> Tensor:
+    """The frequencies 2 pi l / N, l = 0 … (N - 1) / 2, that tell the probability of k apart from those of k + N, k - N, …
+
+    A sum S of independent Bernoulli variables with mean k has a variance of at most k (1 - k / n), and by Bernstein's inequality
+    P(|S - k| >= x) <= 2 exp(-x^2 / (2 (variance + x / 3))): N is the x for which that is as good as nothing. It is odd, so that
+    no frequency is pi, where 1 - p + p e^(i pi) can be 0.
+    """
+    n = scores.shape[-1]
+    nothing = 44.0 if scores.dtype == torch.float64 else 24.0  # -log of the probability
+    variance = k * (1 - k / n)
+    number = math.ceil(nothing / 3 + math.sqrt((nothing / 3) ** 2 + 2 * variance * nothing))
+    number = min(number, n + 1) | 1
+    return torch.arange(number // 2 + 1, device=scores.device, dtype=torch.float64) * (2 * math.pi / number)
+
+
+def _mask_by_frequencies(scores: Tensor, k: Tensor, frequencies: Tensor) -> Tensor:
+    """The probability of each entry to be in a subset of size k, from the characteristic function of the subset's size.
+
+    With E_k = sum over subsets of size k of e^(sum of s), and any N above what the size of a subset can reach in practice,
+
+        E_k = 1/N sum_l e^(-i w_l k) prod_c (1 + e^(s_c + i w_l)),    w_l = 2 pi l / N.
+
+    The mask is the gradient of log E_k by the scores: a mean over the frequencies of u_c = sigmoid(s_c + i w_l), which is
+    p (p + (1 - p) e^(i w_l)) / d with p = sigmoid(s_c) and d = 1 - 2 p (1 - p) (1 - cos w_l). The scores are such that the p sum
+    to k: then a few standard deviations of the size are enough for N, and no term is large.
+    """
+    p = torch.sigmoid(scores.double())
+    return _mean_share(p, _inverse(p, frequencies), _weights(p, k, frequencies), frequencies).to(scores.dtype)
+
+
+def _inverse(p: Tensor, frequencies: Tensor) -> Tensor:
+    """1 / d, (..., n, N)."""
+    return 1 / (1 - (2 * p * (1 - p))[..., None] * (1 - frequencies.cos()))
+
+
+def _weights(p: Tensor, k: Tensor, frequencies: Tensor) -> Tensor:
+    """The complex weights of the frequencies, (..., N), whose real parts sum to 1."""
+    turned = torch.polar(torch.ones_like(frequencies), frequencies)
+    factors = 1 + p[..., None] * (turned - 1)
+    while factors.shape[-2] > 1:  # their product
+        half = factors.shape[-2] // 2
+        product = factors[..., :half, :] * factors[..., half : 2 * half, :]
+        factors = torch.cat([product, factors[..., 2 * half :, :]], -2)
+    angle = frequencies * k.double()
+    weights = factors.squeeze(-2) * torch.complex(angle.cos(), -angle.sin())
+    weights = weights * torch.where(frequencies == 0, 1.0, 2.0)  # each but the first stands for its conjugate too
+    return weights / weights.real.sum(-1, keepdim=True)
+
+
+def _mean_share(p: Tensor, inverse: Tensor, weights: Tensor, frequencies: Tensor) -> Tensor:
+    """The real part of ``sum_l weight_l u_c``."""
+    turned = weights.real * frequencies.cos() - weights.imag * frequencies.sin()
+    plain, turned = (inverse @ torch.stack([weights.real.expand_as(turned), turned], -1)).unbind(-1)
+    return p * (p * plain + (1 - p) * turned)
+
+
+class _Mask(torch.autograd.Function):
+    """:func:`_mask_by_frequencies`, which keeps only its inputs.
+
+    The mask is a gradient, so that its derivative is symmetric: what is applied to the incoming gradients g is the derivative in their
+    direction, sum_l weight_l [u_c (1 - u_c) g_c + u_c (D_l - D)] with D_l = sum_c u_c g_c and D its mean.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, k: Tensor, frequencies: Tensor) -> Tensor:
+        p = torch.sigmoid(scores.double())
+        weights = _weights(p, k, frequencies)
+        mask = _mean_share(p, _inverse(p, frequencies), weights, frequencies)
+        ctx.save_for_backward(scores, k, frequencies, weights, mask)
+        return mask.to(scores.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        scores, k, frequencies, weights, mask = ctx.saved_tensors
+        plain = derivatives.of_plain(lambda scores: _mask_by_frequencies(scores, k, frequencies), [scores], [gradient])
+        if plain is not None:
+            return plain[0], None, None
+        p, incoming = torch.sigmoid(scores.double()), gradient.double()
+        inverse = _inverse(p, frequencies)
+        cosine, sine = frequencies.cos(), frequencies.sin()
+        q = 1 - p
+        both, crossed = (torch.stack([incoming * p * p, incoming * p * q], -2) @ inverse).unbind(-2)
+        along = torch.complex(both + cosine * crossed, sine * crossed)
+        along = weights * (along - (weights * along).real.sum(-1, keepdim=True))
+        of_others = _mean_share(p, inverse, along, frequencies)
+        once, twice = (torch.polar(torch.ones_like(frequencies), angle) for angle in (frequencies, 2 * frequencies))
+        squares = torch.stack([weights.real, (weights * once).real, (weights * twice).real], -1)
+        first, second, third = (inverse.square_() @ squares).unbind(-1)
+        of_squares = p * p * (p * p * first + 2 * p * q * second + q * q * third)
+        return (of_others + (mask - of_squares) * incoming).to(scores.dtype), None, None
+
+
+def _draw(p: Tensor, k: Tensor, most: int, generator: torch.Generator | None) -> Tensor:
+    """Independent draws with probabilities p, given that there are k in all: (..., n) of zeros and ones.
+
+    From the probabilities that 0, 1, … are drawn among 1, 2, 4, … neighbours, the number in all is divided again and again
+    between two halves. The depth is log2 n, and what is drawn is exact but for rounding.
+
+    Args:
+        p: probabilities that sum to k, float64.
+        k: (..., 1), at most ``most``.
+        most: how far the numbers need to be counted.
+        generator: where the random numbers come from.
+    """
+    n = p.shape[-1]
+    size = 1 << max(n - 1, 0).bit_length()
+    p = torch.nn.functional.pad(p.nan_to_num(nan=0.5), (0, size - n))
+    counts = torch.stack([1 - p, p], -1)  # (..., blocks, how many)
+    least, upmost = (p >= 1).long(), (p > 0).long()
+    levels = [(counts, least, upmost)]
+    while counts.shape[-2] > 1:
+        left, right = counts[..., 0::2, :], counts[..., 1::2, :]
+        length = left.shape[-1] + right.shape[-1] - 1
+        product = torch.fft.irfft(torch.fft.rfft(left, length) * torch.fft.rfft(right, length), length)
+        counts = product[..., : most + 1].clamp(min=0)
+        least, upmost = least[..., 0::2] + least[..., 1::2], upmost[..., 0::2] + upmost[..., 1::2]
+        levels.append((counts, least, upmost))
+    number = k
+    for counts, least, upmost in levels[-2::-1]:
+        left, right = counts[..., 0::2, :], counts[..., 1::2, :]
+        width = left.shape[-1]
+        in_left = torch.arange(width, device=p.device)
+        in_right = number[..., None] - in_left
+        fits = (in_right >= 0) & (in_right < width)
+        weights = torch.where(fits, left * right.gather(-1, in_right.clamp(0, width - 1)), 0).cumsum(-1)
+        level = torch.rand(weights.shape[:-1], generator=generator, dtype=p.dtype, device=p.device) * weights[..., -1]
+        found = (weights <= level[..., None]).sum(-1)
+        # Never what is excluded, and always k in all, whatever rounding says.
+        low = torch.maximum(least[..., 0::2], number - upmost[..., 1::2])
+        high = torch.minimum(upmost[..., 0::2], number - least[..., 1::2])
+        found = torch.minimum(torch.maximum(found, low), high)
+        number = torch.stack([found, number - found], -1).flatten(-2)
+    return number[..., :n]

@@ -31,6 +31,34 @@ class LapSum(Operator, name="lapsum"):
     Reference: Struski et al., "LapSum - One Method to Differentiate Them All: Ranking, Sorting and Top-k Selection", 2025.
     """
 
+    real_k = True
+
+    def _mask(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
+        relative, k, solved, _ = laplace_threshold(self, scores, real, k)
+        return (_Mask.apply if checks.eager(scores) else _attached_mask)(relative, k, solved)
+
+    def _threshold(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
+        relative, k, solved, reference = laplace_threshold(self, scores, real, k)
+        inside = solved.isfinite()
+        attached = _attached_threshold(relative, k, torch.where(inside, solved, 0))
+        first = scores.amax(-1, keepdim=True)
+        last = (scores if real is None else scores.masked_fill(~real, torch.inf)).amin(-1, keepdim=True)
+        unit = self._relative(torch.ones_like(first), torch.zeros_like(first))
+        return torch.where(inside, attached / unit + reference, torch.where(solved > 0, first, last)).squeeze(-1)
+
+    def _ranks(self, scores: Tensor, real: Tensor | None) -> Tensor:
+        keys = scores.detach() if real is None else scores.detach().masked_fill(~real, -torch.inf)
+        order = keys.sort(dim=-1, descending=True, stable=True).indices
+        reference = keys.gather(-1, order[..., :1]).nan_to_num(neginf=0.0)
+        relative = self._relative(scores if real is None else scores.masked_fill(~real, 0), reference)
+        ordered = relative.gather(-1, order)
+        present = None if real is None else real.gather(-1, order).to(ordered.dtype)
+        ones = torch.ones_like(ordered) if present is None else present
+        ahead = torch.arange(ordered.shape[-1], device=scores.device)
+        ranks = 1 + ahead + (decayed_sum(ordered, ones, False) - decayed_sum(ordered, ones, True)) / 2
+        ranks = ranks + 0 * ordered.sum(-1, keepdim=True)  # NaN in a row is NaN everywhere in it
+        return torch.zeros_like(ranks).scatter(-1, order, ranks)
+
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
         ordered, ordered_real, _ = in_order(scores, real)
         margin = scores[..., None, :] - _thresholds(ordered, ordered_real, k)[..., :, None]
@@ -134,3 +162,177 @@ def _solve_thresholds(scores: Tensor, real: Tensor | None, k: int) -> Tensor:
     threshold = torch.where(missing == 0, (log_b - log_a) / 2, threshold)
     # NaN scores stay NaN; the huge thresholds of unused ranks do not overflow in what follows
     return threshold.clamp(min=-1e36, max=1e36)
+
+
+def laplace_threshold(
+    operator: Operator, scores: Tensor, real: Tensor | None, k: int | Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """b with ``sum_c F((s_c - b) / t) = k``, F the Laplace distribution function, and what it is relative to.
+
+    Returns:
+        The scores less a score near b, over the temperature, with their graph, padding at -inf; k for each row, (..., 1); b for these
+        scores, without a graph, infinite where k is 0 or all there is; the score that was taken off.
+    """
+    n = scores.shape[-1]
+    detached = scores.detach() if real is None else scores.detach().masked_fill(~real, -torch.inf)
+    number = torch.full((1,), n, device=scores.device) if real is None else real.sum(-1, keepdim=True)
+    mirrored = isinstance(k, int) and real is None and 2 * k > n
+    if mirrored:  # few are left out: the threshold of the scores turned round, which lies among the lowest
+        relative, left_out, found, reference = laplace_threshold(operator, -scores, None, n - k)
+        return -relative, n - left_out, -found, -reference
+    rest = None
+    if isinstance(k, Tensor) or 2 * k + 1 >= n:
+        best = detached.sort(dim=-1, descending=True).values
+    else:  # at the (2k)-th score half of 2k entries have passed at least: b lies above it
+        chosen = candidates.best(detached, 2 * k + 1)
+        best, rest = detached.gather(-1, chosen), detached.scatter(-1, chosen, -torch.inf)
+    k = torch.full((1,), k, dtype=scores.dtype, device=scores.device) if isinstance(k, int) else k
+    k = torch.minimum(k, number.to(k.dtype))
+    place = (k.detach().ceil().long().clamp(1, best.shape[-1]) - 1).expand(*best.shape[:-1], 1)
+    reference = best.gather(-1, place).nan_to_num(neginf=0.0)
+    relative = operator._relative(scores, reference)
+    with torch.no_grad():
+        best = operator._relative(best, reference)
+        log_rest = None
+        if rest is not None:
+            last = best[..., -1:].clamp(min=torch.finfo(best.dtype).min)
+            log_rest = (operator._relative(rest, reference) - last).exp().sum(-1, keepdim=True).log() + last
+        found = _solve_threshold(best, log_rest, k.detach(), number)
+    if real is not None:
+        relative = relative.masked_fill(~real, -torch.inf)
+    return relative, k, found, reference
+
+
+def _solve_threshold(best: Tensor, rest: Tensor | None, k: Tensor, number: Tensor) -> Tensor:
+    """b with ``sum_c F(s_c - b) = k``, (..., 1), for scores in descending order; infinite where k is 0 or all there is.
+
+    With i scores above b, A = sum of e^(-s) over them and B = sum of e^s over the others, the equation is
+    i - A e^b / 2 + B e^(-b) / 2 = k, quadratic in e^b. Which i it is tells the sum with the threshold at each score in turn. For
+    that, scores far from the k-th are moved nearer: b lies between the scores around the k-th (or in the gap after it), where e
+    to the minus such a distance is nothing.
+    """
+    dtype, best, k = best.dtype, best.double(), k.double()
+    m = best.shape[-1]
+    near = best.clamp(-600, 600)
+    up, down = (-near).exp().cumsum(-1), near.exp().flip(-1).cumsum(-1).flip(-1)
+    if rest is not None:
+        rest = rest.double()
+        down = down + rest.clamp(max=600).exp()
+    place = torch.arange(1, m + 1, device=best.device)
+    passed = place + (down * (-near).exp() - 1 - up * near.exp()) / 2
+    above = (passed <= k).sum(-1, keepdim=True)
+    # the two sums again, each from the score next to b: exact, however far apart the scores are
+    is_above = place <= above
+    lowest = best.gather(-1, (above - 1).clamp(min=0)).clamp(min=-1e300)
+    highest = best.gather(-1, above.clamp(max=m - 1)).clamp(min=-1e300)
+    log_a = torch.where(is_above, lowest - best, -torch.inf).exp().sum(-1, keepdim=True).log() - lowest
+    b = torch.where(is_above, -torch.inf, best - highest).exp().sum(-1, keepdim=True)
+    log_b = (b if rest is None else b + (rest - highest).exp()).log() + highest
+    missing = k - above
+    root = (missing.abs() + (missing.square() + (log_a + log_b).exp()).sqrt()).log()
+    found = torch.where(missing > 0, log_b - root, root - log_a)
+    found = torch.where(missing == 0, (log_b - log_a) / 2, found)
+    found = torch.where(k <= 0, torch.inf, torch.where(k >= number, -torch.inf, found))
+    return (found + 0 * best.clamp(min=0).sum(-1, keepdim=True)).to(dtype)
+
+
+def _attached_threshold(scores: Tensor, k: Tensor, solved: Tensor) -> Tensor:
+    """The threshold as a function of scores and k, with its first and second derivatives: two Newton steps from the solution."""
+    found = solved
+    for _ in range(2):
+        margin = scores - found
+        slopes = torch.exp(-margin.abs()) / 2
+        total = slopes.sum(-1, keepdim=True)
+        passed = torch.where(margin < 0, slopes, 1 - slopes).sum(-1, keepdim=True)
+        found = found + torch.where(total > 0, (passed - k) / torch.where(total > 0, total, 1), 0)
+    return solved + (found - found.detach())
+
+
+def _attached_mask(scores: Tensor, k: Tensor, solved: Tensor) -> Tensor:
+    """``F(s - b)`` with the threshold as a function of scores and k; 0 and 1 where it is infinite."""
+    inside = solved.isfinite() | solved.isnan()
+    margin = scores - _attached_threshold(scores, k, torch.where(inside, solved, 0))
+    tail = torch.exp(-margin.abs()) / 2
+    mask = torch.where(margin < 0, tail, 1 - tail)
+    return torch.where(inside, mask, (solved < 0).to(mask.dtype))
+
+
+class _Mask(torch.autograd.Function):
+    """:func:`_attached_mask` with the backward pass written out.
+
+    With p_c = exp(-|s_c - b|) / 2 and the weights w = softmax(-|s - b|), which stay right where every p underflows:
+    db = sum_c w_c ds_c, dm_c = p_c (ds_c - db) + w_c dk.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, k: Tensor, solved: Tensor) -> Tensor:
+        margin = scores - solved
+        tail = margin.abs().neg_().exp_().div_(2)
+        ctx.save_for_backward(scores, k, solved)
+        return torch.where(margin < 0, tail, 1 - tail)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        scores, k, solved = ctx.saved_tensors
+        plain = derivatives.of_plain(lambda scores, k: _attached_mask(scores, k, solved), [scores, k], [gradient])
+        if plain is not None:
+            return *plain, None
+        closeness = (scores - solved).abs().neg_()
+        weights = closeness.nan_to_num(neginf=torch.finfo(closeness.dtype).min).softmax(-1)
+        mean = (gradient * weights).sum(-1, keepdim=True)
+        slopes = closeness.exp_().div_(2)
+        of_scores = slopes * (gradient - mean)
+        of_k = None
+        if ctx.needs_input_grad[1]:
+            of_k = torch.where(solved.isfinite(), mean, 0).sum_to_size(k.shape)
+        return of_scores, of_k, None
+
+
+def decayed_sum(scores: Tensor, values: Tensor, better: bool) -> Tensor:
+    """``sum_j e^(-|s_i - s_j|) v_j`` over the scores before the i-th (``better``) or after it; scores in descending order."""
+    return (_DecayedSum.apply if checks.eager(scores) and checks.eager(values) else _doubling)(scores, values, better)
+
+
+def _doubling(scores: Tensor, values: Tensor, better: bool) -> Tensor:
+    """Sums over 1, 2, 4, … neighbours, each from two of the last. Nothing is larger than e^0: it cannot overflow."""
+    if not better:
+        return _doubling(-scores.flip(-1), values.flip(-1), True).flip(-1)
+    n = scores.shape[-1]
+    sums, width = values, 1  # over the entry itself and width - 1 before it
+    while width < n:
+        decay = (scores[..., width:] - scores[..., :-width]).exp()
+        sums = torch.cat([sums[..., :width], sums[..., width:] + decay * sums[..., :-width]], -1)
+        width *= 2
+    return sums - values if n > 1 else torch.zeros_like(values) * scores
+
+
+def _by_running_sums(scores: Tensor, values: Tensor, better: bool) -> Tensor:
+    """:func:`_doubling` for less, where e to the range of the scores is a number."""
+    spread = scores[..., :1] - scores[..., -1:]
+    if not (checks.readable(scores) and scores.numel() and bool((spread < 300).all())):
+        return _doubling(scores, values, better)
+    centred = scores.double() - (scores[..., :1] - spread / 2)
+    rising = centred.exp() if better else centred.neg().exp()
+    weighted = values / rising
+    sums = (weighted.cumsum(-1) if better else weighted.flip(-1).cumsum(-1).flip(-1)).mul_(rising)
+    return sums.to(scores.dtype).sub_(values)
+
+
+class _DecayedSum(torch.autograd.Function):
+    """:func:`_doubling`, which keeps only its inputs. Its derivatives are sums of the same kind."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, values: Tensor, better: bool) -> Tensor:
+        result = _by_running_sums(scores, values, better)
+        ctx.save_for_backward(scores, values, result)
+        ctx.better = better
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        scores, values, result = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            result = decayed_sum(scores, values, ctx.better)
+        of_values = decayed_sum(scores, gradient, not ctx.better)
+        of_scores = gradient * result - values * of_values
+        return of_scores if ctx.better else -of_scores, of_values, None

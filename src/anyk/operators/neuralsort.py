@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from anyk.operators.base import Operator, by_class, in_order, log_running_sum
+from anyk.operators.base import Operator, by_class, expected_sort, in_order, log_running_sum
 
 
 class NeuralSort(Operator, name="neuralsort"):
@@ -27,6 +27,9 @@ class NeuralSort(Operator, name="neuralsort"):
 
     Reference: Grover et al., "Stochastic Optimization of Sorting Networks via Continuous Relaxations", ICLR 2019.
     """
+
+    def _sort(self, scores: Tensor, real: Tensor | None) -> Tensor:
+        return expected_sort(self, scores, real)
 
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
         scores, real, classes = in_order(scores, real)

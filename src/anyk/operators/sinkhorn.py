@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from anyk import candidates, checks, derivatives
-from anyk.operators.base import Operator, by_class, in_order, log_cumulative
+from anyk.operators.base import Operator, by_class, expected_sort, in_order, log_cumulative
+from anyk.operators.lapsum import laplace_threshold
 
 Anchors = Literal["all", "topk"]
 REPEATS = 2  # further steps with the Laplacian of each Newton step
@@ -74,6 +75,24 @@ class SinkhornSort(Operator, name="sinkhorn"):
             f"tolerance={self.tolerance}, max_iterations={self.max_iterations}"
         )
 
+    real_k = True
+
+    def _mask(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
+        """Transport to two anchors, "in" with mass k and "out" with the rest: ``sigmoid((s - b) / t)`` with the sum k."""
+        relative, k, solved = logistic_threshold(self, scores, real, k)
+        inside = solved.isfinite() | solved.isnan()
+        mask = torch.sigmoid(relative - _attached_threshold(relative, k, torch.where(inside, solved, 0)))
+        return torch.where(inside, mask, (solved < 0).to(mask.dtype))
+
+    def _ranks(self, scores: Tensor, real: Tensor | None) -> Tensor:
+        """The mean rank of each class under the plan."""
+        n = scores.shape[-1]
+        rank = torch.arange(1, n + 1, dtype=scores.dtype, device=scores.device)
+        return (rank[:, None] * self._matrix(self._scaled(scores, None, real), real, n)).sum(-2)
+
+    def _sort(self, scores: Tensor, real: Tensor | None) -> Tensor:
+        return expected_sort(self, scores, real)
+
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
         ordered, ordered_real, classes = in_order(scores, real)
         start = torch.zeros_like(classes[..., 0])
@@ -89,7 +108,7 @@ class SinkhornSort(Operator, name="sinkhorn"):
         """The dual solution, one number for each rank; the scores are in descending order."""
         n = scores.shape[-1]
         number = torch.full_like(position, n) if real is None else real.sum(-1)
-        anchors, masses, used = self._ranks(number[..., None], n, k)
+        anchors, masses, used = self._rank_anchors(number[..., None], n, k)
         # Everything is measured from the target's place outwards, so that far outliers do not cost the digits near it.
         home = position.clamp(max=anchors.shape[-1] - 1)
         anchors = anchors - candidates.at(anchors, home)[..., None]
@@ -103,7 +122,7 @@ class SinkhornSort(Operator, name="sinkhorn"):
         attach = _Potentials.apply if checks.eager(scores) else _attached_potentials
         return attach(scores, start, solved, sides), sides
 
-    def _ranks(self, number: Tensor, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _rank_anchors(self, number: Tensor, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Anchors, masses, and which ranks are used, each (..., rows), for rows of ``number`` (..., 1) classes."""
         if self.anchors == "all" or k == n:
             rank = torch.arange(1, n + 1, device=number.device)
@@ -284,3 +303,38 @@ class _Potentials(torch.autograd.Function):
         # the transposed derivative of the row sums by the logits, applied to the weights
         pull = plan * (weights[..., :, None] - _times(plan.mT, weights)[..., None, :])
         return -2 * _times(pull.mT, sides.anchors), gradient - pull.sum(-1), None, None
+
+
+def logistic_threshold(
+    operator: Operator, scores: Tensor, real: Tensor | None, k: int | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """b with ``sum_c sigmoid((s_c - b) / t) = k``, and what it is relative to.
+
+    Returns:
+        The scores near zero, over the temperature, with their graph, padding at -inf; k for each row; b for these scores, without a
+        graph, infinite where k is 0 or all there is.
+    """
+    relative, k, start, _ = laplace_threshold(operator, scores, real, k)
+    # The logistic distribution function lies between those of Laplace shifted by log 2 to either side: b is that near.
+    with torch.no_grad():
+        exact, goal = relative.detach().double(), k.detach().double()
+        inside = start.isfinite()
+        first = torch.where(inside, start, 0).double()
+        found = first
+        for _ in range(8):
+            mask = torch.sigmoid(exact - found)
+            slope = (mask * torch.sigmoid(found - exact)).sum(-1, keepdim=True)
+            step = torch.where(slope > 0, (mask.sum(-1, keepdim=True) - goal) / torch.where(slope > 0, slope, 1), 0)
+            found = torch.minimum(torch.maximum(found + step, first - 0.7), first + 0.7)
+        return relative, k, torch.where(inside, found.to(start.dtype), start)
+
+
+def _attached_threshold(scores: Tensor, k: Tensor, solved: Tensor) -> Tensor:
+    """The threshold as a function of scores and k, with its first and second derivatives: two Newton steps from the solution."""
+    found = solved
+    for _ in range(2):
+        mask = torch.sigmoid(scores - found)
+        slope = (mask * torch.sigmoid(found - scores)).sum(-1, keepdim=True)
+        step = (mask.sum(-1, keepdim=True) - k) / torch.where(slope > 0, slope, 1)
+        found = found + torch.where(slope > 0, step, 0)
+    return solved + (found - found.detach())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from anyk import checks
-from anyk.operators.base import Operator, by_class, in_order, log_running_sum
+from anyk.operators.base import Operator, by_class, expected_sort, in_order, log_running_sum
 
 
 class SoftSort(Operator, name="softsort"):
@@ -43,6 +43,9 @@ class SoftSort(Operator, name="softsort"):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, power={self.power}"
+
+    def _sort(self, scores: Tensor, real: Tensor | None) -> Tensor:
+        return expected_sort(self, scores, real)
 
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
         scores, real, classes = in_order(scores, real)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anyk import checks, derivatives, networks
 from anyk._compat import constant_when_traced
-from anyk.operators.base import Operator, by_class, in_order
+from anyk.operators.base import Operator, by_class, expected_sort, in_order
 from anyk.registry import NETWORKS, SWAPS
 from anyk.swaps import Swap
 
@@ -119,6 +119,34 @@ class SortingNetwork(Operator):
 
     def extra_repr(self) -> str:
         return f"{self.kind!r}, {super().extra_repr()}, swap={self.swap!r}, wires={self.wires!r}"
+
+    def _mask(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
+        """The sum of the first k rows of P, pushed back through the network at once. All classes start in descending order.
+
+        Entries of tied scores are averaged, so that permuting the scores permutes the mask. Where two scores cross, it jumps.
+        """
+        assert isinstance(k, int)
+        n = scores.shape[-1]
+        ordered, present, classes = in_order(self._scaled(scores, None, real), real)
+        rows = ordered.reshape(-1, n).t()
+        shares = _soft_rows(self._schedule(scores, k), SWAPS[self.swap], rows, self._frozen(present, n), summed=True)
+        mask = shares.squeeze(0).t().reshape(scores.shape)
+        apart = torch.nn.functional.pad(ordered.detach().diff(dim=-1) != 0, (1, 0), value=True)
+        tied = apart.long().cumsum(-1) - 1
+        sums = torch.zeros_like(mask).scatter_add(-1, tied, mask)
+        counts = torch.zeros_like(mask).scatter_add(-1, tied, torch.ones_like(mask))
+        mask = (sums / counts.clamp(min=1)).gather(-1, tied) + 0 * ordered.sum(-1, keepdim=True)
+        mask = torch.zeros_like(mask).scatter(-1, classes, mask)
+        return mask if real is None else torch.where(real.sum(-1, keepdim=True) <= k, torch.ones_like(mask), mask)
+
+    def _ranks(self, scores: Tensor, real: Tensor | None) -> Tensor:
+        """The mean rank of each class."""
+        n = scores.shape[-1]
+        rank = torch.arange(1, n + 1, dtype=scores.dtype, device=scores.device)
+        return (rank[:, None] * self._matrix(self._scaled(scores, None, real), real, n)).sum(-2)
+
+    def _sort(self, scores: Tensor, real: Tensor | None) -> Tensor:
+        return expected_sort(self, scores, real)
 
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
         n = scores.shape[-1]
@@ -464,8 +492,8 @@ def _wires_and_partners(state: Tensor, pairs: int) -> tuple[Tensor, ...]:
     return state.narrow(1, 0, 4 * pairs).view(2, 2, 2, pairs, state.shape[-1]).unbind(1)
 
 
-def _soft_rows(schedule: Schedule, swap: Swap, scores: Tensor, frozen: Frozen) -> Tensor:
-    """P from back to front: scores (wires, rows) -> shares (k, wires, rows)."""
+def _soft_rows(schedule: Schedule, swap: Swap, scores: Tensor, frozen: Frozen, summed: bool = False) -> Tensor:
+    """P from back to front: scores (wires, rows) -> shares (k, wires, rows), or their sum over k, (1, wires, rows)."""
     rows = scores.shape[1]
     state = scores
     weights = []
@@ -473,9 +501,9 @@ def _soft_rows(schedule: Schedule, swap: Swap, scores: Tensor, frozen: Frozen) -
         width = len(state)
         state, keep, cross = _mix_scores(state, step, swap, frozen)
         weights.append((width, keep, cross))
-    k = len(schedule.outputs)
-    shares = scores.new_zeros(k, len(state), 1)
-    shares = shares.index_put((torch.arange(k, device=scores.device), schedule.outputs), scores.new_ones(()))
+    k = 1 if summed else len(schedule.outputs)
+    which = torch.zeros_like(schedule.outputs) if summed else torch.arange(k, device=scores.device)
+    shares = scores.new_zeros(k, len(state), 1).index_put((which, schedule.outputs), scores.new_ones(()))
     shares = shares.expand(-1, -1, rows)
     for step, (width, keep, cross) in reversed(list(zip(schedule.steps, weights, strict=True))):
         larger, smaller, idle = _parts(shares, step, dim=1)

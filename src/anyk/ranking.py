@@ -1,0 +1,224 @@
+"""Rank metrics as losses: Spearman's correlation, NDCG, recall, average precision. Rows are queries; the last dimension has the items."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from anyk import checks
+from anyk.operators import Operator
+from anyk.tools import soft_rank, soft_topk
+
+__all__ = ["average_precision_loss", "ndcg_loss", "recall_loss", "spearman_loss"]
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+def spearman_loss(
+    prediction: Float[Tensor, "*batch n"],
+    target: Float[Tensor, "*batch n"],
+    *,
+    operator: Operator | str = "lapsum",
+    temperature: float | Tensor = 1.0,
+    where: Bool[Tensor, "*batch n"] | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """One less Spearman's rank correlation: between 0 and 2, and 1 for a constant prediction.
+
+    The correlation of the soft ranks of the prediction with the ranks of the target, of which equals share their mean.
+
+    Args:
+        prediction: scores.
+        target: numbers of the same shape, whose order counts.
+        operator: the relaxation of ranking, or its name.
+        temperature: goes with a name.
+        where: which entries count, for rows of different lengths; None means all.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the rows.
+
+    Returns:
+        The loss, of at least float32; for each row with ``reduction="none"``.
+
+    Example:
+        >>> anyk.ranking.spearman_loss(torch.tensor([0.1, 2.0, 30.0]), torch.tensor([1.0, 2.0, 3.0]), temperature=0.1)
+        tensor(0.)
+    """
+    _same_shape("target", target, prediction)
+    soft = soft_rank(prediction, operator, temperature, where=where)
+    exact = _mean_ranks(target.to(soft.dtype), where)
+    count = _count(soft, where)
+    one, other = _centred(soft, where, count), _centred(exact, where, count)
+    scale = one.square().sum(-1) * other.square().sum(-1)
+    # a constant has no correlation: 0, and the gradient of the covariance, by a scale of its own
+    flat = scale <= (torch.finfo(scale.dtype).eps * count.squeeze(-1).square()) ** 2
+    correlation = (one * other).sum(-1) / torch.where(flat, torch.ones_like(scale), scale).sqrt()
+    return _reduce(1 - torch.where(flat, 0 * correlation, correlation), None, reduction)
+
+
+def ndcg_loss(
+    scores: Float[Tensor, "*batch n"],
+    relevance: Float[Tensor, "*batch n"],
+    k: int | None = None,
+    *,
+    operator: Operator | str = "lapsum",
+    temperature: float | Tensor = 1.0,
+    where: Bool[Tensor, "*batch n"] | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """One less NDCG@k: ``1 - sum_c m_c (2^rel_c - 1) / log2(1 + rank_c) / ideal``, with soft ranks and a soft mask m of the first k.
+
+    Args:
+        scores: of the items of each query.
+        relevance: at least 0, of the same shape.
+        k: how many items count; None means all.
+        operator: the relaxation of ranking (and of the mask), or its name.
+        temperature: goes with a name.
+        where: which items there are, for queries of different lengths; None means all.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the queries. A query without a relevant item counts 0 and is left out of the mean.
+
+    Returns:
+        The loss, of at least float32; for each query with ``reduction="none"``.
+
+    Example:
+        >>> anyk.ranking.ndcg_loss(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([2.0, 0.0, 1.0]), temperature=0.01)
+        tensor(0.)
+    """
+    _same_shape("relevance", relevance, scores)
+    if checks.readable(relevance) and bool((relevance < 0).any()):
+        raise ValueError(f"relevance: expected at least 0, got {relevance.min().item():g}")
+    n = scores.shape[-1]
+    k = n if k is None else checks.count("k", k, 1, n, "the number of items")
+    ranks = soft_rank(scores, operator, temperature, where=where)
+    gains = torch.expm1(relevance.to(ranks.dtype) * torch.log(torch.tensor(2.0)).item())
+    if where is not None:
+        gains = gains.masked_fill(~where, 0)
+    gained = gains / torch.log2(1 + ranks)
+    if k < n:
+        gained = gained * soft_topk(scores.to(ranks.dtype), k, operator, temperature, where=where)
+    place = torch.arange(1, k + 1, dtype=ranks.dtype, device=ranks.device)
+    ideal = (gains.topk(k, dim=-1).values / torch.log2(1 + place)).sum(-1)
+    return _reduce(*_share(gained.sum(-1), ideal), reduction)
+
+
+def recall_loss(
+    scores: Float[Tensor, "*batch n"],
+    relevant: Bool[Tensor, "*batch n"],
+    k: int,
+    *,
+    operator: Operator | str = "lapsum",
+    temperature: float | Tensor = 1.0,
+    where: Bool[Tensor, "*batch n"] | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """One less recall@k: the share of the relevant items that is not among the first k, by a soft mask.
+
+    Args:
+        scores: of the items of each query.
+        relevant: which items are relevant.
+        k: how many items are shown.
+        operator: the relaxation, or its name; one with a mask.
+        temperature: goes with a name.
+        where: which items there are, for queries of different lengths; None means all.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the queries. A query without a relevant item counts 0 and is left out of the mean.
+
+    Returns:
+        The loss, of at least float32; for each query with ``reduction="none"``.
+
+    Example:
+        >>> anyk.ranking.recall_loss(torch.tensor([9.0, 0.0, 5.0]), torch.tensor([True, True, False]), 2, temperature=0.1)
+        tensor(0.5000)
+    """
+    relevant = _relevant(relevant, scores, where)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    mask = soft_topk(scores, checks.count("k", k, 1, scores.shape[-1], "the number of items"), operator, temperature, where=where)
+    return _reduce(*_share((mask * relevant).sum(-1), relevant.to(mask.dtype).sum(-1)), reduction)
+
+
+def average_precision_loss(
+    scores: Float[Tensor, "*batch n"],
+    relevant: Bool[Tensor, "*batch n"],
+    *,
+    operator: Operator | str = "lapsum",
+    temperature: float | Tensor = 1.0,
+    where: Bool[Tensor, "*batch n"] | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """One less average precision: ``1 - mean over relevant c of (rank of c among the relevant) / (rank of c among all)``, soft ranks.
+
+    Args:
+        scores: of the items of each query.
+        relevant: which items are relevant.
+        operator: the relaxation of ranking, or its name.
+        temperature: goes with a name.
+        where: which items there are, for queries of different lengths; None means all.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the queries. A query without a relevant item counts 0 and is left out of the mean.
+
+    Returns:
+        The loss, of at least float32; for each query with ``reduction="none"``.
+
+    Example:
+        >>> anyk.ranking.average_precision_loss(torch.tensor([9.0, 0.0, 5.0]), torch.tensor([False, True, True]), temperature=0.1)
+        tensor(0.4167)
+    """
+    relevant = _relevant(relevant, scores, where)
+    among_all = soft_rank(scores, operator, temperature, where=where)
+    among_relevant = soft_rank(scores, operator, temperature, where=relevant)
+    precision = torch.where(relevant, among_relevant / among_all, 0)
+    return _reduce(*_share(precision.sum(-1), relevant.to(precision.dtype).sum(-1)), reduction)
+
+
+def _share(part: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
+    """One less a share of each row, 0 for rows that have nothing; and which rows have something."""
+    some = whole > 0
+    return torch.where(some, 1 - part / torch.where(some, whole, 1), 0 * part), some
+
+
+def _reduce(losses: Tensor, counted: Tensor | None, reduction: Reduction) -> Tensor:
+    checks.one_of("reduction", reduction, get_args(Reduction))
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    return losses.mean() if counted is None else losses.sum() / counted.sum().clamp(min=1)
+
+
+def _same_shape(name: str, value: Tensor, like: Tensor) -> None:
+    if checks.tensor(name, value).shape != checks.tensor("scores", like).shape:
+        raise ValueError(f"{name}: expected the shape {tuple(like.shape)} of the scores, got {tuple(value.shape)}")
+
+
+def _relevant(relevant: Tensor, scores: Tensor, where: Tensor | None) -> Tensor:
+    _same_shape("relevant", relevant, scores)
+    if relevant.dtype != torch.bool:
+        raise TypeError(f"relevant: expected a bool tensor, got dtype {relevant.dtype}")
+    return relevant if where is None else relevant & where
+
+
+def _count(values: Tensor, where: Tensor | None) -> Tensor:
+    """How many entries of each row count, (..., 1)."""
+    if where is None:
+        return torch.full_like(values[..., :1], values.shape[-1])
+    return where.expand(values.shape).sum(-1, keepdim=True).to(values.dtype).clamp(min=1)
+
+
+def _centred(values: Tensor, where: Tensor | None, count: Tensor) -> Tensor:
+    """Less the mean; 0 for entries that do not count."""
+    if where is not None:
+        values = torch.where(where, values, 0)
+    centred = values - values.sum(-1, keepdim=True) / count
+    return centred if where is None else torch.where(where, centred, 0)
+
+
+def _mean_ranks(values: Tensor, where: Tensor | None) -> Tensor:
+    """Exact ranks, 1 is the largest; equals share the mean of theirs."""
+    keys = values if where is None else values.masked_fill(~where, -torch.inf)
+    ordered, order = keys.sort(dim=-1, descending=True)
+    n = values.shape[-1]
+    apart = torch.nn.functional.pad(ordered[..., 1:] != ordered[..., :-1], (1, 0), value=True)
+    group = apart.long().cumsum(-1) - 1
+    place = torch.arange(1, n + 1, dtype=values.dtype, device=values.device).expand(values.shape)
+    totals = torch.zeros_like(values).scatter_add(-1, group, place)
+    counts = torch.zeros_like(values).scatter_add(-1, group, torch.ones_like(values))
+    return torch.zeros_like(values).scatter(-1, order, (totals / counts.clamp(min=1)).gather(-1, group))

@@ -1,0 +1,348 @@
+"""Differentiable top-k, rank, sort, quantile and sampling: scores in, a tensor of the same shape out.
+
+Each function brings the scores into one form (the dimension last, excluded entries at -inf, the best first) and asks an operator,
+which does the work: :mod:`anyk.operators`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from anyk import checks, registry
+from anyk.operators import KSubset, Operator
+from anyk.operators.base import real_mask
+
+__all__ = ["sample_k_subset", "select_topk", "soft_quantile", "soft_rank", "soft_sort", "soft_topk"]
+
+Method = Literal["exact", "gumbel"]
+
+
+def soft_topk(
+    scores: Float[Tensor, "..."],
+    k: int | float | Tensor,
+    operator: Operator | str = "lapsum",
+    temperature: float | Tensor = 1.0,
+    *,
+    dim: int = -1,
+    largest: bool = True,
+    hard: bool = False,
+    where: Bool[Tensor, "..."] | None = None,
+) -> Float[Tensor, "..."]:
+    """A mask that picks k of n, differentiable in the scores.
+
+    Entries lie between 0 and 1 and sum to k. The smaller the temperature, the nearer they are to 0 and 1.
+
+    Args:
+        scores: of any shape. -inf is never chosen (with ``largest=False``, +inf), and has no gradient; NaN makes its row NaN.
+        k: how many, between 0 and n: an integer; for LapSum, Permutahedron and SinkhornSort also a real number or a tensor of the shape of
+            the rows, which has a gradient. A row with fewer entries that may be chosen gets all of them.
+        operator: the relaxation, or its name: LapSum, Permutahedron (sparse: true zeros and ones), KSubset, SinkhornSort or SortingNetwork.
+        temperature: goes with a name.
+        dim: the dimension along which k are chosen.
+        largest: False picks the k smallest.
+        hard: True gives exactly k ones and zeros in the forward pass, of equals those with the lower index, and the gradient of
+            the soft mask. k must be an integer.
+        where: which entries may be chosen; None means all. Of a shape that broadcasts to that of ``scores``.
+
+    Returns:
+        The mask, of the shape and dtype of ``scores``.
+
+    Example:
+        >>> scores = torch.tensor([1.0, 3.0, 2.0, 0.0])
+        >>> anyk.soft_topk(scores, 2)
+        tensor([0.3494, 0.8817, 0.6784, 0.1286])
+        >>> anyk.soft_topk(scores, 2, hard=True)
+        tensor([0., 1., 1., 0.])
+    """
+    operator = _operator(operator, temperature)
+    if hard and (isinstance(k, float) or (isinstance(k, Tensor) and k.dtype.is_floating_point)):
+        raise TypeError(f"k: expected an integer with hard=True, got {k!r}")
+    rows = _rows(scores, dim, where, largest)
+    mask = operator.mask(rows, k)
+    if hard:
+        exact = _k_hot(rows, k).to(mask.dtype)
+        mask = exact + (mask - mask.detach())
+    return mask.to(scores.dtype).movedim(-1, dim)
+
+
+def soft_rank(
+    scores: Float[Tensor, "..."],
+    operator: Operator | str = "lapsum",
+    temperature: float | Tensor = 1.0,
+    *,
+    dim: int = -1,
+    descending: bool = True,
+    where: Bool[Tensor, "..."] | None = None,
+) -> Float[Tensor, "..."]:
+    """The rank of each entry, 1 is the first, differentiable in the scores.
+
+    With LapSum, ``rank_c = 1 + sum_(j != c) F((s_j - s_c) / t)``, F the Laplace distribution function; ranks sum to n (n + 1) / 2.
+
+    Args:
+        scores: of any shape. -inf (ascending: +inf) and what ``where`` excludes comes after all others.
+        operator: the relaxation, or its name: LapSum, Permutahedron; SinkhornSort and SortingNetwork, which take O(n^2).
+        temperature: goes with a name.
+        dim: the dimension that is ranked.
+        descending: True gives rank 1 to the largest.
+        where: which entries are ranked; None means all.
+
+    Returns:
+        The ranks, of at least float32.
+
+    Example:
+        >>> anyk.soft_rank(torch.tensor([1.0, 3.0, 2.0, 0.0]), temperature=0.1)
+        tensor([3.0000, 1.0000, 2.0000, 4.0000])
+    """
+    ranks = _operator(operator, temperature).ranks(_rows(scores, dim, where, descending))
+    return ranks.movedim(-1, dim)
+
+
+def soft_sort(
+    scores: Float[Tensor, "..."],
+    operator: Operator | str = "permutahedron",
+    temperature: float | Tensor = 1.0,
+    *,
+    dim: int = -1,
+    descending: bool = True,
+    where: Bool[Tensor, "..."] | None = None,
+) -> Float[Tensor, "..."]:
+    """The scores in order, differentiable: neighbours that are close move towards their mean.
+
+    Args:
+        scores: of any shape. -inf (ascending: +inf) and what ``where`` excludes comes last.
+        operator: the relaxation, or its name: Permutahedron; NeuralSort, SoftSort, SinkhornSort and SortingNetwork, which take O(n^2).
+        temperature: goes with a name. For Permutahedron a distance: scores further apart stay as they are.
+        dim: the dimension that is sorted.
+        descending: False sorts the other way round.
+        where: which entries are sorted; None means all.
+
+    Returns:
+        The sorted scores, of the shape and dtype of ``scores``.
+
+    Example:
+        >>> anyk.soft_sort(torch.tensor([1.0, 3.0, 2.9, 0.0]), temperature=0.5)
+        tensor([3.0000, 2.9000, 1.0000, 0.0000])
+    """
+    ordered = _operator(operator, temperature).sort(_rows(scores, dim, where, descending))
+    return (ordered if descending else -ordered).to(scores.dtype).movedim(-1, dim)
+
+
+def soft_quantile(
+    scores: Float[Tensor, "..."],
+    q: float | Tensor,
+    operator: Operator | str = "lapsum",
+    temperature: float | Tensor = 1.0,
+    *,
+    dim: int = -1,
+    where: Bool[Tensor, "..."] | None = None,
+) -> Float[Tensor, "..."]:
+    """The score that a share q of the entries lies below, differentiable: the threshold of a mask that sums to (1 - q) n.
+
+    Its limit for small temperatures is numpy's ``"averaged_inverted_cdf"``: where (1 - q) n is an integer, midway between two scores.
+    q = 0 and q = 1 are the minimum and the maximum.
+
+    Args:
+        scores: of any shape. -inf and what ``where`` excludes does not count.
+        q: between 0 and 1; a tensor has one for each row, and a gradient.
+        operator: one with a unique threshold, or its name: LapSum.
+        temperature: goes with a name.
+        dim: the dimension that goes.
+        where: which entries count; None means all.
+
+    Returns:
+        The quantiles, of the dtype of ``scores``.
+
+    Example:
+        >>> anyk.soft_quantile(torch.tensor([1.0, 3.0, 2.0, 0.0, 4.0]), 0.5, temperature=0.1)
+        tensor(2.0000)
+    """
+    rows = _rows(scores, dim, where, True)
+    if not isinstance(q, Tensor):
+        checks.between("q", q, 0, 1)
+    real = real_mask(rows)
+    number: Any = rows.shape[-1] if real is None else real.sum(-1)
+    k = (1 - q) * number
+    if isinstance(k, Tensor):
+        k = k.to(torch.promote_types(rows.dtype, torch.float32))
+    return _operator(operator, temperature).threshold(rows, k).to(scores.dtype)
+
+
+def select_topk(
+    values: Float[Tensor, "*batch n d"],
+    scores: Float[Tensor, "*batch n"],
+    k: int,
+    operator: Operator | str = "lapsum",
+    temperature: float | Tensor = 1.0,
+    *,
+    where: Bool[Tensor, "*batch n"] | None = None,
+) -> tuple[Float[Tensor, "*batch k d"], Int[Tensor, "*batch k"]]:
+    """The k rows of ``values`` with the best scores, best first, with a gradient to the scores.
+
+    The forward pass selects exactly. The backward pass is that of ``P @ values``, P the operator's probabilities for each rank, made
+    again there, some rows at a time: what was not chosen learns as well.
+
+    Args:
+        values: what is selected from.
+        scores: one for each row of ``values``. -inf is chosen last.
+        k: how many, between 1 and n.
+        operator: the relaxation, or its name; any but Permutahedron.
+        temperature: goes with a name.
+        where: which rows may be chosen; None means all. There must be k of them.
+
+    Returns:
+        The rows, of the dtype of ``values``, and their indices.
+
+    Example:
+        >>> values = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
+        >>> chosen, indices = anyk.select_topk(values, torch.tensor([0.5, 2.0, 1.0]), 2)
+        >>> chosen, indices
+        (tensor([[ 2., 20.],
+                [ 3., 30.]]), tensor([1, 2]))
+    """
+    operator = _operator(operator, temperature)
+    values, rows = checks.tensor("values", values), _rows(scores, -1, where, True)
+    if values.shape[:-1] != rows.shape:
+        raise ValueError(f"values: expected shape (..., n, d) with (..., n) = {tuple(rows.shape)} of scores, got {tuple(values.shape)}")
+    k = checks.count("k", k, 1, rows.shape[-1], "n")
+    checks.real_classes(real_mask(rows), k)
+    indices = _order(rows)[..., :k]
+    learned = operator.temperature if isinstance(operator.temperature, Tensor) else None
+    if checks.eager(values) and checks.eager(rows):
+        return _Select.apply(values, rows, learned, indices, operator), indices
+    exact = values.gather(-2, indices[..., None].expand(*indices.shape, values.shape[-1]))
+    soft = (operator(rows, k).to(values.dtype) @ values) if k else exact
+    return exact.detach() + (soft - soft.detach()), indices
+
+
+_MOST_NUMBERS = 1 << 22  # of P at a time
+
+
+class _Select(torch.autograd.Function):
+    """Exact selection; backward as ``P @ values``."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, scores: Tensor, temperature: Tensor | None, indices: Tensor, operator: Operator) -> Tensor:
+        ctx.save_for_backward(values, scores, temperature)
+        ctx.operator, ctx.k = operator, indices.shape[-1]
+        return values.gather(-2, indices[..., None].expand(*indices.shape, values.shape[-1]))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        values, scores, temperature = ctx.saved_tensors
+        operator, k = ctx.operator, ctx.k
+        inputs = [tensor for tensor in (values, scores, temperature) if tensor is not None and tensor.requires_grad]
+        again = torch.is_grad_enabled()
+        n, d = values.shape[-2:]
+        number = scores[..., 0].numel()
+        chunk = max(1, number if again else min(number, _MOST_NUMBERS // (k * n)))
+        totals: list[Tensor | None] = [None] * len(inputs)
+        for start in range(0, max(number, 1), chunk):
+            part = slice(start, start + chunk)
+            with torch.enable_grad():
+                soft = operator(scores.reshape(-1, n)[part], k).to(values.dtype) @ values.reshape(-1, n, d)[part]
+                found = torch.autograd.grad(soft, inputs, gradient.reshape(-1, k, d)[part], create_graph=again)
+            totals = [one if total is None else total + one for total, one in zip(totals, found, strict=True)]
+        result = iter(totals)
+        each = [next(result) if tensor is not None and tensor.requires_grad else None for tensor in (values, scores, temperature)]
+        return *each, None, None
+
+
+def sample_k_subset(
+    scores: Float[Tensor, "..."],
+    k: int,
+    *,
+    temperature: float | Tensor = 1.0,
+    dim: int = -1,
+    where: Bool[Tensor, "..."] | None = None,
+    generator: torch.Generator | None = None,
+    method: Method = "exact",
+    operator: Operator | str = "lapsum",
+) -> Float[Tensor, "..."]:
+    """A random k-hot mask, with a gradient.
+
+    ``"exact"`` draws a subset S of size k with probability proportional to exp(sum of its scores / t); the backward pass is that of its
+    exact inclusion probabilities, the mask of :class:`anyk.KSubset` (the estimator known as SIMPLE). ``"gumbel"`` adds Gumbel noise to
+    scores / t and takes the k largest, which draws one after the other without replacement (Plackett-Luce: another distribution); the
+    backward pass is that of the operator's mask of the perturbed scores.
+
+    Args:
+        scores: of any shape. -inf is never drawn.
+        k: how many, between 0 and n. A row with fewer entries that may be drawn gets all of them.
+        temperature: smaller is nearer to the k largest.
+        dim: the dimension along which k are drawn.
+        where: which entries may be drawn; None means all.
+        generator: where the random numbers come from.
+        method: ``"exact"`` or ``"gumbel"``.
+        operator: of ``"gumbel"``, whose mask has the gradient.
+
+    Returns:
+        The mask, of zeros and ones, of the shape and dtype of ``scores``.
+
+    Example:
+        >>> sample = anyk.sample_k_subset(torch.tensor([1.0, 3.0, 2.0, 0.0]), 2)
+        >>> sample.sum()
+        tensor(2.)
+
+    Reference: Ahmed et al., "SIMPLE: A Gradient Estimator for k-Subset Sampling", ICLR 2023.
+    """
+    checks.one_of("method", method, get_args(Method))
+    rows = _rows(scores, dim, where, True)
+    k = checks.count("k", k, 0, rows.shape[-1], "n")
+    if method == "gumbel":
+        shape = {"dtype": torch.promote_types(rows.dtype, torch.float32), "device": rows.device}
+        noise = -torch.empty(rows.shape, **shape).exponential_(generator=generator).log()
+        learned = _operator("ksubset", temperature).temperature
+        perturbed = rows.to(noise.dtype) / learned + noise
+        sample = soft_topk(perturbed, k, operator, hard=True)
+        return sample.to(scores.dtype).movedim(-1, dim)
+    kind = KSubset(temperature)
+    mask = kind.mask(rows, k)
+    with torch.no_grad():
+        drawn = kind.draw(rows, k, generator).to(mask.dtype)
+    return (drawn + (mask - mask.detach())).to(scores.dtype).movedim(-1, dim)
+
+
+def _operator(operator: Operator | str, temperature: float | Tensor) -> Operator:
+    if isinstance(operator, Operator):
+        if not (isinstance(temperature, (int, float)) and temperature == 1.0):
+            raise TypeError("temperature: expected none beside an operator that has its own, got one: give it to the operator, or its name here")
+        return operator
+    return registry.operator(operator, temperature=temperature)
+
+
+def _rows(scores: Tensor, dim: int, where: Tensor | None, largest: bool) -> Tensor:
+    """The scores with the dimension last, the best first, and -inf for what may not be chosen."""
+    scores = checks.tensor("scores", scores)
+    if not scores.dtype.is_floating_point:
+        raise TypeError(f"scores: expected a floating-point tensor, got dtype {scores.dtype}")
+    if not -scores.ndim <= dim < scores.ndim:
+        raise ValueError(f"dim: expected a dimension of scores of shape {tuple(scores.shape)}, got {dim}")
+    if not largest:
+        scores = -scores
+    if where is not None:
+        if checks.tensor("where", where).dtype != torch.bool:
+            raise TypeError(f"where: expected a bool tensor, got dtype {where.dtype}")
+        try:
+            where = where.expand(scores.shape)
+        except RuntimeError:
+            raise ValueError(f"where: expected a shape that broadcasts to {tuple(scores.shape)} of scores, got {tuple(where.shape)}") from None
+        scores = scores.masked_fill(~where, -torch.inf)
+    return scores.movedim(dim, -1)
+
+
+def _order(rows: Tensor) -> Tensor:
+    """Indices from the best to the worst, of equals the lower first."""
+    return rows.detach().sort(dim=-1, descending=True, stable=True).indices
+
+
+def _k_hot(rows: Tensor, k: int | Tensor) -> Tensor:
+    """1 for the k best of each row that may be chosen, of equals those with the lower index; NaN where the row has one."""
+    place = torch.arange(rows.shape[-1], device=rows.device)
+    chosen = place < (k[..., None] if isinstance(k, Tensor) else k)
+    hot = torch.zeros_like(rows).scatter(-1, _order(rows), chosen.expand(rows.shape).to(rows.dtype))
+    hot = hot.masked_fill(rows.detach() == -torch.inf, 0)
+    return torch.where(rows.detach().isnan().any(-1, keepdim=True), torch.nan, hot)
