@@ -119,11 +119,11 @@ def how_many(k: object, scores: Tensor) -> int | Tensor:
         if k.dtype in (torch.bool, torch.complex64, torch.complex128):
             raise TypeError(f"k: expected numbers, got dtype {k.dtype}")
         try:
-            rows = torch.broadcast_shapes(k.shape, scores.shape[:-1])
+            k.expand(scores.shape[:-1])
         except RuntimeError:
-            rows = None
-        if rows != scores.shape[:-1]:
-            raise ValueError(f"k: expected one number, or the shape {tuple(scores.shape[:-1])} of the rows, got {tuple(k.shape)}")
+            raise ValueError(
+                f"k: expected one number, or the shape {tuple(scores.shape[:-1])} of the rows, got {tuple(k.shape)}"
+            ) from None
         if readable(k) and k.numel() and not bool(((k >= 0) & (k <= n)).all()):
             raise ValueError(f"k: expected 0 <= k <= n = {n}, got {k[~((k >= 0) & (k <= n))][0].item()}")
         return k.to(scores.device, torch.promote_types(scores.dtype, torch.float32))[..., None]

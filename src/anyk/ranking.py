@@ -1,4 +1,4 @@
-"""Rank metrics as losses: Spearman's correlation, NDCG, recall, average precision. Rows are queries; the last dimension has the items."""
+"""Rank metrics as losses: Spearman's correlation, NDCG, recall, average precision. The last dimension has a query's items."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def ndcg_loss(
     where: Bool[Tensor, "*batch n"] | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """One less NDCG@k: ``1 - sum_c m_c (2^rel_c - 1) / log2(1 + rank_c) / ideal``, with soft ranks and a soft mask m of the first k.
+    """One less NDCG@k: ``1 - sum_c m_c (2^rel_c - 1) / log2(1 + rank_c) / ideal``, m a soft mask, with soft ranks.
 
     Args:
         scores: of the items of each query.
@@ -76,7 +76,8 @@ def ndcg_loss(
         operator: the relaxation of ranking (and of the mask), or its name.
         temperature: goes with a name.
         where: which items there are, for queries of different lengths; None means all.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the queries. A query without a relevant item counts 0 and is left out of the mean.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the queries. A query without a relevant item counts 0 and is left
+            out of the mean.
 
     Returns:
         The loss, of at least float32; for each query with ``reduction="none"``.
@@ -121,7 +122,8 @@ def recall_loss(
         operator: the relaxation, or its name; one with a mask.
         temperature: goes with a name.
         where: which items there are, for queries of different lengths; None means all.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the queries. A query without a relevant item counts 0 and is left out of the mean.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the queries. A query without a relevant item counts 0 and is left
+            out of the mean.
 
     Returns:
         The loss, of at least float32; for each query with ``reduction="none"``.
@@ -132,7 +134,9 @@ def recall_loss(
     """
     relevant = _relevant(relevant, scores, where)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    mask = soft_topk(scores, checks.count("k", k, 1, scores.shape[-1], "the number of items"), operator, temperature, where=where)
+    mask = soft_topk(
+        scores, checks.count("k", k, 1, scores.shape[-1], "the number of items"), operator, temperature, where=where
+    )
     return _reduce(*_share((mask * relevant).sum(-1), relevant.to(mask.dtype).sum(-1)), reduction)
 
 
@@ -145,7 +149,7 @@ def average_precision_loss(
     where: Bool[Tensor, "*batch n"] | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """One less average precision: ``1 - mean over relevant c of (rank of c among the relevant) / (rank of c among all)``, soft ranks.
+    """One less average precision: 1 less the mean over the relevant of rank among the relevant / rank among all, by soft ranks.
 
     Args:
         scores: of the items of each query.
@@ -153,13 +157,15 @@ def average_precision_loss(
         operator: the relaxation of ranking, or its name.
         temperature: goes with a name.
         where: which items there are, for queries of different lengths; None means all.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the queries. A query without a relevant item counts 0 and is left out of the mean.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the queries. A query without a relevant item counts 0 and is left
+            out of the mean.
 
     Returns:
         The loss, of at least float32; for each query with ``reduction="none"``.
 
     Example:
-        >>> anyk.ranking.average_precision_loss(torch.tensor([9.0, 0.0, 5.0]), torch.tensor([False, True, True]), temperature=0.1)
+        >>> anyk.ranking.average_precision_loss(torch.tensor([9.0, 0.0, 5.0]), torch.tensor([False, True, True]),
+        temperature=0.1)
         tensor(0.4167)
     """
     relevant = _relevant(relevant, scores, where)

@@ -1,6 +1,7 @@
 """Differentiable top-k, rank, sort, quantile and sampling: scores in, a tensor of the same shape out.
 
-Each function brings the scores into one form (the dimension last, excluded entries at -inf, the best first) and asks an operator,
+Each function brings the scores into one form (the dimension last, excluded entries at -inf, the best first) and asks an
+operator,
 which does the work: :mod:`anyk.operators`.
 """
 
@@ -38,9 +39,11 @@ def soft_topk(
 
     Args:
         scores: of any shape. -inf is never chosen (with ``largest=False``, +inf), and has no gradient; NaN makes its row NaN.
-        k: how many, between 0 and n: an integer; for LapSum, Permutahedron and SinkhornSort also a real number or a tensor of the shape of
+        k: how many, between 0 and n: an integer; for LapSum, Permutahedron and SinkhornSort also a real number or a tensor of
+            the shape of
             the rows, which has a gradient. A row with fewer entries that may be chosen gets all of them.
-        operator: the relaxation, or its name: LapSum, Permutahedron (sparse: true zeros and ones), KSubset, SinkhornSort or SortingNetwork.
+        operator: the relaxation, or its name: LapSum, Permutahedron (sparse: true zeros and ones), KSubset, SinkhornSort or
+            SortingNetwork.
         temperature: goes with a name.
         dim: the dimension along which k are chosen.
         largest: False picks the k smallest.
@@ -54,7 +57,7 @@ def soft_topk(
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0, 0.0])
         >>> anyk.soft_topk(scores, 2)
-        tensor([0.3494, 0.8817, 0.6784, 0.1286])
+        tensor([0.3033, 0.8884, 0.6967, 0.1116])
         >>> anyk.soft_topk(scores, 2, hard=True)
         tensor([0., 1., 1., 0.])
     """
@@ -64,7 +67,7 @@ def soft_topk(
     rows = _rows(scores, dim, where, largest)
     mask = operator.mask(rows, k)
     if hard:
-        exact = _k_hot(rows, k).to(mask.dtype)
+        exact = _k_hot(rows, k).to(mask.dtype)  # type: ignore[arg-type]
         mask = exact + (mask - mask.detach())
     return mask.to(scores.dtype).movedim(-1, dim)
 
@@ -80,7 +83,8 @@ def soft_rank(
 ) -> Float[Tensor, "..."]:
     """The rank of each entry, 1 is the first, differentiable in the scores.
 
-    With LapSum, ``rank_c = 1 + sum_(j != c) F((s_j - s_c) / t)``, F the Laplace distribution function; ranks sum to n (n + 1) / 2.
+    With LapSum, ``rank_c = 1 + sum_(j != c) F((s_j - s_c) / t)``, F the Laplace distribution function; ranks sum to n (n + 1)
+    / 2.
 
     Args:
         scores: of any shape. -inf (ascending: +inf) and what ``where`` excludes comes after all others.
@@ -110,12 +114,13 @@ def soft_sort(
     descending: bool = True,
     where: Bool[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "..."]:
-    """The scores in order, differentiable: neighbours that are close move towards their mean.
+    """The scores in order, differentiable.
 
     Args:
         scores: of any shape. -inf (ascending: +inf) and what ``where`` excludes comes last.
-        operator: the relaxation, or its name: Permutahedron; NeuralSort, SoftSort, SinkhornSort and SortingNetwork, which take O(n^2).
-        temperature: goes with a name. For Permutahedron a distance: scores further apart stay as they are.
+        operator: the relaxation, or its name: Permutahedron; NeuralSort, SoftSort, SinkhornSort and SortingNetwork, which
+            take O(n^2).
+        temperature: goes with a name. Permutahedron leaves neighbours that are at most 1 / t apart as they are.
         dim: the dimension that is sorted.
         descending: False sorts the other way round.
         where: which entries are sorted; None means all.
@@ -142,8 +147,8 @@ def soft_quantile(
 ) -> Float[Tensor, "..."]:
     """The score that a share q of the entries lies below, differentiable: the threshold of a mask that sums to (1 - q) n.
 
-    Its limit for small temperatures is numpy's ``"averaged_inverted_cdf"``: where (1 - q) n is an integer, midway between two scores.
-    q = 0 and q = 1 are the minimum and the maximum.
+    Its limit for small temperatures is numpy's ``"averaged_inverted_cdf"``: where (1 - q) n is an integer, midway between two
+    scores. q = 0 and q = 1 are the minimum and the maximum.
 
     Args:
         scores: of any shape. -inf and what ``where`` excludes does not count.
@@ -158,7 +163,7 @@ def soft_quantile(
 
     Example:
         >>> anyk.soft_quantile(torch.tensor([1.0, 3.0, 2.0, 0.0, 4.0]), 0.5, temperature=0.1)
-        tensor(2.0000)
+        tensor(2.)
     """
     rows = _rows(scores, dim, where, True)
     if not isinstance(q, Tensor):
@@ -182,7 +187,8 @@ def select_topk(
 ) -> tuple[Float[Tensor, "*batch k d"], Int[Tensor, "*batch k"]]:
     """The k rows of ``values`` with the best scores, best first, with a gradient to the scores.
 
-    The forward pass selects exactly. The backward pass is that of ``P @ values``, P the operator's probabilities for each rank, made
+    The forward pass selects exactly. The backward pass is that of ``P @ values``, P the operator's probabilities for each
+    rank, made
     again there, some rows at a time: what was not chosen learns as well.
 
     Args:
@@ -206,13 +212,15 @@ def select_topk(
     operator = _operator(operator, temperature)
     values, rows = checks.tensor("values", values), _rows(scores, -1, where, True)
     if values.shape[:-1] != rows.shape:
-        raise ValueError(f"values: expected shape (..., n, d) with (..., n) = {tuple(rows.shape)} of scores, got {tuple(values.shape)}")
+        raise ValueError(
+            f"values: expected shape (..., n, d) with (..., n) = {tuple(rows.shape)} of scores, got {tuple(values.shape)}"
+        )
     k = checks.count("k", k, 1, rows.shape[-1], "n")
     checks.real_classes(real_mask(rows), k)
     indices = _order(rows)[..., :k]
     learned = operator.temperature if isinstance(operator.temperature, Tensor) else None
     if checks.eager(values) and checks.eager(rows):
-        return _Select.apply(values, rows, learned, indices, operator), indices
+        return _Select.apply(values, rows, learned, indices, operator), indices  # type: ignore[no-untyped-call]
     exact = values.gather(-2, indices[..., None].expand(*indices.shape, values.shape[-1]))
     soft = (operator(rows, k).to(values.dtype) @ values) if k else exact
     return exact.detach() + (soft - soft.detach()), indices
@@ -225,7 +233,9 @@ class _Select(torch.autograd.Function):
     """Exact selection; backward as ``P @ values``."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, scores: Tensor, temperature: Tensor | None, indices: Tensor, operator: Operator) -> Tensor:
+    def forward(
+        ctx: Any, values: Tensor, scores: Tensor, temperature: Tensor | None, indices: Tensor, operator: Operator
+    ) -> Tensor:
         ctx.save_for_backward(values, scores, temperature)
         ctx.operator, ctx.k = operator, indices.shape[-1]
         return values.gather(-2, indices[..., None].expand(*indices.shape, values.shape[-1]))
@@ -247,7 +257,9 @@ class _Select(torch.autograd.Function):
                 found = torch.autograd.grad(soft, inputs, gradient.reshape(-1, k, d)[part], create_graph=again)
             totals = [one if total is None else total + one for total, one in zip(totals, found, strict=True)]
         result = iter(totals)
-        each = [next(result) if tensor is not None and tensor.requires_grad else None for tensor in (values, scores, temperature)]
+        each = [
+            next(result) if tensor is not None and tensor.requires_grad else None for tensor in (values, scores, temperature)
+        ]
         return *each, None, None
 
 
@@ -264,9 +276,10 @@ def sample_k_subset(
 ) -> Float[Tensor, "..."]:
     """A random k-hot mask, with a gradient.
 
-    ``"exact"`` draws a subset S of size k with probability proportional to exp(sum of its scores / t); the backward pass is that of its
-    exact inclusion probabilities, the mask of :class:`anyk.KSubset` (the estimator known as SIMPLE). ``"gumbel"`` adds Gumbel noise to
-    scores / t and takes the k largest, which draws one after the other without replacement (Plackett-Luce: another distribution); the
+    ``"exact"`` draws a subset S of size k with probability proportional to exp(sum of its scores / t); the backward pass is
+    that of its exact inclusion probabilities, the mask of :class:`anyk.KSubset` (the estimator known as SIMPLE). ``"gumbel"``
+    adds Gumbel noise to scores / t and takes the k largest, one after the other without replacement (Plackett-Luce: another
+    distribution); the
     backward pass is that of the operator's mask of the perturbed scores.
 
     Args:
@@ -293,8 +306,8 @@ def sample_k_subset(
     rows = _rows(scores, dim, where, True)
     k = checks.count("k", k, 0, rows.shape[-1], "n")
     if method == "gumbel":
-        shape = {"dtype": torch.promote_types(rows.dtype, torch.float32), "device": rows.device}
-        noise = -torch.empty(rows.shape, **shape).exponential_(generator=generator).log()
+        noise = torch.empty_like(rows, dtype=torch.promote_types(rows.dtype, torch.float32))
+        noise = -noise.exponential_(generator=generator).log()
         learned = _operator("ksubset", temperature).temperature
         perturbed = rows.to(noise.dtype) / learned + noise
         sample = soft_topk(perturbed, k, operator, hard=True)
@@ -309,7 +322,9 @@ def sample_k_subset(
 def _operator(operator: Operator | str, temperature: float | Tensor) -> Operator:
     if isinstance(operator, Operator):
         if not (isinstance(temperature, (int, float)) and temperature == 1.0):
-            raise TypeError("temperature: expected none beside an operator that has its own, got one: give it to the operator, or its name here")
+            raise TypeError(
+                "temperature: expected none beside an operator, which has its own, got one: give it to the operator"
+            )
         return operator
     return registry.operator(operator, temperature=temperature)
 
@@ -329,7 +344,9 @@ def _rows(scores: Tensor, dim: int, where: Tensor | None, largest: bool) -> Tens
         try:
             where = where.expand(scores.shape)
         except RuntimeError:
-            raise ValueError(f"where: expected a shape that broadcasts to {tuple(scores.shape)} of scores, got {tuple(where.shape)}") from None
+            raise ValueError(
+                f"where: expected a shape that broadcasts to {tuple(scores.shape)} of scores, got {tuple(where.shape)}"
+            ) from None
         scores = scores.masked_fill(~where, -torch.inf)
     return scores.movedim(dim, -1)
 

@@ -150,7 +150,9 @@ class Operator(nn.Module, ABC):
         scores = checks.scores(scores)
         k = checks.how_many(k, scores)
         if isinstance(k, Tensor) and not self.real_k:
-            raise TypeError(f"k: expected an integer for {type(self).__name__}, which has no mask for a real k or a tensor, got {k!r}")
+            raise TypeError(
+                f"k: expected an integer for {type(self).__name__}, which has no mask for a real k or a tensor, got {k!r}"
+            )
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         real = real_mask(scores)
         if isinstance(k, int) and k in (0, scores.shape[-1]):

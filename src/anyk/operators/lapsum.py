@@ -52,8 +52,11 @@ class LapSum(Operator, name="lapsum"):
         reference = keys.gather(-1, order[..., :1]).nan_to_num(neginf=0.0)
         relative = self._relative(scores if real is None else scores.masked_fill(~real, 0), reference)
         ordered = relative.gather(-1, order)
-        present = None if real is None else real.gather(-1, order).to(ordered.dtype)
-        ones = torch.ones_like(ordered) if present is None else present
+        ones = torch.ones_like(ordered)
+        if real is not None:  # padding stands with the last of the others, and weighs nothing
+            present = real.gather(-1, order)
+            last = ordered.detach().masked_fill(~present, torch.inf).amin(-1, keepdim=True)
+            ordered, ones = torch.where(present, ordered, last), present.to(ordered.dtype)
         ahead = torch.arange(ordered.shape[-1], device=scores.device)
         ranks = 1 + ahead + (decayed_sum(ordered, ones, False) - decayed_sum(ordered, ones, True)) / 2
         ranks = ranks + 0 * ordered.sum(-1, keepdim=True)  # NaN in a row is NaN everywhere in it
@@ -170,7 +173,8 @@ def laplace_threshold(
     """b with ``sum_c F((s_c - b) / t) = k``, F the Laplace distribution function, and what it is relative to.
 
     Returns:
-        The scores less a score near b, over the temperature, with their graph, padding at -inf; k for each row, (..., 1); b for these
+        The scores less a score near b, over the temperature, with their graph, padding at -inf; k for each row, (..., 1); b
+        for these
         scores, without a graph, infinite where k is 0 or all there is; the score that was taken off.
     """
     n = scores.shape[-1]
@@ -207,7 +211,8 @@ def _solve_threshold(best: Tensor, rest: Tensor | None, k: Tensor, number: Tenso
     """b with ``sum_c F(s_c - b) = k``, (..., 1), for scores in descending order; infinite where k is 0 or all there is.
 
     With i scores above b, A = sum of e^(-s) over them and B = sum of e^s over the others, the equation is
-    i - A e^b / 2 + B e^(-b) / 2 = k, quadratic in e^b. Which i it is tells the sum with the threshold at each score in turn. For
+    i - A e^b / 2 + B e^(-b) / 2 = k, quadratic in e^b. Which i it is tells the sum with the threshold at each score in turn.
+    For
     that, scores far from the k-th are moved nearer: b lies between the scores around the k-th (or in the gap after it), where e
     to the minus such a distance is nothing.
     """
@@ -237,7 +242,7 @@ def _solve_threshold(best: Tensor, rest: Tensor | None, k: Tensor, number: Tenso
 
 
 def _attached_threshold(scores: Tensor, k: Tensor, solved: Tensor) -> Tensor:
-    """The threshold as a function of scores and k, with its first and second derivatives: two Newton steps from the solution."""
+    """The threshold as a function of scores and k, with two derivatives: two Newton steps from the solution."""
     found = solved
     for _ in range(2):
         margin = scores - found
@@ -276,7 +281,7 @@ class _Mask(torch.autograd.Function):
         scores, k, solved = ctx.saved_tensors
         plain = derivatives.of_plain(lambda scores, k: _attached_mask(scores, k, solved), [scores, k], [gradient])
         if plain is not None:
-            return *plain, None
+            return plain[0], plain[1], None
         closeness = (scores - solved).abs().neg_()
         weights = closeness.nan_to_num(neginf=torch.finfo(closeness.dtype).min).softmax(-1)
         mean = (gradient * weights).sum(-1, keepdim=True)

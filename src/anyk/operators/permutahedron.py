@@ -15,10 +15,12 @@ from anyk.operators.base import Operator, in_order
 class Permutahedron(Operator, name="permutahedron"):
     """Euclidean projections onto the permutahedron.
 
-    The mask is the projection of s / t onto {0 <= m <= 1, sum m = k}: ``m_c = clip(s_c / t - tau, 0, 1)``. It is *sparse*: entries
+    The mask is the projection of s / t onto {0 <= m <= 1, sum m = k}: ``m_c = clip(s_c / t - tau, 0, 1)``. It is *sparse*:
+    entries
     well below are 0 and entries well above are 1, exactly, and have no gradient. The ranks are the projection of -s / t onto
-    all permutations of (1, …, n) and their mixtures, the sort is that of (n, …, 1) / t onto the permutations of s. Where the
-    scores are at least t apart, ranks and sort are the hard ones.
+    the hull of all permutations of (1, …, n): those of scores that are at least t apart are exact. The sort is the projection
+    of
+    (n, …, 1) / t onto the hull of all permutations of s: neighbours that are at most 1 / t apart are exact.
 
     Cost: O(n log n). It has no probability that a class has a rank, and is not an operator of the losses.
 
@@ -27,7 +29,7 @@ class Permutahedron(Operator, name="permutahedron"):
 
     Example:
         >>> anyk.Permutahedron(2.0).mask(torch.tensor([1.0, 3.0, 2.0, -5.0]), k=2)
-        tensor([0.1667, 1.0000, 0.8333, 0.0000])
+        tensor([0.2500, 1.0000, 0.7500, 0.0000])
 
     Reference: Blondel et al., "Fast Differentiable Sorting and Ranking", ICML 2020.
     """
@@ -43,28 +45,29 @@ class Permutahedron(Operator, name="permutahedron"):
     def _mask(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
         number = torch.full((1,), scores.shape[-1], device=scores.device) if real is None else real.sum(-1, keepdim=True)
         keys = scores.detach() if real is None else scores.detach().masked_fill(~real, -torch.inf)
-        by_steps = isinstance(k, int) and real is None and checks.readable(scores)
-        if by_steps:
-            best = keys.gather(-1, candidates.best(keys, k + 1))
+        goal = torch.as_tensor(k, dtype=scores.dtype, device=scores.device)
+        steps = k if isinstance(k, int) and real is None and checks.readable(scores) else None
+        if steps is not None:
+            best = keys.gather(-1, candidates.best(keys, steps + 1))
             reference = best[..., -2:-1]
         else:
-            k = torch.minimum(torch.as_tensor(k, dtype=scores.dtype, device=scores.device), number.to(scores.dtype))
+            goal = torch.minimum(goal, number.to(scores.dtype))
             best = keys.sort(dim=-1, descending=True).values
-            place = (k.detach().ceil().long().clamp(1, scores.shape[-1]) - 1).expand(*scores.shape[:-1], 1)
+            place = (goal.detach().ceil().long().clamp(1, scores.shape[-1]) - 1).expand(*scores.shape[:-1], 1)
             reference = best.gather(-1, place).nan_to_num(neginf=0.0)
         relative = self._relative(scores if real is None else scores.masked_fill(~real, 0), reference)
         with torch.no_grad():
-            if by_steps:
-                gap = _by_steps(relative.detach(), self._relative(best[..., -1:], reference), k)
+            if steps is not None:
+                gap = _by_steps(relative.detach(), self._relative(best[..., -1:], reference), steps)
             else:
-                gap = relative - _threshold(self._relative(best, reference), k.detach())
+                gap = relative - _threshold(self._relative(best, reference), goal.detach())
             if real is not None:
                 gap = gap.masked_fill(~real, -1)
             between = (gap > 0) & (gap < 1)
             ones = (gap >= 1).to(gap.dtype)
         # tau as a function of the entries between 0 and 1, whose sum is k less the ones; no gradient where there are none
         inside = between.sum(-1, keepdim=True).clamp(min=1)
-        tau = (torch.where(between, relative, 0).sum(-1, keepdim=True) + ones.sum(-1, keepdim=True) - k) / inside
+        tau = (torch.where(between, relative, 0).sum(-1, keepdim=True) + ones.sum(-1, keepdim=True) - goal) / inside
         mask = torch.where(between, relative - tau, ones)
         return mask + 0 * best.clamp(min=0).sum(-1, keepdim=True)  # NaN in a row is NaN everywhere in it
 
@@ -90,7 +93,7 @@ class Permutahedron(Operator, name="permutahedron"):
         # the projection of z = -(1, …, n) / t onto the permutations of s is z - isotonic(z - s), descending
         steps = self._relative(ahead, torch.zeros_like(ahead))
         block, counts = _blocks(ordered.detach().double() + steps.detach(), padding)
-        return _mean(ordered, block, counts) + _mean(steps, block, counts) - steps
+        return _mean(ordered, block, counts) + self._relative(_mean(ahead, block, counts) - ahead, torch.zeros_like(ahead))
 
 
 def _by_steps(relative: Tensor, after: Tensor, k: int) -> Tensor:
@@ -145,7 +148,7 @@ def _threshold(ordered: Float[Tensor, "*batch n"], k: Tensor) -> Float[Tensor, "
 
 
 def _blocks(values: Float[Tensor, "*batch n"], padding: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The ascending sequence nearest to the values is constant in blocks: the number of each entry's block, and the blocks' sizes.
+    """The blocks in which the nearest ascending sequence is constant: the number of each entry's, and their sizes.
 
     Args:
         values: of double precision.
@@ -223,8 +226,10 @@ def _join(left: Tensor, right: Tensor) -> Tensor:
         below = torch.searchsorted(right, mu)
         return of_left.gather(-1, above) + of_right.gather(-1, below) - (above + below) * mu
 
+    joins = right[..., :1].isfinite()  # else the right is padding
     above = width - _first(lambda place: surplus(left.gather(-1, place)) < 0, left)
     below = _first(lambda place: ~(surplus(right.gather(-1, place)) > 0), right)
+    above, below = above * joins, below * joins
     mean = (of_left.gather(-1, above) + of_right.gather(-1, below)) / (above + below).clamp(min=1)
     place = torch.arange(width, device=left.device)
     pooled = torch.cat([torch.where(place >= width - above, mean, left), torch.where(place < below, mean, right)], -1)

@@ -311,7 +311,8 @@ def logistic_threshold(
     """b with ``sum_c sigmoid((s_c - b) / t) = k``, and what it is relative to.
 
     Returns:
-        The scores near zero, over the temperature, with their graph, padding at -inf; k for each row; b for these scores, without a
+        The scores near zero, over the temperature, with their graph, padding at -inf; k for each row; b for these scores,
+        without a
         graph, infinite where k is 0 or all there is.
     """
     relative, k, start, _ = laplace_threshold(operator, scores, real, k)
@@ -330,7 +331,7 @@ def logistic_threshold(
 
 
 def _attached_threshold(scores: Tensor, k: Tensor, solved: Tensor) -> Tensor:
-    """The threshold as a function of scores and k, with its first and second derivatives: two Newton steps from the solution."""
+    """The threshold as a function of scores and k, with two derivatives: two Newton steps from the solution."""
     found = solved
     for _ in range(2):
         mask = torch.sigmoid(scores - found)

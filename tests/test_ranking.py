@@ -1,0 +1,101 @@
+"""Ranking losses: scikit-learn's and scipy's metrics in the hard limit, rows of different lengths, gradients."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from sklearn.metrics import average_precision_score, ndcg_score
+
+import anyk
+from anyk.ranking import average_precision_loss, ndcg_loss, recall_loss, spearman_loss
+
+SCORES = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
+RELEVANCE = torch.randint(0, 4, (6, 12), generator=torch.Generator().manual_seed(1)).float()
+RELEVANT = RELEVANCE == 3
+LOSSES = {
+    "spearman": lambda scores, **more: spearman_loss(scores, RELEVANCE, **more),
+    "ndcg": lambda scores, **more: ndcg_loss(scores, RELEVANCE, **more),
+    "ndcg@5": lambda scores, **more: ndcg_loss(scores, RELEVANCE, 5, **more),
+    "recall@5": lambda scores, **more: recall_loss(scores, RELEVANT, 5, **more),
+    "average precision": lambda scores, **more: average_precision_loss(scores, RELEVANT, **more),
+}
+
+
+def metric(name, scores, relevance):
+    """Of one query, as others compute it."""
+    relevant = relevance == 3
+    if name == "spearman":
+        return spearmanr(scores, relevance)[0]
+    if name.startswith("ndcg"):
+        return ndcg_score([2**relevance - 1], [scores], k=5 if "@" in name else None)
+    if name == "recall@5":
+        return relevant[np.argsort(-scores)[:5]].sum() / relevant.sum()
+    return average_precision_score(relevant, scores)
+
+
+@pytest.mark.parametrize("operator", ["lapsum", "permutahedron"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_hard_limit_is_the_metric(name, operator):
+    actual = LOSSES[name](SCORES, operator=operator, temperature=1e-4, reduction="none")
+    expected = [1 - metric(name, *row) for row in zip(SCORES.double().numpy(), RELEVANCE.numpy(), strict=True)]
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float32), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_rows_of_different_lengths_are_as_if_alone(name):
+    where = torch.arange(12) < torch.tensor([12, 9, 7, 12, 8, 6])[:, None]
+    together = LOSSES[name](SCORES, where=where, reduction="none")
+    loss = {"spearman": spearman_loss, "ndcg": ndcg_loss, "average precision": average_precision_loss}.get(name)
+    for row, (scores, relevance, real) in enumerate(zip(SCORES, RELEVANCE, where, strict=True)):
+        scores, relevance = scores[real], relevance[real]
+        if name == "ndcg@5":
+            alone = ndcg_loss(scores, relevance, 5)
+        elif name == "recall@5":
+            alone = recall_loss(scores, relevance == 3, 5)
+        else:
+            alone = loss(scores, relevance == 3 if name == "average precision" else relevance)
+        torch.testing.assert_close(together[row], alone)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_and_half_precision(name):
+    assert torch.autograd.gradcheck(LOSSES[name], (SCORES.double().requires_grad_(),))
+    assert LOSSES[name](SCORES.bfloat16()).dtype == torch.float32
+    torch.testing.assert_close(LOSSES[name](SCORES, reduction="sum"), LOSSES[name](SCORES, reduction="none").sum())
+
+
+def test_queries_without_a_relevant_item_are_left_out_of_the_mean():
+    relevant = RELEVANT.clone()
+    relevant[2] = False
+    losses = recall_loss(SCORES, relevant, 5, reduction="none")
+    assert losses[2] == 0
+    torch.testing.assert_close(recall_loss(SCORES, relevant, 5), losses.sum() / 5)
+    assert ndcg_loss(SCORES, torch.zeros(6, 12)) == 0
+
+
+def test_a_constant_prediction_has_no_correlation():
+    scores = torch.zeros(2, 5, requires_grad=True)
+    loss = spearman_loss(scores, torch.randn(2, 5))
+    assert loss == 1
+    loss.backward()
+    assert bool(scores.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: ndcg_loss(SCORES, -RELEVANCE), ValueError, "relevance: expected at least 0"),
+        (lambda: ndcg_loss(SCORES, RELEVANCE[:, :3]), ValueError, "relevance: expected the shape"),
+        (lambda: recall_loss(SCORES, RELEVANCE, 3), TypeError, "relevant: expected a bool tensor"),
+        (lambda: recall_loss(SCORES, RELEVANT, 13), ValueError, "k: expected 1 <= k"),
+        (lambda: spearman_loss(SCORES, RELEVANCE, reduction="all"), ValueError, "reduction: expected one of"),
+        (lambda: spearman_loss(SCORES, RELEVANCE, operator="ksubset"), TypeError, "KSubset has no ranks"),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_it_is_a_part_of_anyk():
+    assert anyk.ranking.ndcg_loss is ndcg_loss
