@@ -28,9 +28,9 @@ SOURCE = ROOT / "src" / "anyk"
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = SETTINGS["project"]["optional-dependencies"]
 INSTALL = 'pip install "anyk[lab]"'
-ELSEWHERE = {"pandas", "pytopk", "timm", "tiny_backbone", "triton"}
+ELSEWHERE = {"pandas", "timm", "tiny_backbone", "triton"}
 """imported only when a user, or a test that writes it, names a model of it, or asks for a frame; triton comes with torch where
-there is CUDA; pytopk is compared with once, by evidence/imbalance.py, which says what to install"""
+there is CUDA"""
 
 # The places of this checkout and this environment must not leak into the ones that are made here.
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "ANYK"))}

@@ -37,8 +37,8 @@ from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
 from anyk.lab.run.reading import Reader, divide, resolved, standardization
 from pays import plan
-from pays.kept import SUMMARIES, Kept
 from pays.plan import BASE, SETS, Set
+from pays.summaries import SUMMARIES, Summaries
 
 SEEDS = (11, 12, 13, 14, 15)
 MIXTURE = "mixture"
@@ -88,7 +88,7 @@ def merged_ranks(first: Tensor, rest: Tensor, target: Tensor) -> Tensor:
 class Body:
     """A data set with the configs of its main table, and the loop that trains one row."""
 
-    def __init__(self, each: Set, place: str, kept: Kept) -> None:
+    def __init__(self, each: Set, place: str, summaries: Summaries) -> None:
         self.set = each
         shared = each.config
         dataset = load(place, shared.image_size)
@@ -99,9 +99,9 @@ class Body:
         self.reader = Reader(self.dataset, torch.device("cpu"), self.shared)
         self.tuned: dict[str, Config] = {}
         for method in dict.fromkeys(method for methods in ROWS.values() for method in methods):
-            if "values" not in kept.tuned.get(method, {}):
+            if "values" not in summaries.tuned.get(method, {}):
                 raise LabError(f"{method} is not tuned yet on {each.name}: make the main table first.")
-            self.tuned[method] = each.start(method).replace(**kept.tuned[method]["values"])
+            self.tuned[method] = each.start(method).replace(**summaries.tuned[method]["values"])
 
     def train(self, row: str, factor: float, seed: int) -> tuple[dict[str, Tensor], float]:
         """The ranks of the validation and test examples, of the evaluation that is best on validation, and the seconds."""
@@ -218,7 +218,7 @@ def main() -> None:
     try:
         for name, place in places(arguments.data, arguments.on).items():
             each = SETS[name].rehearsed() if arguments.rehearse else SETS[name]
-            body = Body(each, place, Kept(each, arguments.summaries))
+            body = Body(each, place, Summaries(each, arguments.summaries))
             found = study(body, arguments.runs / f"heads-{name}", SEEDS[:3] if arguments.rehearse else SEEDS)
             write_object(arguments.summaries / f"pays-{name}-heads.json", found)
     except LabError as error:

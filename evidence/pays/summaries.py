@@ -1,4 +1,4 @@
-"""What the repository keeps of the runs: summaries, and counts of hits for the tests. No folder of a run is needed later.
+"""The files in evidence/summaries: what the repository keeps of the runs, so that no run folder is needed to write the page.
 
 ``pays-SET.jsonl``: a head (the shared config, the data, what was tuned and what was chosen), then a line for each run: what it
 was for, in which fields its config differs from the shared one, its accuracies and its seconds. ``pays-SET-contrasts.json``:
@@ -26,7 +26,7 @@ _DATA = ("kind", "classes", "train", "validation", "test", "fingerprint")
 
 
 def own(config: Config, shared: Config) -> dict[str, Any]:
-    """What a config has of its own. Fields that the lab will get later are the same in both: a run is found again."""
+    """The fields in which a config differs from the shared one. A run is found by them, also when the lab gets more fields."""
     names = [name for name in shared.differences(config) if name not in ("data", "loss", "seed")]
     return {"loss": config.loss, "seed": config.seed, **{name: config.to_json()[name] for name in names}}
 
@@ -54,7 +54,7 @@ class Line:
         return int(self.own["seed"])
 
 
-class Kept:
+class Summaries:
     """The summaries of one set. Several threads may add to them."""
 
     def __init__(self, each: Set, folder: Path = SUMMARIES) -> None:
@@ -72,8 +72,6 @@ class Kept:
             for fields in json.loads(self.contrasts_path.read_text()):
                 self._hold(Contrast(**{**fields, "by_seed": tuple(fields["by_seed"])}))
 
-    # What there is ---------------------------------------------------------------------------------------------------------
-
     @property
     def data(self) -> Mapping[str, Any]:
         """kind, classes, train, validation, test, fingerprint; empty before the first run."""
@@ -81,7 +79,7 @@ class Kept:
 
     @property
     def tuned(self) -> dict[str, dict[str, Any]]:
-        """By method: the tuned ``values``, ``tries``, ``capped``, ``bounds``, the ``score`` on validation."""
+        """For each method the tuned ``values``, ``tries``, ``capped``, ``bounds``, and the ``score`` on validation."""
         return self.head["tuned"]
 
     def runs(self, purpose: str) -> dict[int, Line]:
@@ -98,10 +96,8 @@ class Kept:
         """The counts for two purposes."""
         return self.contrasts.get((one, other, metric))
 
-    # What is added ---------------------------------------------------------------------------------------------------------
-
     def describe(self, data: Mapping[str, Any], shared: Config, environment: Mapping[str, Any]) -> None:
-        """Take note of the data; raise if they are others than those of the runs that are there."""
+        """Record the data; raise if the runs so far were made on other data."""
         found = {name: data[name] for name in _DATA if name in data}
         before = self.data.get("fingerprint")
         if before not in (None, found["fingerprint"]):
@@ -110,7 +106,7 @@ class Kept:
             self.head |= {"data": found, "shared": shared.to_json(), "versions": dict(environment["versions"])}
 
     def add(self, config: Config, result: Mapping[str, Any] | None, purpose: str) -> None:
-        """Take over the outcome of a run; None: it diverged."""
+        """Record the outcome of a run; ``result`` is None if it diverged."""
         fields = own(config, self.set.config)
         line = Line(fields)
         if result is not None:
@@ -125,7 +121,7 @@ class Kept:
                 self.save()
 
     def assign(self, purpose: str, configs: Iterable[Config]) -> None:
-        """These runs, and no others, serve the purpose: another search may have found another config for it before."""
+        """Make these the only runs of a purpose. An earlier search may have ended with another config."""
         wanted = {key(own(config, self.set.config)) for config in configs}
         with self._guard:
             for name, line in list(self.lines.items()):
@@ -136,13 +132,13 @@ class Kept:
             self.save()
 
     def note(self, part: str, name: str, value: Any) -> None:
-        """Take note of what was tuned or chosen."""
+        """Record what was tuned or chosen."""
         with self._guard:
             self.head[part][name] = value
             self.save()
 
     def count(self, found: Sequence[Contrast], gone: Sequence[tuple[str, str]] = ()) -> None:
-        """Keep the counts of some pairs, and drop those of others, whose runs are no longer there."""
+        """Record the counts of some pairs, and drop those of pairs whose runs are gone."""
         with self._guard:
             self.contrasts = {name: each for name, each in self.contrasts.items() if name[:2] not in gone}
             for each in found:
