@@ -64,8 +64,7 @@ bench: $(VENV)/bench $(LIBRARY)
 	$(BIN)/python benchmarks/quote.py
 	$(BIN)/python benchmarks/head.py
 	$(BIN)/python benchmarks/costs.py
-	$(BIN)/python benchmarks/lab.py
-	$(BIN)/python benchmarks/verdicts.py
+	$(BIN)/python benchmarks/verdict_error_rates.py
 
 docs: $(VENV)/docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env docs site

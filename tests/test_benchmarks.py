@@ -46,9 +46,9 @@ def test_the_pages_quote_the_results():
 
 
 def test_verdicts_are_simulated(tmp_path):
-    result = run("verdicts.py", "--comparisons", 4, "--out", tmp_path / "verdicts.md")
+    result = run("verdict_error_rates.py", "--comparisons", 4, "--out", tmp_path / "verdict_error_rates.md")
     assert result.returncode == 0, result.stderr[-3000:]
-    told, kept = ((folder / "verdicts.md").read_text() for folder in (tmp_path, BENCHMARKS))
+    told, kept = ((folder / "verdict_error_rates.md").read_text() for folder in (tmp_path, BENCHMARKS))
     assert "nan" not in told
     heads = [[line for line in text.splitlines() if line.startswith(("#", "| the", "| runs"))] for text in (told, kept)]
     assert heads[0] == heads[1]  # what is committed is of this code

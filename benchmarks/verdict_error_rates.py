@@ -1,9 +1,9 @@
 """How often the lab's verdict is wrong where there is nothing to find, and what gain it finds: by simulation.
 
-    python benchmarks/verdicts.py [--comparisons N]            writes benchmarks/verdicts.md and what docs/lab.md quotes of it
-    python benchmarks/verdicts.py --calibrate DATA EPOCHS FOLDER      trains and prints the numbers of KINDS
+    python benchmarks/verdict_error_rates.py [--comparisons N]                   writes the .md file beside it
+    python benchmarks/verdict_error_rates.py --calibrate DATA EPOCHS FOLDER      trains and prints the numbers of a Kind
 
-Takes two to three minutes on one core.
+Takes two to three minutes on one core; docs/lab.md quotes the tables.
 
 An example i has a chance p(i) to be hit: logit-normal, so that most examples are hit by nearly every run or by nearly none.
 A run moves all chances a little (its seed is good or bad), and a loss moves each one for itself (it sees examples in its own
@@ -44,7 +44,7 @@ SEEDS = (3, 5, 10)
 TESTS = 6
 GROUP = 10
 FOUND = 0.8
-OUT = Path(__file__).parent / "verdicts.md"
+OUT = Path(__file__).with_suffix(".md")
 
 Array = NDArray[np.float32]
 
@@ -198,7 +198,7 @@ def report(comparisons: int) -> str:
     rates = [cell.verdicts / comparisons for cells in simulated.values() for each in cells.values() for cell in each.values()]
     return f"""# What the lab's verdict finds where there is nothing, and where there is something
 
-By `python benchmarks/verdicts.py`, which says how the runs are simulated. {comparisons:,} comparisons for each size.
+By `python benchmarks/verdict_error_rates.py`, which says how the runs are simulated. {comparisons:,} comparisons for each size.
 
 ## False verdicts
 

@@ -1,6 +1,6 @@
 """Real comparisons of softmax with softmax, tuned and trained with other seeds: how many end with a finding?
 
-    python benchmarks/itself.py [--tables 30] [--folder FOLDER]        writes benchmarks/itself.md
+    python benchmarks/softmax_against_itself.py [--tables 30] [--folder FOLDER]        writes the .md file beside it
 
 There is nothing to find. Each table is made anew: 1,000 to 2,000 rows, 12 to 32 features, 10 to 40 classes. Both sides are
 tuned as `anyk compare` does it, each on seeds of its own, and trained with five seeds of its own; the test is the verdict's,
@@ -28,7 +28,7 @@ from anyk.lab.statistics import SIGNIFICANT, contrast, holm, two_way
 
 SEEDS = 5
 METRICS = {"top1": 1, "top5": 5}
-OUT = Path(__file__).parent / "itself.md"
+OUT = Path(__file__).with_suffix(".md")
 
 
 def table(number: int) -> dict[str, np.ndarray]:
@@ -93,11 +93,9 @@ def main() -> None:
         points = [f"{100 * pair.difference:+.2f}" for pair in found]
         rows.append((shape, *points, *("-" if p is None else f"{p:.3f}" for p in corrected), "finding" if finding else ""))
     header = ("table", "Δ top-1, points", "Δ top-5, points", "p, top-1", "p, top-5", "")
-    text = "\n".join(__doc__.splitlines()[:1])
-    OUT.write_text(
-        f"# Softmax against itself\n\n{text}\n\nCommand: `python benchmarks/itself.py --tables {given.tables}`\n\n"
-        f"{findings} of {given.tables}.\n\n{markdown_table(header, rows)}\n"
-    )
+    command = f"Command: `python benchmarks/{Path(__file__).name} --tables {given.tables}`"
+    parts = ["# Softmax against itself", __doc__.splitlines()[0], command, f"{findings} of {given.tables}."]
+    OUT.write_text("\n\n".join([*parts, markdown_table(header, rows)]) + "\n")
 
 
 if __name__ == "__main__":
