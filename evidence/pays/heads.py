@@ -86,7 +86,7 @@ def merged_ranks(first: Tensor, rest: Tensor, target: Tensor) -> Tensor:
 
 
 class Body:
-    """A data set with the configs of its main table, and the loop that trains one row."""
+    """A data set with the tuned configs of the main table, and the loop that trains a body with one or two heads."""
 
     def __init__(self, each: Set, place: str, summaries: Summaries) -> None:
         self.set = each
@@ -105,8 +105,9 @@ class Body:
 
     def train(self, row: str, factor: float, seed: int) -> tuple[dict[str, Tensor], float]:
         """The ranks of the validation and test examples, of the evaluation that is best on validation, and the seconds."""
-        config, started = plan.changed(self.tuned[BASE], (("rate", factor),)).replace(seed=seed), time.perf_counter()
-        config = self.shared.replace(learning_rate=config.learning_rate, seed=seed)
+        started = time.perf_counter()
+        rate = plan.changed(self.tuned[BASE], (("rate", factor),)).learning_rate
+        config = self.shared.replace(learning_rate=rate, seed=seed)
         classes, methods = len(self.dataset.classes), ROWS[row]
         criteria = [losses.criterion(self.tuned[method], classes) for method in methods]
         torch.manual_seed(seed)
@@ -157,12 +158,12 @@ class Body:
         return {name: torch.cat(ranks) for name, ranks in found.items()}
 
 
-def made(body: Body, row: str, factor: float, seed: int, folder: Path) -> dict[str, Tensor]:
-    """A run; one that is there is not made again."""
+def run_once(body: Body, row: str, factor: float, seed: int, folder: Path) -> dict[str, Tensor]:
+    """Train a row, or read its ranks if that was done before."""
     run = Run(folder / f"{row.replace(' ', '-').replace(',', '')}-{factor:g}-seed{seed}")
-    there = run.load_tensors("ranks.safetensors")
-    if there is not None:
-        return there[0]
+    before = run.load_tensors("ranks.safetensors")
+    if before is not None:
+        return before[0]
     ranks, seconds = body.train(row, factor, seed)
     run.folder.mkdir(parents=True, exist_ok=True)
     run.save_tensors("ranks.safetensors", ranks, {"seconds": round(seconds, 1)})
@@ -177,12 +178,12 @@ def study(body: Body, folder: Path, seeds: Sequence[int] = SEEDS) -> dict[str, A
     rows: dict[str, dict[str, Any]] = {}
     ranks: dict[str, list[dict[str, Tensor]]] = {}
     for row in ROWS:
-        tried = {factor: made(body, row, factor, plan.CHOOSING, folder) for factor in plan.RATES}
+        tried = {factor: run_once(body, row, factor, plan.CHOOSING, folder) for factor in plan.RATES}
         factor = max(tried, key=lambda factor: body.accuracies(tried[factor]["validation"])["mean"])
-        ranks[row] = [made(body, row, factor, seed, folder) for seed in seeds]
-        for name in ("", " first", " rest") if len(ROWS[row]) == 2 else ("",):
-            told = {"": row, " first": f"{row}: the first head alone", " rest": f"{row}: the list's head alone"}[name]
-            rows[told] = {
+        ranks[row] = [run_once(body, row, factor, seed, folder) for seed in seeds]
+        titles = {"": row, " first": f"{row}: the first head alone", " rest": f"{row}: the list's head alone"}
+        for name in titles if len(ROWS[row]) == 2 else ("",):
+            rows[titles[name]] = {
                 part: [body.accuracies(found[f"{part}{name}"]) for found in ranks[row]] for part in ("validation", "test")
             }
         rows[row]["rate"] = factor

@@ -47,7 +47,7 @@ DIVERGED = "lower the learning rate"
 AT_ONCE = 6
 
 
-class Made(Runs):
+class RunsFor(Runs):
     """The runs of one set for one purpose."""
 
     def __init__(self, study: Study, purpose: str) -> None:
@@ -66,7 +66,7 @@ class Made(Runs):
 
     def _one(self, config: Config) -> Outcome:
         place = self.folder(config)
-        with self.study.alone(place):  # two cells may want the same run
+        with self.study.lock_of(place):  # two cells may want the same run
             outcome, there = _diverged(place), Run(place).result() is not None
             fresh = outcome is None and not there
             outcome = outcome or self.pool.run({place: config.replace(data=self.study.place)})[place]
@@ -77,7 +77,7 @@ class Made(Runs):
                 return outcome
             if fresh:
                 _slim(Run(place))
-                self.study.tell(self.purpose, config, outcome)
+                self.study.report(self.purpose, config, outcome)
             self.study.summaries.add(config, outcome.result, self.purpose)
         return outcome
 
@@ -108,13 +108,13 @@ class Study:
         summaries.describe(describe(dataset, parts), self.shared, info.environment())
         self._ranks: dict[Path, tuple[Any, Any]] = {}
         self._tuned: dict[str, Config | None] = {}
-        self._alone: dict[Path, threading.Lock] = {}
+        self._locks: dict[Path, threading.Lock] = {}
 
-    def alone(self, place: Path) -> threading.Lock:
-        """To be held while a run is made."""
-        return self._alone.setdefault(place, threading.Lock())
+    def lock_of(self, place: Path) -> threading.Lock:
+        """The lock to hold while a run is made."""
+        return self._locks.setdefault(place, threading.Lock())
 
-    def tell(self, purpose: str, config: Config, outcome: Outcome) -> None:
+    def report(self, purpose: str, config: Config, outcome: Outcome) -> None:
         """Print a line for a run that has ended."""
         result = outcome.result
         words = f"validation {100 * result['validation']['mean']:.2f} {result['seconds']:.0f} s" if result else "diverged"
@@ -134,7 +134,7 @@ class Study:
         """Search. Runs that exist already lead it the same way again."""
         each, purpose = self.set, f"tune: {method}"
         search = Search(
-            Made(self, purpose),
+            RunsFor(self, purpose),
             each.start(method),
             each.axes(method),
             examples=self.validation,
@@ -170,7 +170,7 @@ class Study:
         choice: plan.Changes = ()
         if each.choices:
             tried = [each.config(tuned, choice).replace(seed=plan.CHOOSING) for choice in each.choices]
-            outcomes = Made(self, f"choose: {each.id}").run(tried)
+            outcomes = RunsFor(self, f"choose: {each.id}").run(tried)
             self.summaries.assign(f"choose: {each.id}", tried)
             scores = [outcome.result["validation"]["mean"] if outcome.result else -1.0 for outcome in outcomes]
             choice = each.choices[scores.index(max(scores))]
@@ -180,7 +180,7 @@ class Study:
 
     def _seeds(self, purpose: str, config: Config | None, seeds: Sequence[int]) -> None:
         configs = [config.replace(seed=seed) for seed in seeds] if config is not None else []
-        Made(self, purpose).run(configs)
+        RunsFor(self, purpose).run(configs)
         self.summaries.assign(purpose, configs)
 
     def count(self, question: str) -> None:
@@ -191,8 +191,7 @@ class Study:
             rows = [self.summaries.runs(name) for name in (one, other)]
             lines = [[row[seed] for row in rows] for seed in sorted(set(rows[0]) & set(rows[1]))]
             read = [[self._read(line) if line.validation else None for line in pair] for pair in lines]
-            ran = [result for pair, results in zip(lines, read, strict=True)
-                   for line, result in zip(pair, results, strict=True) if line.validation]  # fmt: skip
+            ran = [self._read(line) for pair in lines for line in pair if line.validation]
             if not ran:
                 gone.append((one, other))
                 continue
@@ -208,7 +207,7 @@ class Study:
 
     def _read(self, line: Line) -> tuple[Any, Any] | None:
         """The ranks of the test examples, and their groups if they have some."""
-        place = Made(self, "count").folder(config_of(self.shared, line.own))
+        place = RunsFor(self, "count").folder(config_of(self.shared, line.own))
         if place not in self._ranks:
             found = Run(place).load_tensors("test.safetensors", ("ranks", "groups"))
             if found is None:
