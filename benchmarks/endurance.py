@@ -149,6 +149,8 @@ def kills(folder: Path, number: int, seed: int) -> Section:
 
 # Long runs -----------------------------------------------------------------------------------------------------------------
 
+CLASSES, FEATURES, EXAMPLES, K = 8, 6, 32, 3
+
 
 def soak(folder: Path, minutes: float) -> Section:
     words = ["train", points(folder / "points.npz", 20_000), "--epochs", "1000000", "--model", "mlp"]
@@ -182,9 +184,6 @@ def steps(number: int, only: str | None) -> Section:
     head = ["operator", "last loss", "largest weight", "MB at the start", "in the middle", "at the end", "seconds", ""]
     about = f"{number} steps of Adam, {EXAMPLES} examples, {CLASSES} classes, k = {K}, float32, one thread."
     return [about, "", markdown_table(head, [row for row, _ in found])], all(well for _, well in found)
-
-
-CLASSES, FEATURES, EXAMPLES, K = 8, 6, 32, 3
 
 
 def train(subject: Subject, number: int) -> tuple[list[object], bool]:
