@@ -3,7 +3,6 @@
 import ast
 import functools
 import importlib
-import importlib.util
 import inspect
 import re
 import shlex
@@ -198,29 +197,3 @@ def test_parameters_are_told_where_they_stand(name):
     for parameter, words in told.items():
         assert parameter.isidentifier(), f"{parameter}: one by one"
         assert not DEFERRED.search(words), (parameter, words)
-
-
-def load_pictures():
-    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_pictures_are_drawn_the_same_each_time(tmp_path):
-    pictures = load_pictures()
-    for name in ("first", "second"):
-        pictures.idea(tmp_path / f"{name}.svg")
-    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
-
-
-def test_every_picture_of_the_guide_has_its_command():
-    pictures = load_pictures()
-    by_evidence = set(
-        re.findall(r"\(images/([\w-]+\.svg)\)", (DOCS / "results.md").read_text() + (DOCS / "pays.md").read_text())
-    )
-    made_here = {"idea.svg", *pictures.COMMANDS, *pictures.PLOTS, *pictures.PAGES}
-    assert {file.name for file in pictures.IMAGES.iterdir()} == made_here | by_evidence
-    assert all(file.stat().st_size < 100_000 for file in pictures.IMAGES.iterdir())
-    for command in pictures.COMMANDS.values():
-        parse(command.split())
