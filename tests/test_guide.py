@@ -1,9 +1,7 @@
-"""The guide: its commands parse, its pages run, its reference is whole, its links lead somewhere. The site: test_site.py."""
+"""The guide: its commands parse, its pages run, its links lead somewhere. The site: test_site.py."""
 
 import ast
 import functools
-import importlib
-import inspect
 import re
 import shlex
 from pathlib import Path
@@ -133,29 +131,7 @@ def write_baskets(file: Path) -> None:
     file.write_text("\n".join([*lines, "item1 item2 item3 new"]) + "\n")
 
 
-# --- reference, links and pictures ------------------------------------------------------------------------------------
-
-
-def public_names() -> set[str]:
-    """As docs/conf.py has them, which needs Sphinx to be imported."""
-    listed = ast.literal_eval(re.search(r"^PUBLIC_MODULES = (.+)$", (DOCS / "conf.py").read_text(), re.MULTILINE)[1])
-    names = {f"{name}.{word}" for name in listed for word in importlib.import_module(name).__all__}
-    modules = {name for name in names if inspect.ismodule(attribute(name))}
-    assert modules <= set(listed)
-    return names - modules
-
-
-def attribute(name: str) -> object:
-    module, _, last = name.rpartition(".")
-    return getattr(importlib.import_module(module), last)
-
-
-def test_the_reference_names_every_public_name():
-    listed = re.findall(r"^- `(anyk[\w.]*)`: \S", (DOCS / "reference.md").read_text(), re.MULTILINE)
-    assert public_names() <= set(listed)
-    assert len(set(listed)) == len(listed)
-    for name in listed:
-        assert inspect.getdoc(attribute(name)), name
+# --- links -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -172,28 +148,3 @@ def test_links_and_pictures_of_the_pages_exist(page):
             titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
             anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
             assert heading in anchors, link
-
-
-DEFERRED = re.compile(r"\bsee\b|\bas (?:for|there|in)\b(?! ``torch)")
-"""Words that send the reader of a parameter elsewhere; what PyTorch's functions take is known."""
-
-
-def documented(thing: object) -> dict[str, str]:
-    """The parameters in the docstring, each with what is said of it."""
-    section = re.search(r"^Args:\n((?:    .*\n?|\n)*)", inspect.getdoc(thing) or "", re.MULTILINE)
-    entries = re.split(r"^    (?=\S)", section[1], flags=re.MULTILINE)[1:] if section else []
-    return dict(entry.split(":", 1) for entry in entries)
-
-
-@pytest.mark.parametrize("name", sorted(public_names()))
-def test_parameters_are_told_where_they_stand(name):
-    thing = attribute(name)
-    if not callable(thing) or name in {"anyk.lab.Report", "anyk.registry.Registry", "anyk.registry.ExtensionError"}:
-        return  # nobody calls them
-    told = documented(thing)
-    for parameter in inspect.signature(thing).parameters.values():
-        if parameter.kind is not parameter.VAR_KEYWORD:
-            assert parameter.name in told
-    for parameter, words in told.items():
-        assert parameter.isidentifier(), f"{parameter}: one by one"
-        assert not DEFERRED.search(words), (parameter, words)

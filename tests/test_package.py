@@ -10,13 +10,19 @@ import sys
 import pytest
 
 import anyk
+import anyk.lab
+import anyk.sklearn
 
 ROOT = pathlib.Path(__file__).parent.parent
-PUBLIC = [getattr(anyk, name) for name in anyk.__all__ if name not in ("networks", "parallel")]
-PUBLIC += [getattr(module, name) for module in (anyk.networks, anyk.parallel) for name in module.__all__]
 
 
-@pytest.mark.parametrize("thing", PUBLIC, ids=lambda thing: thing.__name__)
+def public(*modules):
+    """The public names of these modules, each with what it is."""
+    things = [(name, getattr(module, name)) for module in modules for name in module.__all__]
+    return [pytest.param(thing, id=name) for name, thing in things if not inspect.ismodule(thing)]
+
+
+@pytest.mark.parametrize("thing", public(anyk, anyk.networks, anyk.parallel))
 def test_public_names_are_documented_with_an_example(thing):
     assert thing.__doc__
     if thing is not anyk.Operator:  # abstract: nothing to run
@@ -25,6 +31,15 @@ def test_public_names_are_documented_with_an_example(thing):
         for name, method in inspect.getmembers(thing, inspect.isfunction):
             if not name.startswith("_") and method.__module__.startswith("anyk") and name not in ("extra_repr", "forward"):
                 assert method.__doc__, f"{thing.__name__}.{name}"
+
+
+@pytest.mark.parametrize("thing", public(anyk, anyk.lab, anyk.networks, anyk.parallel, anyk.registry, anyk.sklearn))
+def test_the_docstring_names_every_parameter(thing):
+    if not callable(thing) or thing is anyk.lab.Report or (inspect.isclass(thing) and issubclass(thing, Exception)):
+        return  # no user calls them
+    for parameter in inspect.signature(thing).parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            assert re.search(rf"\b{parameter.name}\b", inspect.getdoc(thing)), parameter.name
 
 
 def code_blocks():

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import anyk
-import browser
 from anyk import candidates
 from anyk.registry import NETWORKS as KINDS
 from anyk.registry import SWAPS as LIBRARY_SWAPS
@@ -274,42 +273,34 @@ def test_the_file_needs_nothing_else():
 # --- the page as a user has it ---
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    if browser.find() is None:
-        pytest.skip("no Chromium here: apt-get install chromium")
-    with browser.opened(tmp_path_factory.mktemp("profile")) as page:
-        yield page
+def shown_loss(tab):
+    return tab.evaluate("document.querySelector('#formula .result').textContent")
 
 
-def shown_loss(page):
-    return page.evaluate("document.querySelector('#formula .result').textContent")
+def shown(tab, selector):
+    return tab.evaluate(f"document.querySelector({json.dumps(selector)}).textContent")
 
 
-def shown(page, selector):
-    return page.evaluate(f"document.querySelector({json.dumps(selector)}).textContent")
-
-
-def middle(page, selector):
+def middle(tab, selector):
     """Where an element is, scrolled into view."""
     find = f"document.querySelector({json.dumps(selector)})"
-    page.evaluate(f"{find}.scrollIntoView({{ block: 'center' }})")
-    box = page.evaluate(f"(() => {{ const b = {find}.getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; }})()")
+    tab.evaluate(f"{find}.scrollIntoView({{ block: 'center' }})")
+    box = tab.evaluate(f"(() => {{ const b = {find}.getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; }})()")
     return box[0] + box[2] / 2, box[1] + box[3] / 2
 
 
-def choose(page, selector, value):
+def choose(tab, selector, value):
     """Set a control as a user does, events included."""
-    page.evaluate(
+    tab.evaluate(
         f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.value = {json.dumps(value)}; "
         "e.dispatchEvent(new Event('input', { bubbles: true })); })()"
     )
 
 
-def python_of_the_page(page):
+def python_of_the_page(tab):
     """Runs what "The same in Python" says; what it prints: the loss, its gradient, P and T."""
     printed = []
-    exec(shown(page, "#python"), {"print": printed.append})
+    exec(shown(tab, "#python"), {"print": printed.append})
     return printed
 
 
@@ -317,25 +308,25 @@ def number(text):
     return float(text.replace("−", "-"))
 
 
-def numbers(page, selector, of="textContent"):
+def numbers(tab, selector, of="textContent"):
     """The number at the end of each element's text."""
-    texts = page.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.{of})")
+    texts = tab.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.{of})")
     return torch.tensor([number(text.rpartition(" ")[2]) for text in texts], dtype=torch.float64)
 
 
-def assert_shows_what_python_says(page):
-    loss, gradient, matrix, inclusion = python_of_the_page(page)
-    assert shown_loss(page) == f"{loss:.3f}"
-    assert ((numbers(page, ".class .step") + gradient).abs() <= 0.0051 * gradient.abs().clamp(min=1)).all()
+def assert_shows_what_python_says(tab):
+    loss, gradient, matrix, inclusion = python_of_the_page(tab)
+    assert shown_loss(tab) == f"{loss:.3f}"
+    assert ((numbers(tab, ".class .step") + gradient).abs() <= 0.0051 * gradient.abs().clamp(min=1)).all()
     # the cells have two digits; what is said when one points at them has three
-    assert (numbers(page, "#heatmap td.P", "dataset.tip").view(N, -1).T - matrix).abs().max() <= 0.00051
-    assert (numbers(page, "#heatmap tr.chosen td.T", "dataset.tip") - inclusion).abs().max() <= 0.00051
+    assert (numbers(tab, "#heatmap td.P", "dataset.tip").view(N, -1).T - matrix).abs().max() <= 0.00051
+    assert (numbers(tab, "#heatmap tr.chosen td.T", "dataset.tip") - inclusion).abs().max() <= 0.00051
 
 
 @pytest.mark.full
-def test_every_control_changes_the_numbers_to_those_of_python(page):
-    page.open(PAGE)
-    assert_shows_what_python_says(page)
+def test_every_control_changes_the_numbers_to_those_of_python(tab):
+    tab.open(PAGE)
+    assert_shows_what_python_says(tab)
     changes = [
         ("#presets button:nth-child(3)", None),
         ("#top1", "mixed"),
@@ -366,88 +357,88 @@ def test_every_control_changes_the_numbers_to_those_of_python(page):
         ("#step", None),
         ("#plain-step", None),
     ]
-    before = shown_loss(page)
+    before = shown_loss(tab)
     for selector, value in changes:
         if value is None:
-            page.click(*middle(page, selector))
+            tab.click(*middle(tab, selector))
         else:
-            choose(page, selector, value)
-        after = shown_loss(page)
+            choose(tab, selector, value)
+        after = shown_loss(tab)
         assert after != before, selector
-        assert_shows_what_python_says(page)
+        assert_shows_what_python_says(tab)
         before = after
-    weights = page.evaluate("[1, 2, 3, 4, 5].map(k => Number(document.querySelector(`#weight-${k}`).value))")
+    weights = tab.evaluate("[1, 2, 3, 4, 5].map(k => Number(document.querySelector(`#weight-${k}`).value))")
     assert sum(weights) == pytest.approx(1, abs=0.011)
-    choose(page, "#top1", "separate")
-    choose(page, "#m", "6")
-    everything = shown_loss(page)
-    choose(page, "#softmax-over", "candidates")
-    assert shown_loss(page) != everything
-    assert page.complaints == []
-    assert page.requests == [PAGE.resolve().as_uri()]
+    choose(tab, "#top1", "separate")
+    choose(tab, "#m", "6")
+    everything = shown_loss(tab)
+    choose(tab, "#softmax-over", "candidates")
+    assert shown_loss(tab) != everything
+    assert tab.complaints == []
+    assert tab.requests == [PAGE.resolve().as_uri()]
 
 
 @pytest.mark.full
-def test_scores_can_be_dragged_and_typed(page):
-    page.open(PAGE)
+def test_scores_can_be_dragged_and_typed(tab):
+    tab.open(PAGE)
     bar = "#classes .class:nth-child(2) .score"
     score = "#classes .class:nth-child(2) .value"
-    x, y = middle(page, bar)
-    before = shown_loss(page)
-    page.drag((x, y), (x - 60, y))
-    assert number(shown(page, score)) < 1.4
-    assert shown_loss(page) != before
-    assert_shows_what_python_says(page)
-    assert page.evaluate(f"document.activeElement === document.querySelector({json.dumps(bar)})")
-    dragged = number(shown(page, score))
-    page.press("ArrowRight")
-    assert number(shown(page, score)) == pytest.approx(dragged + 0.1, abs=0.006)
-    page.press("End")
-    assert shown(page, score) == "6.00"
-    page.press("ArrowUp")
-    assert shown(page, score) == "6.00"
-    page.press("Home")
-    assert shown(page, score) == "−6.00"
-    assert page.evaluate(f"document.querySelector({json.dumps(bar)}).getAttribute('aria-valuenow')") == "-6.00"
-    assert_shows_what_python_says(page)
-    assert page.complaints == []
+    x, y = middle(tab, bar)
+    before = shown_loss(tab)
+    tab.drag((x, y), (x - 60, y))
+    assert number(shown(tab, score)) < 1.4
+    assert shown_loss(tab) != before
+    assert_shows_what_python_says(tab)
+    assert tab.evaluate(f"document.activeElement === document.querySelector({json.dumps(bar)})")
+    dragged = number(shown(tab, score))
+    tab.press("ArrowRight")
+    assert number(shown(tab, score)) == pytest.approx(dragged + 0.1, abs=0.006)
+    tab.press("End")
+    assert shown(tab, score) == "6.00"
+    tab.press("ArrowUp")
+    assert shown(tab, score) == "6.00"
+    tab.press("Home")
+    assert shown(tab, score) == "−6.00"
+    assert tab.evaluate(f"document.querySelector({json.dumps(bar)}).getAttribute('aria-valuenow')") == "-6.00"
+    assert_shows_what_python_says(tab)
+    assert tab.complaints == []
 
 
 @pytest.mark.full
-def test_scenes_say_something_and_are_true(page):
-    page.open(PAGE)
+def test_scenes_say_something_and_are_true(tab):
+    tab.open(PAGE)
     said = set()
     for scene in range(1, 9):
-        page.click(*middle(page, f"#scenes button:nth-of-type({scene})"))
-        assert page.evaluate(f"document.querySelector('#scenes button:nth-of-type({scene})').ariaPressed") == "true"
-        said.add(shown(page, "#told"))
-        assert_shows_what_python_says(page)
+        tab.click(*middle(tab, f"#scenes button:nth-of-type({scene})"))
+        assert tab.evaluate(f"document.querySelector('#scenes button:nth-of-type({scene})').ariaPressed") == "true"
+        said.add(shown(tab, "#told"))
+        assert_shows_what_python_says(tab)
     assert len(said) == 8
     # the idea of it all: the target is third, and the top-5 loss has let go of it
-    page.click(*middle(page, "#scenes button:nth-of-type(1)"))
-    _, gradient, _, inclusion = python_of_the_page(page)
+    tab.click(*middle(tab, "#scenes button:nth-of-type(1)"))
+    _, gradient, _, inclusion = python_of_the_page(tab)
     assert inclusion[4] > 0.98
     assert gradient.abs().max() < 0.05
-    assert "has let go of it" in shown(page, "#verdict")
+    assert "has let go of it" in shown(tab, "#verdict")
     # a scene that was changed is no longer that scene, and says so; running down the loss brings it down, until one stops it
-    page.click(*middle(page, "#presets button:nth-child(2)"))
-    assert page.evaluate("document.querySelectorAll('#scenes [aria-pressed=true]').length") == 0
-    assert "You have changed the scene" in shown(page, "#told")
-    before = number(shown_loss(page))
-    page.click(*middle(page, "#run"))
-    assert any(number(shown_loss(page)) < before - 0.1 for _ in range(1000))
-    assert shown(page, "#run") == "Stop"
-    page.click(*middle(page, "#run"))
-    assert shown(page, "#run") == "Keep going"
-    assert page.complaints == []
+    tab.click(*middle(tab, "#presets button:nth-child(2)"))
+    assert tab.evaluate("document.querySelectorAll('#scenes [aria-pressed=true]').length") == 0
+    assert "You have changed the scene" in shown(tab, "#told")
+    before = number(shown_loss(tab))
+    tab.click(*middle(tab, "#run"))
+    assert any(number(shown_loss(tab)) < before - 0.1 for _ in range(1000))
+    assert shown(tab, "#run") == "Stop"
+    tab.click(*middle(tab, "#run"))
+    assert shown(tab, "#run") == "Keep going"
+    assert tab.complaints == []
 
 
 @pytest.mark.full
-def test_the_network_shows_each_comparator(page):
-    page.open(PAGE)
+def test_the_network_shows_each_comparator(tab):
+    tab.open(PAGE)
     for kind in NETWORKS:
-        choose(page, "#operator", kind)
-        swaps = page.evaluate("[...document.querySelectorAll('.comparator')].map(c => Number(c.dataset.swap))")
+        choose(tab, "#operator", kind)
+        swaps = tab.evaluate("[...document.querySelectorAll('.comparator')].map(c => Number(c.dataset.swap))")
         assert len(swaps) == KINDS[kind].build(N, 5).size
         assert all(0 <= swap <= 1 for swap in swaps)
     # the first comparator of the odd-even network by hand: scores in descending order, the target (third) on the fifth wire
@@ -456,32 +447,32 @@ def test_the_network_shows_each_comparator(page):
     first = KINDS["odd_even"].build(N, 5).layers[0][0]
     expected = 1 / (1 + math.exp((scores[first[0]] - scores[first[1]]) / 0.3))
     assert swaps[0] == pytest.approx(expected, abs=1e-9)
-    page.mouse("mouseMoved", *middle(page, ".comparator line:nth-of-type(2)"))
-    assert "Swaps with probability" in shown(page, "#tip")
-    assert page.evaluate("!document.querySelector('#tip').hidden")
-    choose(page, "#operator", "lapsum")
-    assert page.evaluate("document.querySelector('#network-box').hidden")
-    assert page.complaints == []
+    tab.mouse("mouseMoved", *middle(tab, ".comparator line:nth-of-type(2)"))
+    assert "Swaps with probability" in shown(tab, "#tip")
+    assert tab.evaluate("!document.querySelector('#tip').hidden")
+    choose(tab, "#operator", "lapsum")
+    assert tab.evaluate("document.querySelector('#network-box').hidden")
+    assert tab.complaints == []
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("width", [320, 400, 768, 1280])
-def test_fits_the_screen_and_every_control_has_a_name(page, width):
-    page.open(PAGE, width=width, height=800, touch=width < 768, dark=width == 400)
+def test_fits_the_screen_and_every_control_has_a_name(tab, width):
+    tab.open(PAGE, width=width, height=800, touch=width < 768, dark=width == 400)
     for kind in ("bitonic", "sinkhorn"):
-        choose(page, "#operator", kind)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-    nameless = page.evaluate(
+        choose(tab, "#operator", kind)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    nameless = tab.evaluate(
         "[...document.querySelectorAll('input, select, button, [role=slider]')]"
         ".filter(e => !(e.getAttribute('aria-label') || (e.matches('button') ? e.textContent.trim() : e.labels?.length)))"
         ".map(e => e.outerHTML)"
     )
     assert nameless == []
     if width == 400:
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
+        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
         score = "#classes .class:nth-child(2) .value"
-        assert page.evaluate("getComputedStyle(document.querySelector('.score')).touchAction") == "pan-y"  # or the page scrolls
-        x, y = middle(page, "#classes .class:nth-child(2) .score")
-        page.touch_drag((x, y), (x + 30, y))
-        assert number(shown(page, score)) > 1.4
-    assert page.complaints == []
+        assert tab.evaluate("getComputedStyle(document.querySelector('.score')).touchAction") == "pan-y"  # or the page scrolls
+        x, y = middle(tab, "#classes .class:nth-child(2) .score")
+        tab.touch_drag((x, y), (x + 30, y))
+        assert number(shown(tab, score)) > 1.4
+    assert tab.complaints == []

@@ -82,7 +82,7 @@ def test_version_and_day_are_the_same_everywhere(tmp_path, monkeypatch):
     for name, before, after in (
         ("CITATION.cff", "\nversion: ", "\nversion: 9"),
         ("CITATION.cff", '\ndate-released: "', '\ndate-released: "9'),
-        ("CHANGELOG.md", "\n## ", "\n## Unreleased\n\n## "),
+        ("CHANGELOG.md", "\n## 0", "\n## 9"),
         ("src/anyk/__init__.py", '__version__ = "', '__version__ = "9'),
     ):
         text = (tmp_path / name).read_text()
