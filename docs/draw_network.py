@@ -13,6 +13,15 @@ from anyk import networks
 from anyk.lab import plots
 from anyk.lab.plots import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
 
+STYLE = {
+    **plots.STYLE,
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
+}
+"""of the guide's drawings"""
+
 Comparator = tuple[int, int]
 
 CASCADE_COLOURS = ("#7B4EA3", BLUE, ORANGE, GREEN, "#A6611A", SKY, PURPLE, "#4D4D4D")
@@ -78,7 +87,7 @@ def network(n: int, k: int, path: Path) -> None:
     for columns in placed:
         starts.append(starts[-1] + len(columns) - 1 + GAP)
     right = starts[-1]
-    with matplotlib.rc_context(plots.PICTURE_STYLE):
+    with matplotlib.rc_context(STYLE):
         # Margins in inches: a legend below, two lines of title above. A narrow network keeps its scale; the page stays wide.
         wide, high = (right + 4) * min(0.2, 14 / right), (n + 1.4) * 0.26
         page_width, page_height = max(wide + 0.2, 6.4), high + 1.25

@@ -13,7 +13,7 @@ from torch import Tensor
 import anyk
 from anyk.lab import plots
 from anyk.lab.plots import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
-from draw_network import ordinal
+from draw_network import STYLE, ordinal
 
 OPERATORS: dict[str, tuple[Callable[[float], anyk.Operator], str, str]] = {
     "Splitter network": (partial(anyk.SortingNetwork, "splitter"), BLUE, "-"),
@@ -40,7 +40,7 @@ def matrix(
     """P, the probability that a class has a rank, as heat maps: a row for each operator, a column for each temperature."""
     row, cell = torch.tensor(scores, dtype=torch.float64), 0.34
     width, height = len(temperatures) * (len(row) * cell + 0.35) + 2.6, len(titles) * (k * cell + 0.3) + 1.25
-    with matplotlib.rc_context(plots.PICTURE_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         grid = figure.subplots(len(titles), len(temperatures), squeeze=False, sharex=True, sharey=True)
         for title, line in zip(titles, grid, strict=True):
@@ -79,7 +79,7 @@ def loss_curves(path: Path, temperature: float = 0.5, points: int = 241) -> None
     for title, (operator, colour, line) in OPERATORS.items():
         loss = partial(anyk.topk_cross_entropy, p_k=list(P_K), operator=operator(temperature), m=None)
         curves[title] = (*curve(places, loss), colour, line)
-    with matplotlib.rc_context(plots.PICTURE_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(10, 4.2), layout="constrained")
         value_axes, slope_axes = figure.subplots(1, 2, sharex=True)
         for title, (values, slopes, colour, line) in curves.items():

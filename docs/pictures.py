@@ -91,7 +91,8 @@ def plot(path: Path, chosen: list[dict[str, object]]) -> None:
         config = {**head["shared"], **line["own"]}
         if {**config, "seed": head["shared"]["seed"]} in wanted:
             result = {"data": head["data"], **{part: line[part] for part in ("test", "validation", "seconds")}}
-            runs.append(summaries.RunSummary(Path(str(number)), "finished", Config.of_run(config, STUDY.name), result))
+            shown = Config(p_k=tuple(config["p_k"]), **{name: config[name] for name in ("loss", "temperature", "top1", "seed")})
+            runs.append(summaries.RunSummary(Path(str(number)), "finished", shown, result))
     plots.plot(summaries.table(runs, metrics=["top1", "top5"]), path)
 
 

@@ -91,6 +91,12 @@ def test_pictures_are_drawn_the_same_each_time(tmp_path):
         assert (tmp_path / f"first{name}.svg").read_bytes() == (tmp_path / f"second{name}.svg").read_bytes()
 
 
+def test_runs_of_the_study_are_plotted(tmp_path):
+    for name, chosen in pictures.PLOTS.items():
+        pictures.plot(tmp_path / name, chosen)
+        assert "<path" in (tmp_path / name).read_text()
+
+
 def test_every_picture_of_the_guide_is_drawn_by_something():
     pages = (DOCS / name for name in ("results.md", "pays.md"))  # `make evidence` draws theirs
     by_evidence = {name for page in pages for name in re.findall(r"\(images/([\w-]+\.svg)\)", page.read_text())}

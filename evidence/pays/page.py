@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anyk.lab import plots, statistics, tables
+from anyk.lab import figures, statistics, tables
 from anyk.lab.statistics import Paired
 from layout import escaped, lines_of, paragraph
 from pays import plan, rule
@@ -541,12 +541,12 @@ def draw(evidence: Evidence, name: str, dimensions: Sequence[str], path: Path) -
 
     k = SETS[name].k
     styles = (
-        (BASE, 1, plots.BLUE, "o", "-"),
-        (BASE, k, plots.VERMILLION, "s", "-"),
-        ("gce", 1, plots.SKY, "o", ":"),
-        ("gce", k, plots.ORANGE, "s", ":"),
+        (BASE, 1, figures.BLUE, "o", "-"),
+        (BASE, k, figures.VERMILLION, "s", "-"),
+        ("gce", 1, figures.SKY, "o", ":"),
+        ("gce", k, figures.ORANGE, "s", ":"),
     )
-    with matplotlib.rc_context(plots.PICTURE_STYLE):
+    with matplotlib.rc_context(figures.PICTURE_STYLE):
         figure = Figure(figsize=(8, 3.2), layout="constrained")
         panels = figure.subplots(1, len(dimensions), sharey=True, squeeze=False)[0]
         for panel, dimension in zip(panels, dimensions, strict=True):
@@ -571,7 +571,7 @@ def draw(evidence: Evidence, name: str, dimensions: Sequence[str], path: Path) -
         panels[0].set_ylabel("points against softmax")
         figure.legend(loc="outside upper center", ncols=len(styles), frameon=False)
         path.parent.mkdir(parents=True, exist_ok=True)
-        plots.save(figure, path)
+        figures.save(figure, path)
 
 
 # Heads, claims, settings ---------------------------------------------------------------------------------------------------

@@ -32,14 +32,6 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "svg.hashsalt": "anyk",  # the same chart is the same file
 }
-PICTURE_STYLE: dict[Any, Any] = {
-    **STYLE,
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
-}
-"""of the guide's pictures"""
 _COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 _MARKERS = "osD^vP"
 _LABELS = 12  # beside points; more would hide them
