@@ -168,7 +168,7 @@ def test_loss_and_gradient_agree_with_the_library(family, temperature):
     assert (difference[:, 1:] <= 0.05 * size[:, 1:].amax(1, keepdim=True).clamp(min=1)).all()
 
 
-ALL_NUMBERS = "c => { const { P, T } = anykCompute(c); return [...P.flat().map(p => p ?? 0), ...T.flat()]; }"
+ALL_NUMBERS = "c => { const { P, T } = anyk.compute(c); return [...P.flat().map(p => p ?? 0), ...T.flat()]; }"
 
 
 @NEEDS_NODE
@@ -228,7 +228,7 @@ def test_all_numbers_are_finite_wherever_the_controls_go():
             some, (0.001, 1000), (P_KS[0], P_KS[3]), (5, None), forms, rows, (0, 3)
         )
     ]
-    results = "const r = anykCompute(c); return [r.loss, ...r.gradient, ...r.P.flat().map(p => p ?? 0), ...r.T.flat()]"
+    results = "const r = anyk.compute(c); return [r.loss, ...r.gradient, ...r.P.flat().map(p => p ?? 0), ...r.T.flat()]"
     assert computed(f"c => {{ {results}; }}", cases).isfinite().all()
 
 
@@ -361,7 +361,7 @@ def test_every_control_changes_the_numbers_to_those_of_python(tab):
     choose(tab, "#top1", "separate")
     choose(tab, "#m", "6")
     everything = shown_loss(tab)
-    choose(tab, "#softmax-over", "candidates")
+    choose(tab, "#softmaxOver", "candidates")
     assert shown_loss(tab) != everything
     assert tab.complaints == []
     assert tab.requests == [PAGE.resolve().as_uri()]
