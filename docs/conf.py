@@ -117,7 +117,7 @@ def public_names():
 def directive(name):
     """What documents a name: autodoc's directive for its kind."""
     module, _, last = name.rpartition(".")
-    thing = getattr(importlib.import_module(module), last)
+    thing = getattr(importlib.import_module(module), last, None)  # autodoc says what is missing
     if inspect.ismodule(thing):
         return f"```{{eval-rst}}\n.. automodule:: {name}\n   :no-members:\n```\n"
     kind = "class" if inspect.isclass(thing) else "function" if callable(thing) else "data"
