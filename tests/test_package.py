@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import anyk
@@ -30,7 +31,7 @@ def test_public_names_are_documented_with_an_example(thing):
     if inspect.isclass(thing):
         for name, method in inspect.getmembers(thing, inspect.isfunction):
             if not name.startswith("_") and method.__module__.startswith("anyk") and name not in ("extra_repr", "forward"):
-                assert method.__doc__, f"{thing.__name__}.{name}"
+                assert inspect.getdoc(method), f"{thing.__name__}.{name}"
 
 
 @pytest.mark.parametrize("thing", public(anyk, anyk.lab, anyk.networks, anyk.parallel, anyk.registry, anyk.sklearn))
@@ -52,7 +53,11 @@ def code_blocks():
 
 
 @pytest.mark.parametrize("block", list(code_blocks()))
-def test_code_in_the_pages_runs(block, capsys):
+def test_code_in_the_pages_runs(block, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if "points.npz" in block:
+        labels = np.arange(240) % 12
+        np.savez("points.npz", x=np.random.default_rng(0).normal(labels[:, None], size=(240, 8)).astype(np.float32), y=labels)
     exec(compile(block, "page", "exec"), {})
 
 
