@@ -90,18 +90,9 @@ SHORT = 28
 """Cells so long are not broken, of figures twice this. Longer ones get room for a few words a line; the table scrolls."""
 
 HIDDEN = {
-    "set_fit_request",
-    "set_score_request",
-    "extra_repr",
-    "forward",
-    "scale_power",
-    "sorts",
-    "dtype",
-    "p_k",
-    "weight",
-    "unconverged",
-    "spec",
-    "conventions",
+    *("set_fit_request", "set_score_request"),
+    *("extra_repr", "forward", "arguments", "p_k", "weight", "spec", "conventions"),
+    *("scale_power", "sorts", "dtype", "unconverged", "kernel_code", "kernel_description", "kernel_settings"),
 }
 """What a class has for its base class, and no user calls."""
 
