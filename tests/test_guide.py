@@ -6,11 +6,11 @@ import re
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tyro
 from PIL import Image
 
+import lab_data
 from anyk.lab import cli
 from anyk.lab.cli.words import understood
 
@@ -73,9 +73,11 @@ def test_own_data_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     """Every command and every block of the page, in order; training is cut short."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
-    write_photos(tmp_path / "photos")
-    write_table(tmp_path / "table.csv")
-    write_baskets(tmp_path / "baskets.txt")
+    kind = lab_data.write_photos(tmp_path / "photos", classes=17, per_class=4, size=(12, 12)) / "kind 0"
+    Image.open(next(kind.iterdir())).save(kind / "001.jpg")
+    kind.rename(tmp_path / "photos" / "husky")
+    lab_data.write_table(tmp_path / "table.csv", classes=8, per_class=20, width=2)
+    lab_data.write_items(tmp_path / "baskets.txt")
     page = (DOCS / "own-data.md").read_text()
     done = []
     for block, command in re.findall(r"```python\n(.*?)```|^    (anyk [^\n]*)$", page, re.DOTALL | re.MULTILINE):
@@ -100,35 +102,6 @@ def test_own_data_from_top_to_bottom(tmp_path, monkeypatch, capsys):
         assert [len(others), type(first[0]), type(first[1])] == [2, str, float]
     for report in ("photos-report", "pixels-report", "texts-report", "baskets-report"):
         assert "<html" in (tmp_path / report / "report.html").read_text()
-
-
-def write_photos(folder: Path) -> None:
-    """Noise in seventeen colours: more classes than m, four pictures each."""
-    random = np.random.default_rng(0)
-    for name in ("husky", "malamute", *(f"kind {number}" for number in range(15))):
-        (folder / name).mkdir(parents=True)
-        colour = random.integers(0, 200, 3)
-        for copy in range(4):
-            pixels = (colour + random.integers(0, 55, (12, 12, 3))).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{copy + 1:03}.jpg")
-
-
-def write_table(file: Path) -> None:
-    random = np.random.default_rng(0)
-    rows = [f"{x:.3f},{y:.3f},kind {number % 8}" for number, (x, y) in enumerate(random.standard_normal((160, 2)))]
-    file.write_text("\n".join(["width,height,kind", *rows]) + "\n")
-
-
-def write_baskets(file: Path) -> None:
-    """Thirty items, each mostly followed by the same few; the last of one line is in no other."""
-    random = np.random.default_rng(0)
-    lines = []
-    for _ in range(60):
-        items = [int(random.integers(30))]
-        while len(items) < 8:
-            items.append((2 * items[-1] + int(random.integers(3))) % 30)
-        lines.append(" ".join(f"item{item}" for item in items))
-    file.write_text("\n".join([*lines, "item1 item2 item3 new"]) + "\n")
 
 
 # --- links -----------------------------------------------------------------------------------------------------------
