@@ -33,7 +33,6 @@ ASKED = {
 USE = """
     import json, sys, torch
     import anyk
-    from anyk.lab import pictures
     from anyk.lab.comparison.snippet import code
     from anyk.lab.run import losses, training
     from anyk.lab.run.names import find
@@ -51,7 +50,6 @@ USE = """
             target = torch.arange(4)
             assert torch.autograd.gradcheck(lambda s: operator.log_inclusion(s, target, 3), scores)
             assert torch.autograd.gradcheck(lambda s: operator(s, 3), scores)
-            pictures.loss_curves(out + "/curves.svg", operators=[config.loss], points=5)
         line = code(config)
         print(line)
         names = {"__name__": "page"}

@@ -28,7 +28,7 @@ def test_plots(tmp_path):
 
 def test_columns_for_the_table_alone_are_not_drawn(tmp_path, monkeypatch):
     made_figures = []
-    monkeypatch.setattr(plots.figures, "save", lambda figure, path, dpi: made_figures.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, path, dpi: made_figures.append(figure))
     for t in (0.5, 1.0):
         made.run_folder(tmp_path / f"{t}", BASE.replace(temperature=t), {"top1": 0.5, "mrr": 0.6, "ndcg10": 0.6})
     found = table(collect([tmp_path]))
@@ -44,7 +44,7 @@ def test_columns_for_the_table_alone_are_not_drawn(tmp_path, monkeypatch):
 def drawn(tmp_path, monkeypatch):
     """Make runs of configs with these test accuracies, plot them, and return the figure."""
     figures_made = []
-    monkeypatch.setattr(plots.figures, "save", lambda figure, path, dpi: figures_made.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, path, dpi: figures_made.append(figure))
 
     def draw(*runs, seeds=1):
         folder = tmp_path / str(len(figures_made))

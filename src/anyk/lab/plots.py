@@ -1,10 +1,14 @@
-"""Tables as plots: lines over a number that was swept, top-1 against top-k, or bars."""
+"""Charts: what all of them share, and tables as plots: lines over a number, top-1 against top-k, or bars.
+
+The file's suffix chooses the format: png, svg or pdf.
+"""
 
 import itertools
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -14,11 +18,20 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
-from anyk.lab import figures
 from anyk.lab.errors import LabError
-from anyk.lab.figures import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
 from anyk.lab.tables import Column, Measured, Table, Value, order, percent, text
 
+SUFFIXES = (".png", ".svg", ".pdf")
+
+# Okabe and Ito's colours, which the colour-blind can tell apart
+BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
+INK = "#222222"
+
+STYLE: dict[Any, Any] = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "anyk",  # the same chart is the same file
+}
 _COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 _MARKERS = "osD^vP"
 _LABELS = 12  # beside points; more would hide them
@@ -36,7 +49,8 @@ def plot(table: Table, path: str | Path, *, without: Collection[str] = ()) -> No
         without: keys of columns that are for the table alone.
     """
     path = Path(path)
-    figures.check_suffix(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise LabError(f"{path} should end in {', '.join(SUFFIXES)}: the suffix is the format.")
     measures = [place for place, column in enumerate(table.columns) if column.kind == "accuracy"]
     measures = [place for place in measures if table.columns[place].key not in without]
     measures = [place for place in measures if any(isinstance(row[place], Measured) for row in table.rows)]
@@ -44,9 +58,19 @@ def plot(table: Table, path: str | Path, *, without: Collection[str] = ()) -> No
         raise LabError("There is nothing to plot: no finished run has a test accuracy.")
     fields = [place for place, column in enumerate(table.columns) if column.kind == "field"]
     fields = [place for place in fields if len({row[place] for row in table.rows} - {None}) > 1]
-    with matplotlib.rc_context(figures.STYLE):
+    with matplotlib.rc_context(STYLE):
         path.parent.mkdir(parents=True, exist_ok=True)
-        figures.save(_draw(table, fields, measures), path, dpi=150)
+        save(_draw(table, fields, measures), path, dpi=150)
+
+
+def save(figure: Figure, path: Path, dpi: int = 200) -> None:
+    """Write a figure, without the date: the same chart is the same file."""
+    FigureCanvasAgg(figure)
+    dated = {".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix.lower())
+    try:
+        figure.savefig(path, dpi=dpi, metadata={dated: None} if dated else None, facecolor="white")
+    except OSError as error:
+        raise LabError(f"{path} could not be written: {error.strerror or error}.") from None
 
 
 def _draw(table: Table, fields: list[int], measures: list[int]) -> Figure:

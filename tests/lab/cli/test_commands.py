@@ -43,7 +43,7 @@ QUICK = ("--epochs", "2", "--batch-size", "32", "--m", "8", "--quiet")
 def test_help_names_every_command(anyk):
     code, out, _ = anyk("--help")
     assert code == 0
-    for command in ("compare", "train", "sweep", "report", "predict", "export", "reproduce", "embed", "import", "draw", "info"):
+    for command in ("compare", "train", "sweep", "report", "predict", "export", "reproduce", "embed", "import", "info"):
         assert command in out
 
 
@@ -188,7 +188,7 @@ def test_sweep_runs_a_grid_and_names_what_failed(anyk, data):
     assert (code, err) == (2, "anyk: give --grid or --file, not both.\n")
 
 
-def test_import_embed_draw_info(anyk, tmp_path):
+def test_import_embed_info(anyk, tmp_path):
     np.savez(tmp_path / "arrays.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 6)
     code, out, _ = anyk("import", "arrays.npz")
     assert (code, out) == (0, "arrays is ready: anyk compare arrays\n")
@@ -212,15 +212,6 @@ def test_import_embed_draw_info(anyk, tmp_path):
     assert code == 0
     assert out.endswith("photos-embeddings: 6 examples, 2 classes, 48 dimensions\n")
     assert "skipped cat/broken.png" in err
-    for words, file in (
-        (("network", "--n", "8", "--k", "3"), "network.svg"),
-        (("matrix", "--k", "2", "-o", "m.png"), "m.png"),
-        (("loss", "--out", "l.pdf"), "l.pdf"),
-        (("--interactive", "-o", "page.html"), "page.html"),
-        (("--interactive",), "explore.html"),
-    ):
-        assert anyk("draw", *words) == (0, file + "\n", "")
-        assert (tmp_path / file).stat().st_size > 1000
     code, out, _ = anyk("info")
     assert code == 0
     assert "versions" in out
@@ -261,9 +252,6 @@ def test_reproduce_smoke(anyk, experiment):
         (("reproduce", "table2"), "table2 needs data that only you can give"),
         (("reproduce", "table2", "--data", "a", "b"), "--data should be NAME=PATH"),
         (("reproduce", "table2", "--data", "imagenet1k=nothere"), "nothere does not exist; DATA may be"),
-        (("draw", "network", "--kind", "nonsense"), "nonsense"),
-        (("draw", "network", "-o", "x.docx"), "x.docx"),
-        (("draw", "--interactive", "-o", "x.svg"), "x.svg should end in .html"),
         (("import", "nowhere.npz"), "nowhere.npz"),
         (("embed", "nowhere"), "nowhere"),
         (("compare", "points", "--seeds", "0", "--quiet"), "seeds should be at least 1"),

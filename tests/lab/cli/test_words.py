@@ -27,7 +27,6 @@ GROUPS = {
     "reproduce": ("output",),
     "embed": ("model", "output"),
     "import": ("data", "output"),
-    "draw": ("network", "matrix", "loss", "output"),
     "info": (),
 }
 QUICK = ("--epochs", "1", "--batch-size", "32", "--m", "8", "--quiet")
@@ -162,7 +161,6 @@ def test_what_people_type_for_an_option(anyk, typed, meant):
         (("predict", "--foo"), "--foo is no option of anyk predict: anyk predict --help lists them."),
         (("predict", "run", "new.npz", "--topk", "3"), "--topk is no option of anyk predict: anyk predict --help lists them."),
         (("import", "--label", "y"), "--label is no option of anyk import: did you mean --label-column?"),
-        (("draw", "--temp", "1"), "--temp is no option of anyk draw: did you mean --temperatures or --temperature?"),
         (("info", "--yaml"), "--yaml is no option of anyk info: anyk info --help lists them."),
         (("train", "-x"), "there is no use for '-x' beside DATA: anyk train --help tells what it takes."),
         (("train", "a", "b", "c"), "there is no use for 'b' and 'c' beside DATA: anyk train --help tells what it takes."),
@@ -202,9 +200,6 @@ def test_no_option_is_said_to_be_none(anyk, command):
         (("train", "--loss", "spliter"), None),
         (("compare", "--seeds", "x"), "--seeds should be an integer, but is 'x'."),
         (("report", "--format", "pdf"), "--format should be terminal, markdown, latex, csv, but is 'pdf'."),
-        (("draw", "picture"), "WHAT should be network, matrix, loss, but is 'picture'."),
-        (("draw", "--out"), "--out should be a path or none, but has no value."),
-        (("draw", "-o"), "--out should be a path or none, but has no value."),
         (("export",), "RUN should be given: anyk export --help tells what that is."),
         (("predict",), "RUN should be given: anyk predict --help tells what that is."),
         (("embed",), "FOLDER should be given: anyk embed --help tells what that is."),
@@ -277,17 +272,6 @@ def test_compare_says_how_many_had_ended(anyk, data, tmp_path):
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("words", [("network", "-o", "a.svg"), ("matrix", "-o", "a.svg"), ("loss",), ("--interactive",)])
-def test_draw_replaces_a_file_only_by_force(anyk, tmp_path, words):
-    file = tmp_path / {"loss": "loss.svg", "--interactive": "explore.html"}.get(words[0], "a.svg")
-    file.write_text("mine")
-    refused = f"anyk: {file.name} is there already: name another file, or give --force to replace it.\n"
-    assert anyk("draw", *words) == (2, "", refused)
-    assert file.read_text() == "mine"
-    assert anyk("draw", *words, "--force") == (0, f"{file.name}\n", "")
-    assert file.read_text() != "mine"
 
 
 @pytest.mark.parametrize(

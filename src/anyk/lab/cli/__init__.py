@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 import anyk
-from anyk.lab.cli import compare, draw, embed, export, import_arrays, info, parsing, predict, report, reproduce, sweep, train
+from anyk.lab.cli import compare, embed, export, import_arrays, info, parsing, predict, report, reproduce, sweep, train
 from anyk.lab.cli.signals import interrupt, no_more_signals
 from anyk.lab.cli.words import command_line, say, understood, warn
 from anyk.lab.errors import LabError, Stopped
@@ -28,13 +28,12 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "reproduce": reproduce.command,
     "embed": embed.command,
     "import": import_arrays.command,
-    "draw": draw.command,
     "info": info.command,
 }
 
 GROUPS = {
     "training": ("compare", "train", "sweep", "reproduce"),
-    "output": ("report", "draw"),
+    "output": ("report",),
     "model": ("predict", "export"),
     "data": ("embed", "import"),
     "installation": ("info",),

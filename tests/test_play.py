@@ -1,23 +1,24 @@
-"""The page to play with: its numbers against the library's, and its controls, in a real browser."""
+"""The page to play with, docs/play.html: its numbers against the library's, by Node; its controls, in a real browser."""
 
 import functools
 import itertools
 import json
 import math
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 
 import anyk
-import browser
 from anyk import candidates
-from anyk.lab import explore
-from anyk.lab.errors import LabError
 from anyk.registry import NETWORKS as KINDS
 from anyk.registry import SWAPS as LIBRARY_SWAPS
 
-NEEDS_BROWSER = pytest.mark.skipif(browser.find() is None, reason="no Chromium here: apt-get install chromium")
+PAGE = Path(__file__).parent.parent / "docs" / "play.html"
+NEEDS_NODE = pytest.mark.skipif(shutil.which("node") is None, reason="no Node here: apt-get install nodejs")
 
 N = 12
 SWAPS = tuple(LIBRARY_SWAPS)
@@ -56,7 +57,7 @@ def operator(case, temperature):
 
 
 def score_rows():
-    """Random, tied and far apart; the target in front, in the middle, behind."""
+    """Random, tied and far apart, and T above 1 by SoftSort, which counts as 1; the target in front, in the middle, behind."""
     generator = torch.Generator().manual_seed(1)
     usual = 2 * torch.randn(4, N, dtype=torch.float64, generator=generator)
     tied = torch.tensor(
@@ -70,31 +71,30 @@ def score_rows():
     far = 60 * torch.randn(2, N, dtype=torch.float64, generator=generator)
     outlier = usual[0].clone()
     outlier[3] = -40.0
-    rows = torch.cat([usual, tied, far, outlier[None]])
-    targets = torch.tensor([int(usual[0].argmax()), 5, int(usual[2].argmin()), 0, 7, 4, 1, 0, int(far[1].argmin()), 3])
+    above_1 = torch.tensor([3.0, 2.7, 2.4, 1.7, 1.3] + [-6.0] * 7, dtype=torch.float64)
+    rows = torch.cat([usual, tied, far, outlier[None], above_1[None]])
+    targets = torch.tensor([int(usual[0].argmax()), 5, int(usual[2].argmin()), 0, 7, 4, 1, 0, int(far[1].argmin()), 3, 2])
     return rows, targets
-
-
-@pytest.fixture(scope="module")
-def page_file(tmp_path_factory):
-    return explore.write(tmp_path_factory.mktemp("explore") / "explore.html")
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    with browser.opened(tmp_path_factory.mktemp("profile")) as page:
-        yield page
 
 
 def with_scores(settings, rows, targets):
     return [{**settings, "scores": row, "target": y} for row, y in zip(rows.tolist(), targets.tolist(), strict=True)]
 
 
-def computed(page, function, cases):
+def in_node(function, cases):
+    """``function`` of every case, by the mathematics of the page, which is its first script."""
+    mathematics = re.search(r"<script>(.*?)</script>", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
+    ask = f"const cases = JSON.parse(require('fs').readFileSync(0)); console.log(JSON.stringify(cases.map({function})));"
+    done = subprocess.run(["node", "-e", mathematics + ask], input=json.dumps(cases), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def computed(function, cases):
     """``function`` of every case in the page: a row of numbers each, zeros at the end of short ones."""
-    numbers = json.loads(page.run(f"JSON.stringify({json.dumps(cases)}.map({function}))"))
     # JSON has no NaN and no infinity: they come as null
-    return stacked([torch.tensor([math.nan if x is None else x for x in row], dtype=torch.float64) for row in numbers])
+    rows = [[math.nan if x is None else x for x in row] for row in in_node(function, cases)]
+    return stacked([torch.tensor(row, dtype=torch.float64) for row in rows])
 
 
 def stacked(rows):
@@ -131,11 +131,10 @@ def gathered_over_ties(results, rows, targets):
     return torch.cat([results[:, :1], (equal.double() @ results[:, 1:, None]).squeeze(-1)], 1)
 
 
-@NEEDS_BROWSER
+@NEEDS_NODE
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("family", [CROSS_ENTROPY, ERROR], ids=["cross_entropy", "error"])
-def test_loss_and_gradient_agree_with_the_library(page, page_file, family, temperature):
-    page.open(page_file)
+def test_loss_and_gradient_agree_with_the_library(family, temperature):
     rows, targets = score_rows()
     batches = [(p_k, *form) for p_k in ([P_KS[0]], [P_KS[1]], P_KS[2:]) for form in family]  # those of equal k together
     cases, expected, log_t = [], [], []
@@ -152,7 +151,7 @@ def test_loss_and_gradient_agree_with_the_library(page, page_file, family, tempe
                 log_t.append(op.log_inclusion(every_row, every_target, k)[:, -1])
             else:
                 log_t.append(torch.zeros(len(every_row)))
-    found, expected = computed(page, LOSS_AND_GRADIENT, cases), torch.cat(expected)
+    found, expected = computed(LOSS_AND_GRADIENT, cases), torch.cat(expected)
     every_row = torch.tensor([case["scores"] for case in cases], dtype=torch.float64)
     every_target = torch.tensor([case["target"] for case in cases])
     given = torch.tensor([case.get("wires") == "given" for case in cases])
@@ -169,26 +168,12 @@ def test_loss_and_gradient_agree_with_the_library(page, page_file, family, tempe
     assert (difference[:, 1:] <= 0.05 * size[:, 1:].amax(1, keepdim=True).clamp(min=1)).all()
 
 
-@NEEDS_BROWSER
-def test_t_above_1_counts_as_1_as_in_the_library(page, page_file):
-    page.open(page_file)
-    rows, targets = torch.tensor([[3.0, 2.7, 2.4, 1.7, 1.3] + [-6.0] * 7], dtype=torch.float64), torch.tensor([2])
-    op, p_k = anyk.SoftSort(), P_KS[4]
-    assert op.inclusion(rows, targets, 5).max() > 1.01
-    cases, expected = [], []
-    for form, loss in (*CROSS_ENTROPY, *ERROR):
-        cases += with_scores({"operator": "softsort", "pK": p_k, **form}, rows, targets)
-        expected.append(losses_and_gradients(loss, rows, targets, op, p_k=p_k))
-    assert_agree(cases, computed(page, LOSS_AND_GRADIENT, cases), torch.cat(expected))
+ALL_NUMBERS = "c => { const { P, T } = anyk.compute(c); return [...P.flat().map(p => p ?? 0), ...T.flat()]; }"
 
 
-ALL_NUMBERS = "c => { const { P, T } = anykCompute(c); return [...P.flat().map(p => p ?? 0), ...T.flat()]; }"
-
-
-@NEEDS_BROWSER
+@NEEDS_NODE
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_rank_probabilities_and_inclusion_agree_with_the_library(page, page_file, temperature):
-    page.open(page_file)
+def test_rank_probabilities_and_inclusion_agree_with_the_library(temperature):
     rows, targets = score_rows()
     everyone = torch.arange(N).expand(len(rows), N)
     cases, expected = [], []
@@ -198,14 +183,13 @@ def test_rank_probabilities_and_inclusion_agree_with_the_library(page, page_file
             cases += with_scores({**settings, "temperature": temperature, "pK": p_k}, rows, targets)
             inclusion = op.inclusion(rows[:, None, :].expand(-1, N, -1), everyone, len(p_k))
             expected += torch.cat([op(rows, len(p_k)).flatten(1), inclusion.flatten(1)], 1)
-    assert_agree(cases, computed(page, ALL_NUMBERS, cases), stacked(expected))
+    assert_agree(cases, computed(ALL_NUMBERS, cases), stacked(expected))
 
 
-@NEEDS_BROWSER
+@NEEDS_NODE
 @pytest.mark.parametrize("m", [5, 8])
-def test_candidates_agree_with_the_library(page, page_file, m):
+def test_candidates_agree_with_the_library(m):
     """Untied scores: which of equal ones is kept is for ``torch.topk`` to say."""
-    page.open(page_file)
     usual_and_far = [part[[0, 1, 2, 3, 7]] for part in score_rows()]
     p_k = [0.2] * 5
     matrices, losses = ([], []), ([], [])
@@ -229,13 +213,12 @@ def test_candidates_agree_with_the_library(page, page_file, m):
         for form, loss in ERROR:
             losses[0].extend(with_scores({**settings, **form}, rows, targets))
             losses[1].extend(losses_and_gradients(loss, rows, targets, op, p_k=p_k, m=m))
-    assert_agree(matrices[0], computed(page, ALL_NUMBERS, matrices[0]), stacked(matrices[1]))
-    assert_agree(losses[0], computed(page, LOSS_AND_GRADIENT, losses[0]), stacked(losses[1]))
+    assert_agree(matrices[0], computed(ALL_NUMBERS, matrices[0]), stacked(matrices[1]))
+    assert_agree(losses[0], computed(LOSS_AND_GRADIENT, losses[0]), stacked(losses[1]))
 
 
-@NEEDS_BROWSER
-def test_all_numbers_are_finite_wherever_the_controls_go(page, page_file):
-    page.open(page_file)
+@NEEDS_NODE
+def test_all_numbers_are_finite_wherever_the_controls_go():
     rows = [[6.0] + [-6.0] * 11, [-6.0] + [6.0] * 11, [-6.0, 6.0] * 6, [0.0] * N]
     some = [settings for settings in OPERATORS if settings.get("wires", "target") == "target"]
     forms = ({"top1": "operator"}, {"family": "error", "ce_weight": 0, "q": 0.5})
@@ -245,64 +228,68 @@ def test_all_numbers_are_finite_wherever_the_controls_go(page, page_file):
             some, (0.001, 1000), (P_KS[0], P_KS[3]), (5, None), forms, rows, (0, 3)
         )
     ]
-    results = "const r = anykCompute(c); return [r.loss, ...r.gradient, ...r.P.flat().map(p => p ?? 0), ...r.T.flat()]"
-    assert computed(page, f"c => {{ {results}; }}", cases).isfinite().all()
+    results = "const r = anyk.compute(c); return [r.loss, ...r.gradient, ...r.P.flat().map(p => p ?? 0), ...r.T.flat()]"
+    assert computed(f"c => {{ {results}; }}", cases).isfinite().all()
 
 
-@NEEDS_BROWSER
+@NEEDS_NODE
 @pytest.mark.parametrize("name", SWAPS)
-def test_soft_comparators_keep_their_digits_in_the_tails(page, page_file, name):
-    page.open(page_file)
+def test_soft_comparators_keep_their_digits_in_the_tails(name):
     v = torch.cat([torch.linspace(-35, 35, 701), torch.tensor([0.0, 1e-9, -1e-4, 2.5 * 2**0.5, -2.5 * 2**0.5])]).double()
     swap = f"anyk.SWAPS.{name}"
-    found = computed(page, f"v => [{swap}.value(v), {swap}.slope(v), {swap}.logTail(v)]", v.tolist())
+    found = computed(f"v => [{swap}.value(v), {swap}.slope(v), {swap}.logTail(v)]", v.tolist())
     expected = torch.stack([function(v) for function in (LIBRARY_SWAPS[name].value, LIBRARY_SWAPS[name].derivative)], 1)
     torch.testing.assert_close(found[:, :2], expected, rtol=1e-10, atol=1e-300)
     torch.testing.assert_close(found[:, 2], LIBRARY_SWAPS[name].log_tail(v), rtol=1e-12, atol=1e-15)
 
 
-@NEEDS_BROWSER
-def test_networks_are_those_of_the_library(page, page_file):
-    page.open(page_file)
+@NEEDS_NODE
+def test_networks_are_those_of_the_library():
     sizes = [(kind, n, k) for kind in NETWORKS for n in range(1, 14) for k in range(1, n + 1)]
-    found = json.loads(page.run(f"JSON.stringify({json.dumps(sizes)}.map(size => anyk.network(...size)))"))
+    found = in_node("size => anyk.network(...size)", sizes)
     for (kind, n, k), network in zip(sizes, found, strict=True):
         expected = KINDS[kind].build(n, k).packed()
         assert [sorted(map(tuple, layer)) for layer in network["layers"]] == [sorted(layer) for layer in expected.layers]
         assert tuple(network["outputs"]) == expected.outputs
 
 
+def test_the_file_needs_nothing_else():
+    text = PAGE.read_text(encoding="utf-8")
+    assert set(re.findall(r"\w+://[^\s\"'<>)]*", text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert not re.search(r"\b(?:src|href)\s*=|@import|\bimport\s*\(|url\((?!#)|fetch\(|XMLHttpRequest|WebSocket", text)
+
+
 # --- the page as a user has it ---
 
 
-def shown_loss(page):
-    return page.evaluate("document.querySelector('#formula .result').textContent")
+def shown_loss(tab):
+    return tab.evaluate("document.querySelector('#formula .result').textContent")
 
 
-def shown(page, selector):
-    return page.evaluate(f"document.querySelector({json.dumps(selector)}).textContent")
+def shown(tab, selector):
+    return tab.evaluate(f"document.querySelector({json.dumps(selector)}).textContent")
 
 
-def middle(page, selector):
+def middle(tab, selector):
     """Where an element is, scrolled into view."""
     find = f"document.querySelector({json.dumps(selector)})"
-    page.evaluate(f"{find}.scrollIntoView({{ block: 'center' }})")
-    box = page.evaluate(f"(() => {{ const b = {find}.getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; }})()")
+    tab.evaluate(f"{find}.scrollIntoView({{ block: 'center' }})")
+    box = tab.evaluate(f"(() => {{ const b = {find}.getBoundingClientRect(); return [b.x, b.y, b.width, b.height]; }})()")
     return box[0] + box[2] / 2, box[1] + box[3] / 2
 
 
-def choose(page, selector, value):
+def choose(tab, selector, value):
     """Set a control as a user does, events included."""
-    page.evaluate(
+    tab.evaluate(
         f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.value = {json.dumps(value)}; "
         "e.dispatchEvent(new Event('input', { bubbles: true })); })()"
     )
 
 
-def python_of_the_page(page):
+def python_of_the_page(tab):
     """Runs what "The same in Python" says; what it prints: the loss, its gradient, P and T."""
     printed = []
-    exec(shown(page, "#python"), {"print": printed.append})
+    exec(shown(tab, "#python"), {"print": printed.append})
     return printed
 
 
@@ -310,25 +297,25 @@ def number(text):
     return float(text.replace("−", "-"))
 
 
-def numbers(page, selector, of="textContent"):
+def numbers(tab, selector, of="textContent"):
     """The number at the end of each element's text."""
-    texts = page.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.{of})")
+    texts = tab.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.{of})")
     return torch.tensor([number(text.rpartition(" ")[2]) for text in texts], dtype=torch.float64)
 
 
-def assert_shows_what_python_says(page):
-    loss, gradient, matrix, inclusion = python_of_the_page(page)
-    assert shown_loss(page) == f"{loss:.3f}"
-    assert ((numbers(page, ".class .step") + gradient).abs() <= 0.0051 * gradient.abs().clamp(min=1)).all()
+def assert_shows_what_python_says(tab):
+    loss, gradient, matrix, inclusion = python_of_the_page(tab)
+    assert shown_loss(tab) == f"{loss:.3f}"
+    assert ((numbers(tab, ".class .step") + gradient).abs() <= 0.0051 * gradient.abs().clamp(min=1)).all()
     # the cells have two digits; what is said when one points at them has three
-    assert (numbers(page, "#heatmap td.P", "dataset.tip").view(N, -1).T - matrix).abs().max() <= 0.00051
-    assert (numbers(page, "#heatmap tr.chosen td.T", "dataset.tip") - inclusion).abs().max() <= 0.00051
+    assert (numbers(tab, "#heatmap td.P", "dataset.tip").view(N, -1).T - matrix).abs().max() <= 0.00051
+    assert (numbers(tab, "#heatmap tr.chosen td.T", "dataset.tip") - inclusion).abs().max() <= 0.00051
 
 
-@NEEDS_BROWSER
-def test_every_control_changes_the_numbers_to_those_of_python(page, page_file):
-    page.open(page_file)
-    assert_shows_what_python_says(page)
+@pytest.mark.full
+def test_every_control_changes_the_numbers_to_those_of_python(tab):
+    tab.open(PAGE)
+    assert_shows_what_python_says(tab)
     changes = [
         ("#presets button:nth-child(3)", None),
         ("#top1", "mixed"),
@@ -359,88 +346,88 @@ def test_every_control_changes_the_numbers_to_those_of_python(page, page_file):
         ("#step", None),
         ("#plain-step", None),
     ]
-    before = shown_loss(page)
+    before = shown_loss(tab)
     for selector, value in changes:
         if value is None:
-            page.click(*middle(page, selector))
+            tab.click(*middle(tab, selector))
         else:
-            choose(page, selector, value)
-        after = shown_loss(page)
+            choose(tab, selector, value)
+        after = shown_loss(tab)
         assert after != before, selector
-        assert_shows_what_python_says(page)
+        assert_shows_what_python_says(tab)
         before = after
-    weights = page.evaluate("[1, 2, 3, 4, 5].map(k => Number(document.querySelector(`#weight-${k}`).value))")
+    weights = tab.evaluate("[1, 2, 3, 4, 5].map(k => Number(document.querySelector(`#weight-${k}`).value))")
     assert sum(weights) == pytest.approx(1, abs=0.011)
-    choose(page, "#top1", "separate")
-    choose(page, "#m", "6")
-    everything = shown_loss(page)
-    choose(page, "#softmax-over", "candidates")
-    assert shown_loss(page) != everything
-    assert page.complaints == []
-    assert page.requests == [page_file.resolve().as_uri()]
+    choose(tab, "#top1", "separate")
+    choose(tab, "#m", "6")
+    everything = shown_loss(tab)
+    choose(tab, "#softmaxOver", "candidates")
+    assert shown_loss(tab) != everything
+    assert tab.complaints == []
+    assert tab.requests == [PAGE.resolve().as_uri()]
 
 
-@NEEDS_BROWSER
-def test_scores_can_be_dragged_and_typed(page, page_file):
-    page.open(page_file)
+@pytest.mark.full
+def test_scores_can_be_dragged_and_typed(tab):
+    tab.open(PAGE)
     bar = "#classes .class:nth-child(2) .score"
     score = "#classes .class:nth-child(2) .value"
-    x, y = middle(page, bar)
-    before = shown_loss(page)
-    page.drag((x, y), (x - 60, y))
-    assert number(shown(page, score)) < 1.4
-    assert shown_loss(page) != before
-    assert_shows_what_python_says(page)
-    assert page.evaluate(f"document.activeElement === document.querySelector({json.dumps(bar)})")
-    dragged = number(shown(page, score))
-    page.press("ArrowRight")
-    assert number(shown(page, score)) == pytest.approx(dragged + 0.1, abs=0.006)
-    page.press("End")
-    assert shown(page, score) == "6.00"
-    page.press("ArrowUp")
-    assert shown(page, score) == "6.00"
-    page.press("Home")
-    assert shown(page, score) == "−6.00"
-    assert page.evaluate(f"document.querySelector({json.dumps(bar)}).getAttribute('aria-valuenow')") == "-6.00"
-    assert_shows_what_python_says(page)
-    assert page.complaints == []
+    x, y = middle(tab, bar)
+    before = shown_loss(tab)
+    tab.drag((x, y), (x - 60, y))
+    assert number(shown(tab, score)) < 1.4
+    assert shown_loss(tab) != before
+    assert_shows_what_python_says(tab)
+    assert tab.evaluate(f"document.activeElement === document.querySelector({json.dumps(bar)})")
+    dragged = number(shown(tab, score))
+    tab.press("ArrowRight")
+    assert number(shown(tab, score)) == pytest.approx(dragged + 0.1, abs=0.006)
+    tab.press("End")
+    assert shown(tab, score) == "6.00"
+    tab.press("ArrowUp")
+    assert shown(tab, score) == "6.00"
+    tab.press("Home")
+    assert shown(tab, score) == "−6.00"
+    assert tab.evaluate(f"document.querySelector({json.dumps(bar)}).getAttribute('aria-valuenow')") == "-6.00"
+    assert_shows_what_python_says(tab)
+    assert tab.complaints == []
 
 
-@NEEDS_BROWSER
-def test_scenes_say_something_and_are_true(page, page_file):
-    page.open(page_file)
+@pytest.mark.full
+def test_scenes_say_something_and_are_true(tab):
+    tab.open(PAGE)
     said = set()
     for scene in range(1, 9):
-        page.click(*middle(page, f"#scenes button:nth-of-type({scene})"))
-        assert page.evaluate(f"document.querySelector('#scenes button:nth-of-type({scene})').ariaPressed") == "true"
-        said.add(shown(page, "#told"))
-        assert_shows_what_python_says(page)
+        tab.click(*middle(tab, f"#scenes button:nth-of-type({scene})"))
+        assert tab.evaluate(f"document.querySelector('#scenes button:nth-of-type({scene})').ariaPressed") == "true"
+        said.add(shown(tab, "#told"))
+        assert_shows_what_python_says(tab)
     assert len(said) == 8
     # the idea of it all: the target is third, and the top-5 loss has let go of it
-    page.click(*middle(page, "#scenes button:nth-of-type(1)"))
-    _, gradient, _, inclusion = python_of_the_page(page)
+    tab.click(*middle(tab, "#scenes button:nth-of-type(1)"))
+    _, gradient, _, inclusion = python_of_the_page(tab)
     assert inclusion[4] > 0.98
     assert gradient.abs().max() < 0.05
-    assert "has let go of it" in shown(page, "#verdict")
+    assert "has let go of it" in shown(tab, "#verdict")
     # a scene that was changed is no longer that scene, and says so; running down the loss brings it down, until one stops it
-    page.click(*middle(page, "#presets button:nth-child(2)"))
-    assert page.evaluate("document.querySelectorAll('#scenes [aria-pressed=true]').length") == 0
-    assert "You have changed the scene" in shown(page, "#told")
-    before = number(shown_loss(page))
-    page.click(*middle(page, "#run"))
-    assert any(number(shown_loss(page)) < before - 0.1 for _ in range(1000))
-    assert shown(page, "#run") == "Stop"
-    page.click(*middle(page, "#run"))
-    assert shown(page, "#run") == "Keep going"
-    assert page.complaints == []
+    tab.click(*middle(tab, "#presets button:nth-child(2)"))
+    assert tab.evaluate("document.querySelectorAll('#scenes [aria-pressed=true]').length") == 0
+    assert "You have changed the scene" in shown(tab, "#told")
+    before = number(shown_loss(tab))
+    tab.click(*middle(tab, "#run"))
+    assert any(number(shown_loss(tab)) < before - 0.1 for _ in range(1000))
+    assert shown(tab, "#run") == "Stop"
+    tab.click(*middle(tab, "#run"))
+    assert shown(tab, "#run") == "Keep going"
+    assert tab.complaints == []
 
 
-@NEEDS_BROWSER
-def test_the_network_shows_each_comparator(page, page_file):
-    page.open(page_file)
+@pytest.mark.full
+def test_the_network_shows_each_comparator(tab):
+    tab.open(PAGE)
     for kind in NETWORKS:
-        choose(page, "#operator", kind)
-        swaps = page.evaluate("[...document.querySelectorAll('.comparator')].map(c => Number(c.dataset.swap))")
+        choose(tab, "#operator", kind)
+        swaps = tab.evaluate("[...document.querySelectorAll('.comparator')].map(c => Number(c.dataset.swap))")
         assert len(swaps) == KINDS[kind].build(N, 5).size
         assert all(0 <= swap <= 1 for swap in swaps)
     # the first comparator of the odd-even network by hand: scores in descending order, the target (third) on the fifth wire
@@ -449,52 +436,32 @@ def test_the_network_shows_each_comparator(page, page_file):
     first = KINDS["odd_even"].build(N, 5).layers[0][0]
     expected = 1 / (1 + math.exp((scores[first[0]] - scores[first[1]]) / 0.3))
     assert swaps[0] == pytest.approx(expected, abs=1e-9)
-    page.mouse("mouseMoved", *middle(page, ".comparator line:nth-of-type(2)"))
-    assert "Swaps with probability" in shown(page, "#tip")
-    assert page.evaluate("!document.querySelector('#tip').hidden")
-    choose(page, "#operator", "lapsum")
-    assert page.evaluate("document.querySelector('#network-box').hidden")
-    assert page.complaints == []
+    tab.mouse("mouseMoved", *middle(tab, ".comparator line:nth-of-type(2)"))
+    assert "Swaps with probability" in shown(tab, "#tip")
+    assert tab.evaluate("!document.querySelector('#tip').hidden")
+    choose(tab, "#operator", "lapsum")
+    assert tab.evaluate("document.querySelector('#network-box').hidden")
+    assert tab.complaints == []
 
 
-@NEEDS_BROWSER
+@pytest.mark.full
 @pytest.mark.parametrize("width", [320, 400, 768, 1280])
-def test_fits_the_screen_and_every_control_has_a_name(page, page_file, width):
-    page.open(page_file, width=width, height=800, touch=width < 768, dark=width == 400)
+def test_fits_the_screen_and_every_control_has_a_name(tab, width):
+    tab.open(PAGE, width=width, height=800, touch=width < 768, dark=width == 400)
     for kind in ("bitonic", "sinkhorn"):
-        choose(page, "#operator", kind)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-    nameless = page.evaluate(
+        choose(tab, "#operator", kind)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    nameless = tab.evaluate(
         "[...document.querySelectorAll('input, select, button, [role=slider]')]"
         ".filter(e => !(e.getAttribute('aria-label') || (e.matches('button') ? e.textContent.trim() : e.labels?.length)))"
         ".map(e => e.outerHTML)"
     )
     assert nameless == []
     if width == 400:
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
+        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
         score = "#classes .class:nth-child(2) .value"
-        assert page.evaluate("getComputedStyle(document.querySelector('.score')).touchAction") == "pan-y"  # or the page scrolls
-        x, y = middle(page, "#classes .class:nth-child(2) .score")
-        page.touch_drag((x, y), (x + 30, y))
-        assert number(shown(page, score)) > 1.4
-    assert page.complaints == []
-
-
-# --- the file ---
-
-
-def test_the_file_needs_nothing_else(page_file):
-    text = page_file.read_text(encoding="utf-8")
-    assert len(text.encode()) < 200_000
-    assert set(re.findall(r"\w+://[^\s\"'<>)]*", text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
-    assert not re.search(r"\b(?:src|href)\s*=|@import|\bimport\s*\(|url\((?!#)|fetch\(|XMLHttpRequest|WebSocket", text)
-    assert f"anyk {anyk.__version__}" in text
-    assert "@version@" not in text
-
-
-@pytest.mark.parametrize(
-    ("name", "message"), [("page.svg", "should end in .html"), ("nowhere/page.html", "should be a folder")]
-)
-def test_bad_paths(tmp_path, name, message):
-    with pytest.raises(LabError, match=message):
-        explore.write(tmp_path / name)
+        assert tab.evaluate("getComputedStyle(document.querySelector('.score')).touchAction") == "pan-y"  # or the page scrolls
+        x, y = middle(tab, "#classes .class:nth-child(2) .score")
+        tab.touch_drag((x, y), (x + 30, y))
+        assert number(shown(tab, score)) > 1.4
+    assert tab.complaints == []
