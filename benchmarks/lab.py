@@ -17,9 +17,10 @@ import torch
 from measuring import machine
 from safetensors.torch import save_file
 
-from anyk.lab.comparison.search import compare
+from anyk.lab.comparison.config import ComparisonConfig
+from anyk.lab.comparison.search import search
 from anyk.lab.run import training
-from anyk.lab.run.config import Config, Setting
+from anyk.lab.run.config import Config
 
 EXAMPLES, WIDTH, CLASSES, BATCH, EPOCHS = 50_000, 512, 100, 500, 4
 LIMIT, SHARE = 1.3, 0.8
@@ -96,14 +97,9 @@ def main() -> None:
             lines.append(f"| lab, {loss} | {best:.2f} | {best / bare:.2f}{target} | {max(in_model[loss]):.0%} |")
 
         started = time.perf_counter()
-        done = compare(
-            Setting(data=str(data), epochs=10, batch_size=BATCH, m=16),
-            ["splitter"],
-            Path(name) / "out",
-            seeds=2,
-            budget=2,
-            jobs=2,
-        )
+        out = str(Path(name) / "out")
+        shared = {"data": str(data), "epochs": 10, "batch_size": BATCH, "m": 16}
+        done = search(ComparisonConfig(**shared, losses=("splitter",), seeds=2, budget=2, jobs=2, out=out))
         wall = time.perf_counter() - started
         folders = list((Path(name) / "out" / "runs").iterdir())
         ended = [folder / "result.json" for folder in folders if (folder / "result.json").exists()]  # a try may diverge

@@ -18,7 +18,7 @@ import numpy as np
 
 from anyk import info
 from anyk.lab import statistics
-from anyk.lab.comparison.search import Runs, Search, together
+from anyk.lab.comparison.search import Runs, Search, map_in_threads
 from anyk.lab.comparison.tuning import COARSE_POINTS
 from anyk.lab.data import load
 from anyk.lab.engines.attempt import Outcome
@@ -53,7 +53,7 @@ class Made(Runs):
 
     def run(self, configs: Sequence[Config]) -> list[Outcome]:
         """Make these runs, and keep the summary of each when it ends."""
-        return together(self.pool, self._one, configs) if configs else []
+        return map_in_threads(self.pool, self._one, configs) if configs else []
 
     def _one(self, config: Config) -> Outcome:
         place = self.folder(config)
@@ -287,12 +287,12 @@ def run(sets: Mapping[str, Set], data: Mapping[str, str], folder: Path, out: Pat
                     studies[name] = Study(each, place, folder, pool, Kept(each, out), started)
                 study = studies[name]
                 if methods:
-                    together(pool, study.method, methods)
+                    map_in_threads(pool, study.method, methods)
                 # What they start from is tuned first: two cells of one method would make the same runs at once.
                 for method in dict.fromkeys(cell.method for cell in cells):
                     study.tuned(method)
                 for first in range(0, len(cells), AT_ONCE):
-                    together(pool, study.cell, cells[first : first + AT_ONCE])
+                    map_in_threads(pool, study.cell, cells[first : first + AT_ONCE])
                 after = duration(time.monotonic() - started)
                 told = ", ".join(methods) or part
                 print(f"[{after}] {name}: {told} done", file=sys.stderr, flush=True)

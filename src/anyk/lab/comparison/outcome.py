@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anyk.lab import statistics
+from anyk.lab.comparison.config import BASELINE, BOUNDED
 from anyk.lab.errors import Failure
 from anyk.lab.run import names
 from anyk.lab.run.config import Config
@@ -21,12 +23,8 @@ from anyk.lab.run.summaries import metrics_of
 from anyk.lab.statistics import ENOUGH_SEEDS, SIGNIFICANT, Contrast, Paired, holm
 from anyk.lab.tables import Difference, Measured
 
-BASELINE = "softmax"
-"""what the other losses are measured against"""
 LEARNING_RATE_OF = "softmax, learning rate of "
 """how the name of a control begins, before that of the method whose learning rate it has"""
-BOUNDED = "gce"
-"""the loss that is a control of the error losses: bounded as they are, but it knows no k"""
 MUCH_LONGER = 0.005
 """what twice the epochs may gain in the metric tuned for, before the epochs count as too few"""
 
@@ -176,6 +174,16 @@ class Comparison:
     failures: tuple[Failure, ...] = ()
     """runs that ended with an error"""
 
+    @property
+    def baseline(self) -> Method | None:
+        """What the others are measured against."""
+        return next((method for method in self.methods if method.name == BASELINE), None)
+
+    @property
+    def all_methods(self) -> tuple[Method, ...]:
+        """The methods, then the controls."""
+        return (*self.methods, *self.controls)
+
 
 # What is measured against what ---------------------------------------------------------------------------------------------
 
@@ -189,17 +197,10 @@ def contrasts(comparison: Comparison, out: str | Path) -> tuple[Contrast, ...]:
         comparison: the methods and controls with their runs.
         out: the folder that the runs' folders are in.
     """
-    ranks: dict[str, dict[str, Any]] = {}
-
-    def of(run: SeedRun) -> dict[str, Any] | None:
-        if run.folder not in ranks:
-            found = Run(Path(out) / run.folder).load_tensors("test.safetensors", ("ranks", "groups"))
-            ranks[run.folder] = {} if found is None else {name: tensor.numpy() for name, tensor in found[0].items()}
-        return ranks[run.folder] or None
-
+    kept = {run.folder: tested(run, out, "ranks", "groups") for method in comparison.all_methods for run in method.runs}
     found = []
     for method, against in _pairs(comparison):
-        seeds = [(of(own), of(other)) for own, other in _shared(method, against)]
+        seeds = [(kept[own.folder], kept[other.folder]) for own, other in _same_seeds(method, against)]
         read = [(own, other) for own, other in seeds if own is not None and other is not None]
         for metric in metrics(comparison) if read else ():
             k = int(metric.removeprefix("top"))
@@ -209,11 +210,17 @@ def contrasts(comparison: Comparison, out: str | Path) -> tuple[Contrast, ...]:
     return tuple(found)
 
 
+def tested(run: SeedRun, out: str | Path, *tensors: str) -> dict[str, NDArray[Any]] | None:
+    """What a run kept of its test examples, of these tensors; None where it kept nothing."""
+    found = Run(Path(out) / run.folder).load_tensors("test.safetensors", tensors)
+    return None if found is None else {name: tensor.numpy() for name, tensor in found[0].items()}
+
+
 def _pairs(comparison: Comparison) -> Iterator[tuple[Method, Method]]:
     """Every method and control with the baseline, and every method with its controls."""
-    baseline = _baseline(comparison)
+    baseline = comparison.baseline
     if baseline is not None:
-        yield from ((method, baseline) for method in (*comparison.methods, *comparison.controls) if method is not baseline)
+        yield from ((method, baseline) for method in comparison.all_methods if method is not baseline)
     for method in comparison.methods:
         yield from ((method, control) for control in controls_of(comparison, method))
 
@@ -226,24 +233,24 @@ def controls_of(comparison: Comparison, method: Method) -> list[Method]:
     return found
 
 
-def _baseline(comparison: Comparison) -> Method | None:
-    return next((method for method in comparison.methods if method.name == BASELINE), None)
-
-
-def _shared(method: Method, other: Method) -> list[tuple[SeedRun, SeedRun]]:
+def _same_seeds(method: Method, other: Method) -> list[tuple[SeedRun, SeedRun]]:
     """The runs of both with the same seeds."""
     others = {run.seed: run for run in other.runs}
     return [(run, others[run.seed]) for run in sorted(method.runs, key=lambda run: run.seed) if run.seed in others]
+
+
+def shared(comparison: Comparison, method: Method) -> list[tuple[SeedRun, SeedRun]]:
+    """The runs of the baseline and of a method, with the same seed each."""
+    return [] if comparison.baseline is None else _same_seeds(comparison.baseline, method)
 
 
 # What follows --------------------------------------------------------------------------------------------------------------
 
 
 def metrics(comparison: Comparison) -> list[str]:
-    """The top-k accuracies of the test that at least one run has, in the order of the report: first what the user wants."""
+    """The top-k accuracies of the test that at least one run has, in the order of the report: first those of ``ks``."""
     first = [f"top{k}" for k in comparison.ks]
-    configs = (method.config for method in (*comparison.methods, *comparison.controls))
-    return _of_a_run(comparison, dict.fromkeys([*first, *metrics_of(configs)]))
+    return _of_a_run(comparison, dict.fromkeys([*first, *metrics_of(method.config for method in comparison.all_methods)]))
 
 
 def others(comparison: Comparison) -> list[str]:
@@ -254,12 +261,12 @@ def others(comparison: Comparison) -> list[str]:
 
 
 def _of_a_run(comparison: Comparison, names: Iterable[str]) -> list[str]:
-    runs = [run for method in (*comparison.methods, *comparison.controls) for run in method.runs]
+    runs = [run for method in comparison.all_methods for run in method.runs]
     return [name for name in names if any(name in run.test for run in runs)]
 
 
-def wanted(comparison: Comparison) -> list[str]:
-    """The metrics that the verdict is about, in the order of the wish; the first one measured, if none of them was."""
+def judged_metrics(comparison: Comparison) -> list[str]:
+    """The metrics that the verdict is about: those of ``ks``, in its order; the first one measured, if none of them was."""
     measured = metrics(comparison)
     return [name for k in comparison.ks if (name := f"top{k}") in measured] or measured[:1]
 
@@ -273,32 +280,26 @@ def measured(method: Method, metric: str) -> Measured | None:
 def differences(comparison: Comparison) -> dict[tuple[str, str], Difference]:
     """Every other method and control against the baseline on the seeds that both have, for each (method, metric).
 
-    Only methods in metrics that are wanted have an interval and a p. The p are corrected by Holm's method over all of them:
-    they are one family. There is none where a cap has ended the tuning.
+    Only methods in :func:`judged_metrics` have an interval and a p. The p are corrected by Holm's method over all of them:
+    they are one family. There is none where a cap has ended the tuning. What is in :func:`others` has no hits either.
     """
     found = {
         (method.name, metric): pair
         for method, against in _pairs(comparison)
-        for metric in metrics(comparison)
+        for metric in (*metrics(comparison), *others(comparison))
         if against.name == BASELINE and (pair := difference(comparison, method, against, metric)) is not None
     }
-    judged = [] if capped(comparison) else [(m.name, k) for m in comparison.methods for k in wanted(comparison)]
+    judged = [] if capped(comparison) else [(m.name, k) for m in comparison.methods for k in judged_metrics(comparison)]
     family = {key: found[key].p for key in judged if key in found}
     corrected = dict(zip(family, holm(list(family.values())), strict=True))
-    shown = {key: pair if key in family else _untested(pair) for key, pair in found.items()}
-    return {key: Difference(pair, corrected.get(key)) for key, pair in shown.items()}
-
-
-def other_differences(comparison: Comparison) -> dict[tuple[str, str], Difference]:
-    """The same for :func:`others`, each without hits, interval and p."""
-    baseline, found = _baseline(comparison), {}
-    for method in (*comparison.methods, *comparison.controls):
-        for metric in others(comparison) if baseline is not None and method is not baseline else ():
-            assert baseline is not None
-            pair = difference(comparison, method, baseline, metric)
-            if pair is not None:
-                found[method.name, metric] = Difference(dataclasses.replace(_untested(pair), examples=None), None)
-    return found
+    uncounted = others(comparison)
+    shown = {}
+    for (name, metric), pair in found.items():
+        if (name, metric) not in family:
+            examples = None if metric in uncounted else pair.examples
+            pair = dataclasses.replace(pair, low=None, high=None, p=None, reason=None, examples=examples)
+        shown[name, metric] = Difference(pair, corrected.get((name, metric)))
+    return shown
 
 
 def difference(comparison: Comparison, method: Method, against: Method, metric: str) -> Paired | None:
@@ -307,15 +308,12 @@ def difference(comparison: Comparison, method: Method, against: Method, metric: 
     for counted in comparison.contrasts:
         if (counted.method, counted.against, counted.metric) == key:
             return statistics.two_way(counted)
-    both = [(own.test, other.test) for own, other in _shared(method, against) if metric in own.test and metric in other.test]
+    tests = [(own.test, other.test) for own, other in _same_seeds(method, against)]
+    both = [(own, other) for own, other in tests if metric in own and metric in other]
     if not both:
         return None
     mean = statistics.mean([own[metric] - other[metric] for own, other in both])
     return Paired(mean, len(both), reason="the hits were not counted", examples=comparison.data.get("test"))
-
-
-def _untested(pair: Paired) -> Paired:
-    return dataclasses.replace(pair, low=None, high=None, p=None, reason=None)
 
 
 def picked(comparison: Comparison) -> Method:
@@ -334,27 +332,21 @@ def rival(comparison: Comparison) -> Method | None:
     return picked(others) if others.methods else None
 
 
-def shared(comparison: Comparison, method: Method) -> list[tuple[SeedRun, SeedRun]]:
-    """The runs of the baseline and of a method, with the same seed each."""
-    baseline = _baseline(comparison)
-    return [] if baseline is None else _shared(baseline, method)
-
-
 def chosen(comparison: Comparison) -> Method:
     """What to use: the method that validation picks if the test confirms it, otherwise the baseline."""
     best = picked(comparison)
-    return best if decided(comparison) and confirmed(comparison, best) else _baseline(comparison) or best
+    return best if decided(comparison) and confirmed(comparison, best) else comparison.baseline or best
 
 
 def confirmed(comparison: Comparison, method: Method) -> bool:
-    """Whether the test shows that a method gains in a metric that is wanted, and no loss in another."""
+    """Whether the test shows that a method gains in a judged metric, and loses in none."""
     return bool(significant(comparison, method, 1)) and not significant(comparison, method, -1)
 
 
 def significant(comparison: Comparison, method: Method, sign: int) -> dict[str, Difference]:
-    """The wanted metrics in which the test shows a gain (sign 1) or a loss (sign -1) against the baseline."""
+    """The judged metrics in which the test shows a gain (sign 1) or a loss (sign -1) against the baseline."""
     found = differences(comparison)
-    own = {metric: found[method.name, metric] for metric in wanted(comparison) if (method.name, metric) in found}
+    own = {metric: found[method.name, metric] for metric in judged_metrics(comparison) if (method.name, metric) in found}
     return {
         metric: one
         for metric, one in own.items()
@@ -388,27 +380,22 @@ def decided(comparison: Comparison) -> bool:
 
 def compared(comparison: Comparison) -> list[Method]:
     """The methods that share a seed and a metric with the baseline, without it."""
-    baseline = _baseline(comparison)
     return [
         method
         for method in comparison.methods
-        if baseline is not None and method is not baseline
-        for both in [_shared(method, baseline)]
-        if any(own.test.keys() & other.test.keys() for own, other in both)
+        if method.name != BASELINE and any(own.test.keys() & other.test.keys() for own, other in shared(comparison, method))
     ]
 
 
 def judged(comparison: Comparison) -> list[Method]:
     """Those of the compared methods that have seeds enough for a verdict."""
-    baseline = _baseline(comparison)
-    return [m for m in compared(comparison) if baseline is not None and len(_shared(m, baseline)) >= ENOUGH_SEEDS]
+    return [method for method in compared(comparison) if len(shared(comparison, method)) >= ENOUGH_SEEDS]
 
 
 def capped(comparison: Comparison) -> list[Method]:
     """The methods and controls that a cap has ended. One that has no runs although there was time could not be trained: it is
     not compared, whatever ended its tuning."""
-    methods = (*comparison.methods, *comparison.controls)
-    return [m for m in methods if m.capped and (m.runs or m.capped.startswith("--time"))]
+    return [m for m in comparison.all_methods if m.capped and (m.runs or m.capped.startswith("--time"))]
 
 
 def gain_of_longer(comparison: Comparison, method: Method) -> float | None:
@@ -437,7 +424,7 @@ def overtaking(comparison: Comparison) -> list[tuple[Method, Method]]:
     One run each shows what twice the epochs gain. The difference of two such gains must be above four times the seeds'
     deviation, twice its own, to be more than luck.
     """
-    baseline, late = _baseline(comparison), undertrained(comparison)
+    baseline, late = comparison.baseline, undertrained(comparison)
     found = []
     for method in judged(comparison):
         assert baseline is not None

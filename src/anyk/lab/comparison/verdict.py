@@ -3,9 +3,8 @@
 import math
 from collections.abc import Iterable, Mapping
 
+from anyk.lab.comparison.config import BASELINE, BOUNDED
 from anyk.lab.comparison.outcome import (
-    BASELINE,
-    BOUNDED,
     Comparison,
     Method,
     capped,
@@ -17,9 +16,9 @@ from anyk.lab.comparison.outcome import (
     differences,
     gain_of_longer,
     judged,
+    judged_metrics,
     measured,
     metrics,
-    other_differences,
     others,
     overtaking,
     picked,
@@ -27,7 +26,6 @@ from anyk.lab.comparison.outcome import (
     tuned_metric,
     undertrained,
     validation_score,
-    wanted,
 )
 from anyk.lab.errors import failure_sentences
 from anyk.lab.statistics import CONFIDENCE, ENOUGH_SEEDS, SIGNIFICANT, Paired
@@ -50,11 +48,11 @@ GOOD_SEEDS = 5
 
 
 def table(comparison: Comparison) -> Table:
-    """The table of the report: for each metric a row for each method, first the metrics that are wanted.
+    """The table of the report: for each metric a row for each method, first the judged metrics.
 
     Of those that are not tested, only the one that was tuned for.
     """
-    found = {**differences(comparison), **other_differences(comparison)}
+    found = differences(comparison)
     columns = [Column("metric", "metric", "field"), Column("method", "method", "field"), Column("test", "test", "accuracy")]
     parts = [Column("difference", "Δ", "points"), Column("hits", "Δ", "hits")] if found else []
     if any(one.paired.p is not None for one in found.values()):
@@ -62,7 +60,7 @@ def table(comparison: Comparison) -> Table:
     columns += [*parts, Column("seeds", "seeds", "count"), Column("seconds", "time", "seconds")]
     rows: list[tuple[Value, ...]] = []
     for metric in (*metrics(comparison), *(name for name in others(comparison) if name == tuned_metric(comparison))):
-        for method in (*comparison.methods, *comparison.controls):
+        for method in comparison.all_methods:
             cells = [found.get((method.name, metric))] * len(parts)
             times = tuple(run.seconds for run in method.runs)
             seconds = Measured(times) if times else None
@@ -78,12 +76,12 @@ def notes(comparison: Comparison) -> list[str]:
     if found:
         lines[0] += f" Δ is the difference to {BASELINE} on the same seeds, in points and in test examples (mean of the seeds)."
     if tests:
-        grouped = any(counted.clusters < counted.examples for counted in comparison.contrasts)
+        grouped = any(one.clusters < one.examples for one in comparison.contrasts)
         lines.append(
             f"Interval and p count two kinds of luck: that of the seeds and that of the test examples"
-            f"{', which come in groups' if grouped else ''}. p is corrected by Holm's method over {tests} "
-            f"{'test' if tests == 1 else 'tests'}: every method, in {_either(map(title, wanted(comparison)), 'and')}. "
-            f"Below {SIGNIFICANT} counts as significant. What is not wanted (--ks) is not tested."
+            f"{', which come in groups' if grouped else ''}. p is corrected by Holm's method over {counted(tests, 'test')}: "
+            f"every method, in {_either(map(title, judged_metrics(comparison)), 'and')}. "
+            f"Below {SIGNIFICANT} counts as significant. Metrics outside --ks are not tested."
         )
     return lines
 
@@ -143,10 +141,10 @@ def _headline(comparison: Comparison) -> str:
         but = f", but {_cause(control)}" if control is not None else ""
         return f"{pick.name} is better than {BASELINE}: {_listed(gains)}{but}."
     if pick.name != BASELINE:
-        told = "the test says the opposite" if losses else "the test does not confirm it"
+        message = "the test says the opposite" if losses else "the test does not confirm it"
         if pick not in judged(comparison):
-            told = "has too few seeds to confirm it"
-        return f"Nothing beats {BASELINE}: {pick.name} is best on validation, but {told}."
+            message = "has too few seeds to confirm it"
+        return f"Nothing beats {BASELINE}: {pick.name} is best on validation, but {message}."
     winners = [method.name for method in judged(comparison) if confirmed(comparison, method)]
     if winners:
         gain = f"{_either(winners, 'and')} {'gains' if len(winners) == 1 else 'gain'}"
@@ -159,10 +157,12 @@ def _headline(comparison: Comparison) -> str:
         names = _either((method.name for method in losing), "and")
         verbs = ("gains", "loses") if len(losing) == 1 else ("gain", "lose")
         return f"Nothing beats {BASELINE}: {names} {verbs[0]} in one metric and {verbs[1]} in another."
-    tests = [one for (name, metric), one in differences(comparison).items() if metric in wanted(comparison)]
+    tests = [one for (name, metric), one in differences(comparison).items() if metric in judged_metrics(comparison)]
     if not any(one.p is not None for one in tests):
         return f"Nothing beats {BASELINE}: too few test examples differ to tell."
-    return f"Nothing beats {BASELINE}: no difference in {_either(map(title, wanted(comparison)), 'or')} is more than luck."
+    return (
+        f"Nothing beats {BASELINE}: no difference in {_either(map(title, judged_metrics(comparison)), 'or')} is more than luck."
+    )
 
 
 def _listed(found: Mapping[str, Difference]) -> str:
@@ -171,10 +171,9 @@ def _listed(found: Mapping[str, Difference]) -> str:
 
 
 def _with_hits(metric: str, one: Difference) -> str:
-    counted = one.paired
-    if counted.hits is None or counted.examples is None:
+    if one.paired.hits is None or one.paired.examples is None:
         return title(metric)
-    return f"{title(metric)} ({hits(abs(counted.hits)).removeprefix('+')} of {counted.examples:,} test examples)"
+    return f"{title(metric)} ({hits(abs(one.paired.hits)).removeprefix('+')} of {one.paired.examples:,} test examples)"
 
 
 # What was seen -------------------------------------------------------------------------------------------------------------
@@ -185,12 +184,12 @@ def _seen(comparison: Comparison) -> list[str]:
     found, sure = differences(comparison), [method.name for method in judged(comparison)]
     sentences = []
     for method in compared(comparison):
-        own = {metric: found[method.name, metric] for metric in wanted(comparison) if (method.name, metric) in found}
-        told = "; ".join(f"{title(metric)} {_difference_words(one)}" for metric, one in own.items())
+        own = {metric: found[method.name, metric] for metric in judged_metrics(comparison) if (method.name, metric) in found}
+        message = "; ".join(f"{title(metric)} {_difference_words(one)}" for metric, one in own.items())
         seeds = len({run.seed for run in method.runs})
         few = f" on {seeds} {'seed' if seeds == 1 else 'seeds'}, not judged" if method.name not in sure else ""
-        if told:
-            sentences.append(f"{method.name} against {BASELINE}{few}: {told}.")
+        if message:
+            sentences.append(f"{method.name} against {BASELINE}{few}: {message}.")
     return sentences
 
 
@@ -268,8 +267,8 @@ def _choice(comparison: Comparison) -> list[str]:
     top = validation_score(comparison, pick)
     tied = [method.name for method in finished if math.isclose(validation_score(comparison, method), top, rel_tol=1e-9)]
     value = f"{_tuned_words(comparison)}, {percent(top)} %"
-    told = f"{_either(tied, 'and')} are tied" if len(tied) > 1 else f"{pick.name} is best"
-    sentences = [f"On validation, {told} ({value})."]
+    message = f"{_either(tied, 'and')} are tied" if len(tied) > 1 else f"{pick.name} is best"
+    sentences = [f"On validation, {message} ({value})."]
     other = [method.name for method in judged(comparison) if method is not pick and confirmed(comparison, method)]
     if other and decided(comparison):
         verb = ("is" if len(other) == 1 else "are") + (", too," if confirmed(comparison, pick) else "")
@@ -284,7 +283,7 @@ def _tuned_words(comparison: Comparison) -> str:
     metric = tuned_metric(comparison)
     if metric != "mean":
         return title(metric)
-    names = [title(name) for name in wanted(comparison)]
+    names = [title(name) for name in judged_metrics(comparison)]
     return f"the mean of {_either(names, 'and')}" if len(names) > 1 else names[0]
 
 
@@ -313,6 +312,14 @@ def _caveats(comparison: Comparison) -> list[str]:
         if not method.runs:
             sentences.append(f"{method.name} has no finished run.")
     return sentences + failure_sentences(comparison.failures)
+
+
+def counted(number: int, what: str) -> str:
+    """
+    >>> counted(1, "run"), counted(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _either(words: Iterable[str], last: str) -> str:

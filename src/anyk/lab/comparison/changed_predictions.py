@@ -1,20 +1,36 @@
-"""Test examples that a method gains or loses against the baseline."""
+"""What the best rival of the baseline predicts differently: hits and confusions of each class, and single test examples."""
 
 import io
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
-from anyk.lab.comparison.classes import tested
-from anyk.lab.comparison.outcome import Comparison, Example, Guess, Moves, rival, shared, wanted
+from anyk.lab.comparison.outcome import (
+    ByClass,
+    Comparison,
+    Confusion,
+    Example,
+    Guess,
+    Moves,
+    judged_metrics,
+    metrics,
+    rival,
+    shared,
+    tested,
+)
 from anyk.lab.data import Dataset, Parts, Split, folders
 from anyk.lab.data.tokens import OTHER, SequenceSplit
 from anyk.lab.run import own_models
 from anyk.lab.run.evaluation import Predictor
 
+#: confusions that are kept of each of the two
+KEPT_CONFUSIONS = 20
 #: examples that are shown of those that were gained, and as many of those that were lost
 SHOWN_EXAMPLES = 8
 #: guesses that are shown of an example, where k is larger
@@ -25,10 +41,74 @@ SHOWN_TOKENS, SHOWN_ITEMS = 32, 8
 THUMBNAIL = 96
 
 
+def count_classes(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts) -> ByClass | None:
+    """Count the hits of the baseline and of its rival in each class; None where there is nothing to count.
+
+    Args:
+        comparison: the methods with their runs.
+        out: the folder that the runs' folders are in.
+        dataset: the data of the runs.
+        parts: their split of it.
+    """
+    method = rival(comparison)
+    if method is None:
+        return None
+    target = parts.test.labels[parts.test_index].numpy()
+    known = target >= 0  # the others are none of the classes
+    examples = np.bincount(target[known], minlength=len(dataset.classes))
+    present = np.flatnonzero(examples)
+    names = metrics(comparison)
+    hits = np.zeros((2, len(names), len(examples)), dtype=np.int64)
+    confusions: tuple[Counter[tuple[int, int]], Counter[tuple[int, int]]] = (Counter(), Counter())
+    seeds = []
+    for runs in shared(comparison, method):
+        both = [tested(run, out, "ranks", "guesses") for run in runs]
+        if any(one is None or len(one["ranks"]) != len(target) for one in both):
+            continue
+        seeds.append(runs[0].seed)
+        for side, one in enumerate(both):
+            assert one is not None
+            for row, metric in enumerate(names):
+                hit = one["ranks"] <= int(metric.removeprefix("top"))
+                hits[side, row] += np.bincount(target[hit], minlength=len(examples))
+            confusions[side].update(_confusions(target[known], one["guesses"][known, 0]))
+    if not seeds:
+        return None
+    before, after = ({metric: tuple(hits[side, row, present].tolist()) for row, metric in enumerate(names)} for side in (0, 1))
+    return ByClass(
+        method.name,
+        tuple(seeds),
+        tuple(dataset.classes[place] for place in present),
+        tuple(examples[present].tolist()),
+        before,
+        after,
+        tuple(
+            Confusion(dataset.classes[right], dataset.classes[wrong], confusions[0][right, wrong], confusions[1][right, wrong])
+            for right, wrong in _most_frequent(confusions)
+        ),
+    )
+
+
+def _confusions(target: NDArray[Any], guess: NDArray[Any]) -> dict[tuple[int, int], int]:
+    """How often each (target, other class) was guessed."""
+    wrong = guess != target
+    pairs, counts = np.unique(np.stack([target[wrong], guess[wrong]], 1), axis=0, return_counts=True)
+    return {(int(right), int(other)): int(count) for (right, other), count in zip(pairs, counts, strict=True)}
+
+
+def _most_frequent(confusions: Iterable[Counter[tuple[int, int]]]) -> list[tuple[int, int]]:
+    """The pairs most frequent in one of the two, those of the first one first; of equally frequent ones in their order."""
+    found: dict[tuple[int, int], None] = {}
+    for counter in confusions:
+        ranked = sorted(counter, key=lambda pair: (-counter[pair], pair))
+        found |= dict.fromkeys(ranked[:KEPT_CONFUSIONS])
+    return list(found)
+
+
 def find_moves(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts) -> Moves | None:
     """Test examples whose target is among the first k guesses of the baseline or of its rival, not of both.
 
-    k is the largest that is wanted. The runs have kept ranks and guesses; their models are asked for probabilities of the
+    k is the largest of the comparison. The runs have kept ranks and guesses; their models are asked for probabilities of the
     examples that are shown, and of no others.
 
     Args:
@@ -41,8 +121,8 @@ def find_moves(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts
     runs = shared(comparison, method)[0] if method is not None else None
     if method is None or runs is None:
         return None
-    k = max(int(metric.removeprefix("top")) for metric in wanted(comparison))
-    before, after = (tested(run, out) for run in runs)
+    k = max(int(metric.removeprefix("top")) for metric in judged_metrics(comparison))
+    before, after = (tested(run, out, "ranks", "guesses") for run in runs)
     if before is None or after is None or len(before["ranks"]) != len(parts.test_index):
         return None
     had, has = (one["ranks"] <= k for one in (before, after))
@@ -53,16 +133,10 @@ def find_moves(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts
         return Moves(method.name, k, runs[0].seed, 0, 0)
     places = torch.tensor([place for place, _ in moved])
     index = parts.test_index[places]
-    guesses = [
-        _guesses(
-            out / run.folder,
-            torch.from_numpy(one["guesses"])[places, : min(k, SHOWN_GUESSES)].long(),
-            places,
-            dataset,
-            method.config.model,
-        )
-        for run, one in zip(runs, (before, after), strict=True)
-    ]
+    guesses = []
+    for run, one in zip(runs, (before, after), strict=True):
+        classes = torch.from_numpy(one["guesses"])[places, : min(k, SHOWN_GUESSES)].long()
+        guesses.append(_guesses(out / run.folder, classes, places, dataset, method.config.model))
     images = parts.test.take(index) if dataset.kind == "images" else None
     sources, contexts = _sources(dataset, parts.test, index), _contexts(dataset, parts.test, index, method.config.context)
     examples = tuple(
@@ -81,7 +155,7 @@ def find_moves(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts
     return Moves(method.name, k, runs[0].seed, len(into), len(out_of), examples)
 
 
-def _spread_out(places: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> list[int]:
+def _spread_out(places: NDArray[Any]) -> list[int]:
     """Some of the places, evenly over all of them: not those that look best."""
     taken = np.linspace(0, len(places) - 1, min(SHOWN_EXAMPLES, len(places))).round().astype(int)
     return [int(place) for place in places[taken]]
