@@ -255,25 +255,6 @@ def test_long_curves_are_thinned_and_show_where_they_end():
     assert "splitter: 40.00 %" in chart
 
 
-@pytest.mark.parametrize(
-    ("sentence", "whole"),
-    [
-        ("Raise --learning-rate, or --budget 14.", ["--learning-rate", "--budget 14"]),
-        (
-            "top-10 by +0.75 points (+3.6 of 10,480 test examples), p < 0.001.",
-            ["top-10", "+0.75 points", "10,480 test examples", "p < 0.001"],
-        ),
-        ("82.00 ± 2.97 in 2.0 s, 12 % of 1.5 min", ["82.00 ± 2.97", "2.0 s", "12 %", "1.5 min"]),
-        ("−5.25 to +6.75, then 3.", ["−5.25 to +6.75"]),
-        ("a well-known 3 sinks <b>", []),
-    ],
-)
-def test_no_line_ends_inside_an_option_or_before_a_unit(sentence, whole):
-    shown = str(report_page._whole(sentence))
-    assert re.findall(r'<span class="whole">(.*?)</span>', shown) == [html.escape(words) for words in whole]
-    assert html.unescape(re.sub(r"</?span.*?>", "", shown)) == sentence
-
-
 def test_a_notebook_shows_the_page_in_a_frame():
     compared = full()
     frame = report_page.embed(compared)

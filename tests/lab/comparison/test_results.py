@@ -7,7 +7,7 @@ import pytest
 
 import made
 from anyk.lab.comparison import results
-from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Confusion, Try, chosen, differences
+from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Confusion, Try
 from anyk.lab.comparison.verdict import verdict
 from anyk.lab.errors import Failure
 
@@ -40,9 +40,9 @@ def test_the_file_holds_the_outcome_and_what_follows(tmp_path):
     assert content["failures"] == [{"run": "a", "error": "lost."}]
     derived = content["derived"]
     assert derived["verdict"] == verdict(compared)
-    assert (derived["chosen"], derived["decided"]) == (chosen(compared).name, True)
+    assert (derived["chosen"], derived["decided"]) == (compared.choice.name, True)
     row = derived["table"][1]
-    assert row["difference"]["top5"]["p_holm"] == differences(compared)["splitter", "top5"].p
+    assert row["difference"]["top5"]["p_holm"] == compared.differences["splitter", "top5"].p
     assert row["difference"]["top10"]["p_holm"] is None  # not in ks, not tested
     assert row["difference"]["mrr"]["p"] is row["difference"]["mrr"]["p_holm"] is None
     assert row["test"]["ndcg10"]["mean"] == pytest.approx(row["test"]["top1"]["mean"] + 0.1)

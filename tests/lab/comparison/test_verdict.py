@@ -8,7 +8,6 @@ import pytest
 
 import made
 from anyk.lab import tables
-from anyk.lab.comparison.outcome import metrics
 from anyk.lab.comparison.verdict import notes, table, verdict
 from anyk.lab.errors import Failure
 from anyk.lab.run.config import Config
@@ -261,7 +260,7 @@ def test_the_k_that_are_trained_for_are_shown():
     config = Config(learning_rate=1e-3, p_k=(0.5, 0.0, 0.5), measure=(3,))
     softmax, splitter = (made.method(name, t, config=config) for name, t in (("softmax", tests), ("splitter", gained)))
     compared = made.measured(softmax, made.with_validation(splitter, 0.95), ks=(3, 1))
-    assert metrics(compared) == ["top3", "top1", "top5", "top10"]
+    assert compared.metrics == ["top3", "top1", "top5", "top10"]
     assert re.match(r"splitter is better than softmax: \S+ points of top-3 \(", verdict(compared)[0])
     assert "| top-3 | splitter |" in tables.render(table(compared), "markdown")
 

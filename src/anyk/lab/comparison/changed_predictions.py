@@ -11,19 +11,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from anyk.lab.comparison.outcome import (
-    ByClass,
-    Comparison,
-    Confusion,
-    Example,
-    Guess,
-    Moves,
-    judged_metrics,
-    metrics,
-    rival,
-    shared,
-    tested,
-)
+from anyk.lab.comparison.outcome import ByClass, Comparison, Confusion, Example, Guess, Moves, tested
 from anyk.lab.data import Dataset, Parts, Split, folders
 from anyk.lab.data.tokens import OTHER, SequenceSplit
 from anyk.lab.run import own_models
@@ -50,18 +38,18 @@ def count_classes(comparison: Comparison, out: Path, dataset: Dataset, parts: Pa
         dataset: the data of the runs.
         parts: their split of it.
     """
-    method = rival(comparison)
+    method = comparison.rival
     if method is None:
         return None
     target = parts.test.labels[parts.test_index].numpy()
     known = target >= 0  # the others are none of the classes
     examples = np.bincount(target[known], minlength=len(dataset.classes))
     present = np.flatnonzero(examples)
-    names = metrics(comparison)
+    names = comparison.metrics
     hits = np.zeros((2, len(names), len(examples)), dtype=np.int64)
     confusions: tuple[Counter[tuple[int, int]], Counter[tuple[int, int]]] = (Counter(), Counter())
     seeds = []
-    for runs in shared(comparison, method):
+    for runs in comparison.shared(method):
         both = [tested(run, out, "ranks", "guesses") for run in runs]
         if any(one is None or len(one["ranks"]) != len(target) for one in both):
             continue
@@ -117,11 +105,11 @@ def find_moves(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts
         dataset: the data of the runs.
         parts: their split of it.
     """
-    method = rival(comparison)
-    runs = shared(comparison, method)[0] if method is not None else None
+    method = comparison.rival
+    runs = comparison.shared(method)[0] if method is not None else None
     if method is None or runs is None:
         return None
-    k = max(int(metric.removeprefix("top")) for metric in judged_metrics(comparison))
+    k = max(int(metric.removeprefix("top")) for metric in comparison.judged_metrics)
     before, after = (tested(run, out, "ranks", "guesses") for run in runs)
     if before is None or after is None or len(before["ranks"]) != len(parts.test_index):
         return None

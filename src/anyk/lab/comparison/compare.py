@@ -10,7 +10,7 @@ from anyk.lab import tables
 from anyk.lab.comparison import report_page, results
 from anyk.lab.comparison import verdict as words
 from anyk.lab.comparison.config import WITHOUT_EFFECT, ComparisonConfig, ComparisonFields
-from anyk.lab.comparison.outcome import Comparison, chosen, decided, differences, measured, metrics, others
+from anyk.lab.comparison.outcome import Comparison
 from anyk.lab.comparison.search import expected_runs, search
 from anyk.lab.comparison.snippet import code
 from anyk.lab.data import keep
@@ -38,19 +38,14 @@ class Report(Comparison):
         return words.verdict(self)
 
     @property
-    def decided(self) -> bool:
-        """Whether there is an answer; that there is no difference is one, too."""
-        return decided(self)
-
-    @property
     def chosen(self) -> str:
         """The loss to use, which is the best on validation if the test confirms it, otherwise softmax."""
-        return chosen(self).name
+        return self.choice.name
 
     @property
     def code(self) -> str:
         """The lines of Python that make this loss."""
-        return code(chosen(self).config, self.data["classes"])
+        return code(self.choice.config, self.data["classes"])
 
     def table(self, format: tables.Format = "terminal") -> str:
         """The table of test accuracies and differences to softmax, as text.
@@ -70,10 +65,10 @@ class Report(Comparison):
             pandas = importlib.import_module("pandas")
         except ImportError:
             raise LabError("to_frame needs pandas: pip install pandas") from None
-        found, rows = differences(self), []
+        found, rows = self.differences, []
         for method in self.all_methods:
-            for metric in (*metrics(self), *others(self)):
-                value, other = measured(method, metric), found.get((method.name, metric))
+            for metric in (*self.metrics, *self.others):
+                value, other = method.measured(metric), found.get((method.name, metric))
                 row: dict[str, Any] = {"method": method.name, "metric": metric}
                 row |= {"mean": value.mean, "std": value.std, "seeds": len(value.values)} if value is not None else {}
                 if other is not None:

@@ -34,7 +34,7 @@ class ComparisonFields:
     """runs of each tuned loss"""
     budget: int | None = None
     """the most points of each loss to try at full length; none: as many as it takes"""
-    time: float | str | None = None
+    time: str | float | None = None
     """what the whole may take, such as 90s, 10m or 2h; none: as long as it takes"""
     jobs: int = 0
     """runs at a time; 0: one for each core"""
@@ -52,9 +52,9 @@ WITHOUT_EFFECT = ("jobs", "out", "log", "quiet")
 
 @dataclass(frozen=True)
 class ComparisonConfig(ComparisonFields, Setting):
-    """A comparison: what its runs have in common, where the tuning starts, and the fields above.
+    """A comparison: what its runs have in common, which is where the tuning starts, and the fields above.
 
-    The losses begin with softmax and hold gce if there are error losses; the time is in seconds.
+    The losses begin with softmax, and gce is one of them if there are error losses.
     """
 
     def __post_init__(self) -> None:
@@ -62,8 +62,6 @@ class ComparisonConfig(ComparisonFields, Setting):
         for name, value in (("seeds", self.seeds), ("budget", self.budget), ("jobs", self.jobs or 1)):
             if value is not None and value < 1:
                 raise LabError(f"{name} should be at least 1, but is {value}.")
-        if isinstance(self.time, str):
-            object.__setattr__(self, "time", seconds_of(self.time))
         if self.seconds is not None and not self.seconds > 0:
             raise LabError(f"time should be above 0 seconds, but is {self.seconds:g}.")
         object.__setattr__(self, "losses", _with_controls(self.losses))
@@ -75,8 +73,7 @@ class ComparisonConfig(ComparisonFields, Setting):
     @property
     def seconds(self) -> float | None:
         """The time that the whole may take."""
-        assert not isinstance(self.time, str)
-        return self.time
+        return seconds_of(self.time) if isinstance(self.time, str) else self.time
 
     @property
     def folder(self) -> Path:
@@ -132,13 +129,3 @@ def seconds_of(word: str) -> float:
     if match is None:
         raise LabError(f"time should be a number of seconds, minutes or hours such as 90s, 10m or 2h, but is {word!r}.")
     return float(match[1]) * {"h": 3600, "m": 60, "min": 60}.get(match[2] or "s", 1)
-
-
-def time_word(seconds: float) -> str:
-    """The shortest word for a time.
-
-    >>> time_word(600), time_word(5400), time_word(0.5)
-    ('10m', '90m', '0.5s')
-    """
-    unit, length = next(((u, n) for u, n in (("h", 3600), ("m", 60)) if seconds >= n and seconds % n == 0), ("s", 1))
-    return f"{seconds / length:g}{unit}"

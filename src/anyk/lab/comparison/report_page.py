@@ -7,7 +7,6 @@ import base64
 import html
 import keyword
 import math
-import re
 import struct
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
@@ -15,23 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from anyk.lab import files, plots
 from anyk.lab.comparison.config import BASELINE
-from anyk.lab.comparison.outcome import (
-    LEARNING_RATE_OF,
-    Comparison,
-    Confusion,
-    Method,
-    Try,
-    chosen,
-    differences,
-    judged_metrics,
-    measured,
-    metrics,
-    others,
-)
+from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, Confusion, Method, Try
 from anyk.lab.comparison.snippet import code
 from anyk.lab.comparison.verdict import counted, notes, verdict
 from anyk.lab.data.tokens import OTHER
@@ -61,7 +48,7 @@ def render(comparison: Comparison) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"title": title, "hits": hits, "words": _words, "whole": _whole, "joined": joined}
+    environment.filters |= {"title": title, "hits": hits, "words": _words, "joined": joined}
     environment.filters |= {"data_uri": _data_uri, "is_small": _is_small}
     headline, *sentences = verdict(comparison)
     return environment.get_template("report.html").render(
@@ -69,10 +56,10 @@ def render(comparison: Comparison) -> str:
         headline=headline,
         sentences=sentences,
         notes=notes(comparison),
-        metrics=metrics(comparison),
-        rows=_rows(comparison, metrics(comparison)),
-        others=others(comparison),
-        other_rows=_rows(comparison, others(comparison)),
+        metrics=comparison.metrics,
+        rows=_rows(comparison, comparison.metrics),
+        others=comparison.others,
+        other_rows=_rows(comparison, comparison.others),
         trade=_trade_chart(comparison),
         accuracies=_accuracy_charts(comparison),
         curves=_curve_charts(comparison),
@@ -81,12 +68,12 @@ def render(comparison: Comparison) -> str:
         classes=_classes(comparison),
         confusions=_confusions(comparison),
         baseline=BASELINE,
-        best=chosen(comparison).name if comparison.methods else None,
+        best=comparison.choice.name if comparison.methods else None,
         codes=[(method.name, code(method.config, comparison.data.get("classes"))) for method in comparison.methods],
         shown_classes=SHOWN_CLASSES,
         shown_files=SHOWN_FILES,
         other=OTHER,
-        intervals=any(one.paired.low is not None for one in differences(comparison).values()),
+        intervals=any(one.paired.low is not None for one in comparison.differences.values()),
         confidence=f"{100 * CONFIDENCE:.0f} %",
     )
 
@@ -145,26 +132,13 @@ def joined(tokens: Sequence[str], kind: str) -> str:
     return text
 
 
-_NUMBER = r"[+−]?\d[\d,.]*(?<![,.])"
-_UNIT = r"(?:%|(?:s|min|h|points?|seeds?|epochs?|(?:test )?examples?|tests?|hits?)\b)"
-_OPTION = r"(?<![\w-])--[a-z][\w-]*(?: \d\w*(?:\.\d+)?)?"
-_WHOLE = re.compile(
-    rf"{_OPTION}|\btop-\d+|\bp (?:=|&lt;) {_NUMBER}|{_NUMBER} to {_NUMBER}|{_NUMBER} ± {_NUMBER}(?: %)?|{_NUMBER} {_UNIT}"
-)
-
-
-def _whole(sentence: str) -> Markup:
-    """Text in which no line ends inside an option or between a number and its unit."""
-    return Markup(_WHOLE.sub(r'<span class="whole">\g<0></span>', str(escape(sentence))))
-
-
 def _rows(comparison: Comparison, names: Sequence[str]) -> list[dict[str, Any]]:
     """A table: for each method its cells, one for each metric."""
-    rows, found = [], differences(comparison)
+    rows, found = [], comparison.differences
     for method in comparison.all_methods:
         cells = []
         for metric in names:
-            cell = {"metric": metric, "value": text(measured(method, metric), "accuracy"), "difference": "", "test": ""}
+            cell = {"metric": metric, "value": text(method.measured(metric), "accuracy"), "difference": "", "test": ""}
             difference = found.get((method.name, metric))
             cells.append(cell | (_cell(difference) if difference is not None else {}))
         times = [run.seconds for run in method.runs]
@@ -244,7 +218,7 @@ def _confusions(comparison: Comparison) -> list[Confusion]:
 
 def _largest_and_first(comparison: Comparison) -> list[str]:
     """The metrics of the largest k that is judged, and of 1."""
-    largest = max((int(metric.removeprefix("top")) for metric in judged_metrics(comparison)), default=1)
+    largest = max((int(metric.removeprefix("top")) for metric in comparison.judged_metrics), default=1)
     return list(dict.fromkeys((f"top{largest}", "top1")))
 
 
@@ -309,7 +283,7 @@ def _series(comparison: Comparison) -> list[tuple[Series, Method]]:
 def _accuracy_charts(comparison: Comparison) -> list[Markup]:
     """The test accuracies, a chart for each metric."""
     charts = []
-    for metric in metrics(comparison):
+    for metric in comparison.metrics:
         tests = [
             (series, {run.seed: run.test[metric] for run in method.runs if metric in run.test})
             for series, method in _series(comparison)
@@ -320,10 +294,10 @@ def _accuracy_charts(comparison: Comparison) -> list[Markup]:
 
 def _trade_chart(comparison: Comparison) -> Markup | None:
     """Top-1 against the largest k."""
-    up = next((metric for metric in (_largest_and_first(comparison)[0], *metrics(comparison)) if metric != "top1"), None)
+    up = next((metric for metric in (_largest_and_first(comparison)[0], *comparison.metrics) if metric != "top1"), None)
     if up is None:
         return None
-    found, spots = differences(comparison), []
+    found, spots = comparison.differences, []
 
     def span(method: Method, metric: str, center: float) -> tuple[float, float] | None:
         pair = found[method.name, metric].paired if (method.name, metric) in found else None

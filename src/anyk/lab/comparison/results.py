@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anyk.lab import files
-from anyk.lab.comparison.outcome import Comparison, chosen, decided, differences, measured, metrics, others, picked
+from anyk.lab.comparison.outcome import Comparison
 from anyk.lab.comparison.verdict import notes, verdict
 
 FORMAT = 2
@@ -17,20 +17,20 @@ FORMAT = 2
 def to_json(comparison: Comparison) -> dict[str, Any]:
     """The content of results.json: the raw outcome, and what was derived from it for readers without this library."""
     raw = {field.name: getattr(comparison, field.name) for field in dataclasses.fields(Comparison)}
-    found = differences(comparison)
+    found = comparison.differences
     derived = {
         "verdict": verdict(comparison),
-        "chosen": chosen(comparison).name if comparison.methods else None,
-        "picked": picked(comparison).name if comparison.methods else None,
-        "decided": decided(comparison),
+        "chosen": comparison.choice.name if comparison.methods else None,
+        "picked": comparison.picked.name if comparison.methods else None,
+        "decided": comparison.decided,
         "notes": notes(comparison),
         "table": [
             {
                 "method": method.name,
                 "test": {
                     metric: {"mean": value.mean, "std": value.std, "seeds": len(value.values)}
-                    for metric in (*metrics(comparison), *others(comparison))
-                    if (value := measured(method, metric)) is not None
+                    for metric in (*comparison.metrics, *comparison.others)
+                    if (value := method.measured(metric)) is not None
                 },
                 "difference": {
                     metric: {**dataclasses.asdict(difference.paired), "p_holm": difference.p}

@@ -19,8 +19,8 @@ from anyk import info
 from anyk.lab import files
 from anyk.lab.comparison import report_page, results, tuning
 from anyk.lab.comparison.changed_predictions import count_classes, find_moves
-from anyk.lab.comparison.config import ComparisonConfig, metric_of, time_word
-from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, Method, SeedRun, Try, chosen, contrasts, significant
+from anyk.lab.comparison.config import ComparisonConfig, metric_of
+from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, Method, SeedRun, Try, contrasts
 from anyk.lab.comparison.tuning import TUNING_SEEDS, Axis, Point, Trial, Tuner
 from anyk.lab.comparison.verdict import counted
 from anyk.lab.data import Dataset, Parts
@@ -101,7 +101,7 @@ def search(
         on_progress(folder, progress)
 
     out = config.folder
-    with Run(out).locked(), Pool(jobs, watch) as pool, _Limit(config.seconds, clock, pool) as limit:
+    with Run(out).locked(), Pool(jobs, watch) as pool, _Limit(config, clock, pool) as limit:
         for sentence in _plan(config, dataset, parts, windows, estimate.runs, jobs):
             on_plan(sentence)
         study = _Study(pool, out, dataset.fingerprint, config.seeds, limit)
@@ -135,7 +135,7 @@ def search(
         winners = [
             method
             for method in methods
-            if significant(outcome, method, 1) and method.config.learning_rate != softmax.config.learning_rate
+            if outcome.significant(method, 1) and method.config.learning_rate != softmax.config.learning_rate
         ]
         if winners:
             # One after the other: winners of one learning rate have the same control, whose runs are then there.
@@ -307,7 +307,7 @@ class _Study(Runs):
             ),
             runs=(),
             hyperparameter=search.axes[1].name,
-            capped=self.limit.words if search.capped == tuning.TIME else search.capped,
+            capped=self.limit.option if search.capped == tuning.TIME else search.capped,
             bounds=search.bounds,
         )
         if best is None:
@@ -319,7 +319,7 @@ class _Study(Runs):
         return dataclasses.replace(
             found,
             runs=self._seed_runs(tuned, seeded),
-            capped=found.capped or (self.limit.words if Outcome() in (again, longer, *seeded) else ""),
+            capped=found.capped or (self.limit.option if Outcome() in (again, longer, *seeded) else ""),
             longer=longer.result["validation"] if longer.result and again.result else None,
             same_length=again.result["validation"] if longer.result and again.result else None,
         )
@@ -331,7 +331,7 @@ class _Study(Runs):
         outcomes = self.run(self._seeded(config))
         # That softmax diverges at this rate is an answer, too.
         runs = self._seed_runs(config, outcomes, must_end=False)
-        late = self.limit.words if Outcome() in outcomes else ""
+        late = self.limit.option if Outcome() in outcomes else ""
         return Method(LEARNING_RATE_OF + winner.name, config, (), runs, softmax.hyperparameter, capped=late)
 
     def _seeded(self, config: Config) -> list[Config]:
@@ -353,9 +353,9 @@ class _Study(Runs):
 class _Limit:
     """The time that the whole may take: at its end the runs write a checkpoint and stop, and no other is started."""
 
-    def __init__(self, seconds: float | None, clock: Callable[[], float], pool: Pool) -> None:
-        self.seconds, self.clock, self.pool = seconds, clock, pool
-        self.started = clock()
+    def __init__(self, config: ComparisonConfig, clock: Callable[[], float], pool: Pool) -> None:
+        self.seconds, self.clock, self.pool = config.seconds, clock, pool
+        self.option, self.started = f"--time {config.time}", clock()
         self._left = threading.Event()
 
     def __enter__(self) -> "_Limit":
@@ -382,11 +382,6 @@ class _Limit:
         if self.seconds is None:
             return False
         return self.clock() - self.started >= self.seconds - min(reserve, self.seconds / 2)
-
-    @property
-    def words(self) -> str:
-        """The option that set the limit."""
-        return f"--time {time_word(self.seconds or 0.0)}"
 
 
 class _Estimate:
@@ -461,7 +456,7 @@ def _plan(
 
 def _write(outcome: Comparison, out: Path) -> None:
     """The report, and the model of the chosen method's best seed."""
-    runs, model = chosen(outcome).runs, out / "model.safetensors"
+    runs, model = outcome.choice.runs, out / "model.safetensors"
     model.unlink(missing_ok=True)  # of an earlier outcome: it must not stand beside this one
     results.write(outcome, out / "results.json")
     report_page.write(outcome, out / "report.html")
