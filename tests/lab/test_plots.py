@@ -171,20 +171,6 @@ def test_many_points_are_numbered_and_the_best_are_named_below(drawn):
     assert not any("0.1" in line for line in below)  # which are beaten
 
 
-def test_hopeless_runs_do_not_press_the_others_together(drawn):
-    runs = [
-        (BASE.replace(loss=loss, learning_rate=rate, weight_decay=decay), {"top1": top1 + decay, "top5": top1 + 0.1 - decay})
-        for loss in ("softmax", "splitter")
-        for rate, top1 in ((1.0, 0.01), (2.0, 0.1), (0.1, 0.6), (0.2, 0.605), (0.3, 0.61), (0.4, 0.62))
-        for decay in (0.0, 0.01)
-    ]
-    (axes,) = drawn(*runs).get_axes()
-    assert axes.get_xlim()[0] > 55
-    assert axes.get_ylim()[0] > 65
-    assert axes.get_xlim()[1] > 63
-    assert axes.get_title() == "16 of 24 are worse and outside of the picture"
-
-
 def test_p_k_in_words(drawn):
     runs = [
         (BASE.replace(learning_rate=rate, p_k=p_k), {"top1": 0.5}) for rate in (0.1, 0.2) for p_k in ((1.0,), (0.5, 0.0, 0.5))

@@ -6,7 +6,6 @@ that they take their colours from the page, light or dark, and have texts that a
 
 import itertools
 import math
-import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,9 +97,12 @@ def plot(table: Table, path: str | Path, *, without: Collection[str] = ()) -> No
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise LabError(f"{path} should end in {', '.join(SUFFIXES)}: the suffix is the format.")
-    measures = [place for place, column in enumerate(table.columns) if column.kind == "accuracy"]
-    measures = [place for place in measures if table.columns[place].key not in without]
-    measures = [place for place in measures if any(isinstance(row[place], Measured) for row in table.rows)]
+    shown = {place for row in table.rows for place, value in enumerate(row) if isinstance(value, Measured)}
+    measures = [
+        place
+        for place, column in enumerate(table.columns)
+        if place in shown and column.kind == "accuracy" and column.key not in without
+    ]
     if not measures:
         raise LabError("There is nothing to plot: no finished run has a test accuracy.")
     fields = [place for place, column in enumerate(table.columns) if column.kind == "field"]
@@ -121,7 +123,7 @@ def save(figure: Figure, path: Path, dpi: int = 200) -> None:
 
 
 def _draw(table: Table, fields: list[int], measures: list[int]) -> Figure:
-    numeric = [place for place in fields if all(_is_number(row[place]) for row in table.rows if row[place] is not None)]
+    numeric = [place for place in fields if all(type(row[place]) in (int, float, type(None)) for row in table.rows)]
     if len(numeric) == 1:
         series = _series(table, numeric[0], [place for place in fields if place != numeric[0]])
         # A line has two points: methods that were each tuned to a rate of their own make none.
@@ -130,10 +132,6 @@ def _draw(table: Table, fields: list[int], measures: list[int]) -> Figure:
     if len(measures) > 1 and "loss" in {table.columns[place].key for place in fields}:
         return _trade(table, fields, measures)
     return _bars(table, fields, measures)
-
-
-def _is_number(value: Value) -> bool:
-    return type(value) in (int, float)
 
 
 def _words(column: Column, value: Value) -> str:
@@ -258,15 +256,13 @@ def _trade(table: Table, fields: list[int], measures: list[int]) -> Figure:
     axes.set_ylabel(f"{table.columns[up].title} in %, mean ± std")
     axes.margins(0.12)
     axes.grid(alpha=0.25)
-    if len(points) > _LABELS:
-        _leave_worst_out(axes, [(100 * x.mean, 100 * y.mean) for _, x, y in points])
     # Of few, all are named; of many, those that are not beaten. Long names stand below, under a number.
     named = points if len(points) <= _LABELS else front[:_LABELS]
     labels = [_label(table, row, fields) for row, _, _ in named]
     if len(points) > len(names):
         figure.legend(loc="outside upper center", ncols=min(len(names), 6), frameon=False)
-        told = [Line2D([], [], linestyle="none", label=_no_math(f"{n}  {label}")) for n, label in enumerate(labels, 1)]
-        figure.legend(handles=told, loc="outside lower left", handlelength=0, handletextpad=0, fontsize=8, frameon=False)
+        below = [Line2D([], [], linestyle="none", label=_no_math(f"{n}  {label}")) for n, label in enumerate(labels, 1)]
+        figure.legend(handles=below, loc="outside lower left", handlelength=0, handletextpad=0, fontsize=8, frameon=False)
         labels = [str(number) for number in range(1, 1 + len(labels))]
     figure.set_figheight(4.8 + 0.17 * (len(labels) if len(points) > len(names) else 0))
     drawn = [(100 * x.mean, 100 * y.mean, 100 * (x.std or 0.0), 100 * (y.std or 0.0)) for _, x, y in points]
@@ -276,24 +272,6 @@ def _trade(table: Table, fields: list[int], measures: list[int]) -> Figure:
         at[place] = f"{at[place]}, {label}" if place in at else label
     _name_points(figure, axes, at, drawn, steps)
     return figure
-
-
-def _leave_worst_out(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
-    """Cut off what is below the median in either: among many runs some are hopeless, and would press the others together."""
-    low = [statistics.median(values) for values in zip(*points, strict=True)]
-    shown = [point for point in points if point[0] >= low[0] and point[1] >= low[1]]
-    if not shown:
-        return
-    # The best of one metric is shown whatever it is in the other.
-    shown += [max(points, key=lambda point: point[place]) for place in (0, 1)]
-    for place, limit in ((0, axes.set_xlim), (1, axes.set_ylim)):
-        values = [point[place] for point in shown]
-        margin = 0.12 * (max(values) - min(values)) or 0.5
-        limit(min(values) - margin, max(values) + margin)
-    corner = (axes.get_xlim()[0], axes.get_ylim()[0])
-    outside = sum(point[0] < corner[0] or point[1] < corner[1] for point in points)
-    if outside:
-        axes.set_title(f"{outside} of {len(points)} are worse and outside of the picture", fontsize=9, color="#666666")
 
 
 def _name_points(

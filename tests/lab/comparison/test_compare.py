@@ -16,6 +16,9 @@ from torch.utils.data import TensorDataset
 import anyk.lab
 import lab_data
 import made
+from anyk.lab import cli
+from anyk.lab.cli import parsing
+from anyk.lab.comparison.config import ComparisonConfig
 from anyk.lab.errors import LabError
 
 QUICK = {"losses": ["lapsum"], "seeds": 1, "budget": 1, "epochs": 1, "batch_size": 32, "m": 8, "jobs": 2, "quiet": True}
@@ -131,6 +134,6 @@ def test_without_pandas_it_says_so(monkeypatch):
         shown(made.SOFTMAX).to_frame()
 
 
-def test_other_names_are_no_names_of_the_lab():
-    with pytest.raises(AttributeError, match="has no attribute 'compar'"):
-        _ = anyk.lab.compar
+def test_a_field_of_the_config_is_an_option_of_the_command():
+    options = parsing.arguments(cli.COMMANDS["compare"])
+    assert {field.name.replace("_", "-") for field in dataclasses.fields(ComparisonConfig)} <= set(options)

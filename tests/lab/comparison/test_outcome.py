@@ -11,7 +11,7 @@ import made
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Method, SeedRun, contrasts
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
-from anyk.lab.statistics import contrast, two_way
+from anyk.lab.statistics import two_way
 
 # Counting ------------------------------------------------------------------------------------------------------------------
 
@@ -179,15 +179,6 @@ def test_validation_picks_and_the_test_confirms():
     assert made.measured(made.SOFTMAX, trade, ks=(5,)).choice.name == "splitter"
     # The first of equals, softmax before all.
     assert made.comparison(dataclasses.replace(made.SOFTMAX, name="splitter"), made.SOFTMAX).picked.name == "softmax"
-
-
-def test_one_example_of_400_is_not_chosen():
-    better = made.with_validation(made.method("splitter", made.shifted(top1=0.0025)), 0.95)
-    d = np.zeros((5, 400), dtype=int)
-    d[:, 0] = 1
-    compared = made.comparison(made.SOFTMAX, better, contrasts=(contrast("splitter", "softmax", "top1", d),))
-    assert compared.choice.name == "softmax"
-    assert compared.differences["splitter", "top1"].paired.hits == pytest.approx(1)
 
 
 def test_a_cap_leaves_no_test():

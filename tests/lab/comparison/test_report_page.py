@@ -193,24 +193,29 @@ def test_of_sequences_the_context_stands_where_images_do(kind, context, shown):
     assert not any(tag == "img" for tag, _ in reader.tags)
 
 
+def all_named(name, method):
+    """A comparison in which everything has this name, but for the method."""
+    tests = made.accuracies(0.6, 0.8, 0.9)
+    guesses = ((Guess(name, 0.5),), (Guess(name),), (6, 1))
+    hits = {"top1": (3,), "top5": (400_000,)}, {"top1": (4,), "top5": (300_000,)}
+    return made.comparison(
+        made.method("softmax", tests, epochs=3),
+        made.method(method, tests, epochs=3),
+        controls=(made.method(LEARNING_RATE_OF + method, made.accuracies(0.602, 0.802, 0.9), tries=()),),
+        data={"name": name, "classes": 3, "tokens": "words"},
+        command=name,
+        settings={name: name, "metric": "mean"},
+        environment={name: {name: name}},
+        moves=Moves(method, 5, 0, 1, 0, (Example(name, name, "in", *guesses, made.png(), (name,)),)),
+        by_class=ByClass(method, (0, 1), (name,), (1_000_000,), *hits, (Confusion(name, name, 200_000, 100_000),)),
+        unreadable=(name,),
+        failures=(Failure(name, name),),
+    )
+
+
 def test_names_are_escaped():
     evil = '<script>alert("1")</script>'
-    tests = made.accuracies(0.6, 0.8, 0.9)
-    guesses = ((Guess(evil, 0.5),), (Guess(evil),), (6, 1))
-    moves = Moves(evil, 5, 0, 1, 0, (Example(evil, evil, "in", *guesses, made.png(), (evil,)),))
-    hits = {"top1": (3,), "top5": (4,)}, {"top1": (4,), "top5": (3,)}
-    compared = made.comparison(
-        made.method("softmax", tests, epochs=3),
-        made.method(evil, tests, epochs=3),
-        data={"name": evil, "classes": 3, "tokens": "words"},
-        command=evil,
-        settings={evil: evil, "metric": "mean"},
-        environment={evil: {evil: evil}},
-        moves=moves,
-        by_class=ByClass(evil, (0, 1), (evil,), (3,), *hits, (Confusion(evil, evil, 2, 1),)),
-        unreadable=(evil,),
-        failures=(Failure(evil, evil),),
-    )
+    compared = all_named(evil, evil)
     _, words = read(compared)
     assert words.count("alert(") > 10
     assert "<script" not in report_page.render(compared)
@@ -270,25 +275,13 @@ def tab(tmp_path_factory):
         yield page
 
 
-def long_names():
-    """A comparison whose names are longer than a phone is wide."""
-    name = "a class of a name without any end " + "x" * 60
-    guesses = (Guess(name, 0.5), Guess("short", 0.25))
-    example = Example(f"{name}/{'y' * 80}.jpg", name, "in", guesses, guesses, (6, 1), made.png(), (name, "w" * 90))
-    moves = Moves("splitter", 5, 0, 1, 0, (example,))
-    hits = {"top1": (3,), "top5": (400_000,)}, {"top1": (4,), "top5": (300_000,)}
-    counted = ByClass("error:lapsum", (0, 1), (name,), (1_000_000,), *hits, (Confusion(name, name, 200_000, 100_000),))
-    control = made.method(LEARNING_RATE_OF + "error:lapsum", made.accuracies(0.602, 0.802, 0.9), tries=())
-    return made.measured(
-        *methods(), made.method("error:lapsum", made.accuracies(0.61, 0.79, 0.9)), controls=[control],
-        moves=moves, by_class=counted, unreadable=("z" * 90,),
-    )  # fmt: skip
+LONG = "a name without any end " + "x" * 80
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [360, 1100])
-@pytest.mark.parametrize("compared", [made.with_others(full()), long_names()], ids=["full", "long names"])
+@pytest.mark.parametrize("compared", [made.with_others(full()), all_named(LONG, "error:lapsum")], ids=["full", "long"])
 def test_in_a_browser_nothing_scrolls_sideways(tab, tmp_path, compared, width, dark):
     report_page.write(compared, tmp_path / "report.html")
     tab.open(tmp_path / "report.html", width, 800, dark=dark, touch=width == 360)

@@ -18,21 +18,22 @@ import lab_data
 from anyk.lab.comparison import results, search
 from anyk.lab.comparison.config import ComparisonConfig, seconds_of
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, Method
-from anyk.lab.comparison.search import axes, expected_runs, measured_ks, started
+from anyk.lab.comparison.search import axes, expected_runs, started
 from anyk.lab.comparison.tuning import COARSE_POINTS, Axis
 from anyk.lab.comparison.verdict import verdict
 from anyk.lab.errors import Diverged, LabError
 from anyk.lab.run import training
 from anyk.lab.run.config import Config
+from anyk.lab.run.evaluation import Predictor
 from anyk.lab.run.names import KNOBS, names
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+def data(tmp_path_factory):
     return str(lab_data.write_embedding_set(tmp_path_factory.mktemp("data") / "points"))
 
 
-def config(data: str, out: Path | str = "out", **changes: Any) -> ComparisonConfig:
+def config(data, out: Path | str = "out", **changes: Any) -> ComparisonConfig:
     given: dict[str, Any] = {"epochs": 4, "batch_size": 32, "learning_rate": 1e-2, "m": 8, "losses": ("lapsum",), "jobs": 2}
     return ComparisonConfig(**{"data": data, "out": str(out), **given, **changes})
 
@@ -42,14 +43,14 @@ SHORT: dict[str, Any] = {"seeds": 1, "budget": 1}
 
 
 @pytest.fixture(scope="module")
-def finished(data: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path, list[str]]:
+def finished(data, tmp_path_factory):
     """A comparison without caps, its folder, and what it said before the first run."""
     out, plan = tmp_path_factory.mktemp("compared") / "out", list[str]()
     done = search.search(config(data, out, seeds=3), command="anyk compare points", on_plan=plan.append)
     return done, out, plan
 
 
-def test_a_comparison_from_end_to_end(finished: tuple[Comparison, Path, list[str]]) -> None:
+def test_a_comparison_from_end_to_end(finished):
     done, out, _ = finished
     assert [method.name for method in done.methods] == ["softmax", "lapsum"]
     assert [method.hyperparameter for method in done.methods] == ["label_smoothing", "temperature"]
@@ -66,9 +67,9 @@ def test_a_comparison_from_end_to_end(finished: tuple[Comparison, Path, list[str
         [taken] = [made for made in full if (made.learning_rate, made.hyperparameter) == (method.config.learning_rate, value)]
         best = max(
             (made for made in full if len(made.scores) == len(taken.scores)),
-            key=lambda made: sum(made.scores) / len(made.scores),  # type: ignore[arg-type]
+            key=lambda made: sum(made.scores) / len(made.scores),
         )
-        assert sum(best.scores) == pytest.approx(sum(taken.scores))  # type: ignore[arg-type]
+        assert sum(best.scores) == pytest.approx(sum(taken.scores))
         rates = sorted({made.learning_rate for made in full if made.hyperparameter == value})
         assert rates[0] < method.config.learning_rate < rates[-1]
         assert max(rates) / min(made.learning_rate for made in method.tries) >= 100
@@ -79,6 +80,8 @@ def test_a_comparison_from_end_to_end(finished: tuple[Comparison, Path, list[str
         assert method.same_length["mean"] == taken.scores[0]
     tuning = [json.loads(file.read_text()) for file in out.glob("runs/*/result.json")]
     assert {bool(run["test"]) for run in tuning if run["config"]["seed"] in search.TUNING_SEED_NUMBERS} == {False}
+    longer = [(run["config"]["loss"], run["config"]["seed"]) for run in tuning if run["config"]["epochs"] == 8]
+    assert sorted(longer) == [("lapsum", 0), ("softmax", 0)]  # twice the epochs are tried once
     assert len({sum(made.epochs == 4 for made in method.tries) for method in done.methods}) == 1  # as many tries
     weights = load_file(out / "model.safetensors")
     assert any(
@@ -88,17 +91,7 @@ def test_a_comparison_from_end_to_end(finished: tuple[Comparison, Path, list[str
     assert "<html" in (out / "report.html").read_text()
 
 
-def test_twice_the_epochs_are_tried_once_for_each_method(finished: tuple[Comparison, Path, list[str]]) -> None:
-    _, out, _ = finished
-    configs = [json.loads(file.read_text()) for file in out.glob("runs/*/config.json")]
-    longer = [config for config in configs if config["epochs"] == 8]
-    assert sorted(config["loss"] for config in longer) == ["lapsum", "softmax"]
-    assert {config["seed"] for config in longer} == {0}
-
-
-def test_the_same_again_makes_no_run_and_other_numbers_of_seeds_and_jobs_go_on(
-    finished: tuple[Comparison, Path, list[str]], data: str
-) -> None:
+def test_the_same_again_makes_no_run_and_other_numbers_of_seeds_and_jobs_go_on(finished, data):
     done, out, _ = finished
 
     def written() -> dict[Path, int]:
@@ -117,7 +110,7 @@ def test_the_same_again_makes_no_run_and_other_numbers_of_seeds_and_jobs_go_on(
     assert {sum(made.epochs == 4 for made in method.tries) for method in capped.methods} == {4}
 
 
-def test_a_comparison_on_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_on_sequences(tmp_path, monkeypatch):
     """Its plan, its estimate and its report."""
     monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
     place, plan = lab_data.write_items(tmp_path / "items.txt"), list[str]()
@@ -145,7 +138,7 @@ def test_a_comparison_on_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         search.search(given.replace(ks=(1, 25), m="auto", losses=("error",), out=str(tmp_path / "other")))
 
 
-def test_the_plan_is_said_before_the_first_run(finished: tuple[Comparison, Path, list[str]]) -> None:
+def test_the_plan_is_said_before_the_first_run(finished):
     data, model, losses, time = finished[2]
     for fact in ("216 examples", "24 for validation", "240 for the test", "12 classes", "16 features, standardised"):
         assert fact in data
@@ -154,9 +147,7 @@ def test_the_plan_is_said_before_the_first_run(finished: tuple[Comparison, Path,
     assert re.search(r"about [\d.]+ (s|min)", time)
 
 
-def test_a_method_that_wins_has_softmax_with_its_rate_as_a_control(
-    finished: tuple[Comparison, Path, list[str]], data: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_that_wins_has_softmax_with_its_rate_as_a_control(finished, data, monkeypatch):
     done, out, _ = finished
 
     def significant(self: Comparison, method: Method, sign: int) -> dict[str, Any]:
@@ -175,16 +166,14 @@ def test_a_method_that_wins_has_softmax_with_its_rate_as_a_control(
     assert {(one.method, one.against) for one in again.contrasts} >= {(control.name, "softmax"), ("lapsum", control.name)}
 
 
-def test_moved_examples_are_counted(data: str, tmp_path: Path) -> None:
+def test_moved_examples_are_counted(data, tmp_path):
     """Against counts made by hand from the models that the comparison left."""
-    from anyk.lab.run.evaluation import Predictor
-
-    done = search.search(config(data, tmp_path, learning_rate=1e-3, epochs=1, losses=("ksubset",), **SHORT))
+    done = search.search(config(data, tmp_path, ks=(2,), epochs=1, losses=("ksubset",), **SHORT))
     predictors = [Predictor(tmp_path / method.runs[0].folder) for method in done.methods]
     target = predictors[0].parts.test.labels
-    before, after = ((predictor.test_guesses(5)[0] == target[:, None]).any(1) for predictor in predictors)
-    assert done.moves is not None
+    before, after = ((predictor.test_guesses(2)[0] == target[:, None]).any(1) for predictor in predictors)
     assert (done.moves.into, done.moves.out_of) == (int((after & ~before).sum()), int((before & ~after).sum()))
+    assert done.moves.examples
     for example in done.moves.examples:
         names = [[guess.name for guess in guesses] for guesses in (example.before, example.after)]
         assert (example.target in names[1]) == (example.moved == "in")
@@ -210,9 +199,7 @@ def test_moved_examples_are_counted(data: str, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_bad_comparisons_end_before_anything_is_trained(
-    changes: dict[str, Any], message: str, data: str, tmp_path: Path
-) -> None:
+def test_bad_comparisons_end_before_anything_is_trained(changes, message, data, tmp_path):
     if changes.get("data") == "few":
         changes = {**changes, "data": str(lab_data.write_embedding_set(tmp_path / "few", classes=6))}
     with pytest.raises(LabError, match=message):
@@ -220,7 +207,7 @@ def test_bad_comparisons_end_before_anything_is_trained(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_loss_that_always_fails_is_reported(data: str, tmp_path: Path) -> None:
+def test_a_loss_that_always_fails_is_reported(data, tmp_path):
     failing = {"optimizer": "sgd", "learning_rate": 1e30, "weight_decay": 1e30, "epochs": 1}
     done = search.search(config(data, tmp_path, **failing, **SHORT))
     assert all(not method.runs for method in done.methods)
@@ -228,33 +215,28 @@ def test_a_loss_that_always_fails_is_reported(data: str, tmp_path: Path) -> None
     assert "lower the learning rate" in " ".join(verdict(done))
 
 
-def test_a_rate_that_diverges_while_tuning_is_an_answer_and_no_failure(data: str, tmp_path: Path) -> None:
+def test_a_rate_that_diverges_while_tuning_is_an_answer_and_no_failure(data, tmp_path):
     done = search.search(config(data, tmp_path, optimizer="sgd", learning_rate=100.0, weight_decay=100.0, seeds=1, budget=8))
     assert any(None in made.scores for method in done.methods for made in method.tries)
     assert [len(method.runs) for method in done.methods] == [1, 1]
     assert done.failures == ()
 
 
-def test_a_loss_that_refuses_scores_that_are_no_numbers_has_diverged(data: str, tmp_path: Path) -> None:
+def test_a_loss_that_refuses_scores_that_are_no_numbers_has_diverged(data, tmp_path):
     given = config(data, optimizer="sgd", learning_rate=10.0, weight_decay=10.0).run("lapsum")
     with pytest.raises(Diverged, match=r"the scores are not finite at step \d+: lower the learning rate \(10\)"):
         training.train(given, tmp_path)
 
 
-def test_every_method_measures_what_one_of_them_trains_for(data: str, tmp_path: Path) -> None:
-    done = search.search(config(data, tmp_path, p_k=(0.5, 0.0, 0.5), epochs=1, measure=(7,), **SHORT))
-    assert all({"top1", "top3", "top5", "top7", "top10"} <= run.test.keys() for method in done.methods for run in method.runs)
-    assert done.ks == (1, 3)
-    assert done.metrics == ["top1", "top3", "top5", "top7", "top10"]
-
-
-def test_ks_are_trained_for_tuned_for_and_judged(data: str, tmp_path: Path) -> None:
-    done = search.search(config(data, tmp_path, ks=(3,), epochs=1, **SHORT))
+def test_ks_are_trained_for_tuned_for_and_judged_and_all_methods_measure_the_same(data, tmp_path):
+    done = search.search(config(data, tmp_path, ks=(3,), epochs=1, measure=(7,), **SHORT))
     assert done.ks == (3,)
-    assert done.metrics[0] == "top3"
+    assert done.metrics == ["top3", "top1", "top5", "top7", "top10"]
     for method in done.methods:
         assert method.config.p_k == (0.0, 0.0, 1.0)
-        assert all(run.validation["mean"] == run.validation["top3"] for run in method.runs)
+        for run in method.runs:
+            assert set(done.metrics) <= run.test.keys()
+            assert run.validation["mean"] == run.validation["top3"]
 
 
 @pytest.mark.parametrize(
@@ -271,16 +253,12 @@ def test_ks_are_trained_for_tuned_for_and_judged(data: str, tmp_path: Path) -> N
         ({"p_k": (0.5, 0.0, 0.5), "p_k_end": (0.0, 0.5, 0.5)}, 12, (1, 2, 3), (0.5, 0.0, 0.5)),
     ],
 )
-def test_ks_and_p_k_follow_from_each_other(changes, classes, ks, p_k) -> None:
+def test_ks_and_p_k_follow_from_each_other(changes, classes, ks, p_k):
     given = ComparisonConfig(**changes).with_ks(classes)
     assert (given.ks, given.p_k) == (ks, p_k)
 
 
-def test_the_usual_k_are_measured_anyway(data: str) -> None:
-    assert measured_ks(config(data), 12) == ()
-
-
-def test_softmax_is_always_there_and_gce_beside_error_losses() -> None:
+def test_softmax_is_always_there_and_gce_beside_error_losses():
     for given, found in (
         (("splitter",), ("softmax", "splitter")),
         (("error:lapsum", "splitter", "error:lapsum"), ("softmax", "gce", "error:lapsum", "splitter")),
@@ -289,7 +267,7 @@ def test_softmax_is_always_there_and_gce_beside_error_losses() -> None:
         assert ComparisonConfig(losses=given).losses == ComparisonConfig(losses=found).losses == found
 
 
-def test_sl_at_k_starts_where_it_learns(data: str, tmp_path: Path) -> None:
+def test_sl_at_k_starts_where_it_learns(data, tmp_path):
     """With 12 classes at a temperature of 8, two steps from where targets are pushed away at the start."""
     done = search.search(config(data, tmp_path, learning_rate=0.1, losses=("softmax_at_k",), **SHORT))
     assert {made.hyperparameter for made in done.methods[1].tries} == {8.0}
@@ -300,7 +278,7 @@ def test_sl_at_k_starts_where_it_learns(data: str, tmp_path: Path) -> None:
     assert started(Config(loss="smooth"), 2000) == Config(loss="smooth")
 
 
-def test_each_loss_tunes_its_learning_rate_and_one_hyperparameter_of_its_own() -> None:
+def test_each_loss_tunes_its_learning_rate_and_one_hyperparameter_of_its_own():
     hyperparameters = {name: axes(Config(loss=name, learning_rate=1e-3)) for name in names() if name != "error:OPERATOR"}
     hyperparameters["error:lapsum"] = axes(Config(loss="error:lapsum", learning_rate=1e-3))
     found = {name: pair[1].name for name, pair in hyperparameters.items()}
@@ -322,7 +300,7 @@ def test_each_loss_tunes_its_learning_rate_and_one_hyperparameter_of_its_own() -
             assert hyperparameter.values == KNOBS[hyperparameter.name]
 
 
-def test_times_are_words() -> None:
+def test_times_are_words():
     assert [seconds_of(word) for word in ("90s", "10m", "2h", "30", "1.5 min")] == [90, 600, 7200, 30, 90]
     for word in ("", "soon", "-5m", "10d"):
         with pytest.raises(LabError, match="such as 90s, 10m or 2h"):
@@ -338,17 +316,17 @@ def without_times(content: dict[str, Any]) -> list[list[Any]]:
 
 
 @pytest.fixture(scope="module")
-def small(finished: tuple[Comparison, Path, list[str]], data: str) -> Comparison:
+def small(finished, data):
     """A smaller comparison that nothing disturbed."""
     return search.search(config(data, finished[1], seeds=1, budget=5))
 
 
-def test_when_the_time_is_over_the_runs_stop_and_the_same_call_goes_on(small: Comparison, data: str, tmp_path: Path) -> None:
+def test_when_the_time_is_over_the_runs_stop_and_the_same_call_goes_on(small, data, tmp_path):
     """By a clock that the runs' progress moves, so that the cap comes in the middle of the tuning."""
     seen = itertools.count()
     now = 0
 
-    def tick(*_: object) -> None:
+    def tick(*_: object):
         nonlocal now
         now = next(seen)
 
@@ -361,7 +339,7 @@ def test_when_the_time_is_over_the_runs_stop_and_the_same_call_goes_on(small: Co
     assert without_times(results.to_json(again)) == without_times(results.to_json(small))
 
 
-def test_a_comparison_leaves_a_folder_of_other_files_alone(data: str, tmp_path: Path) -> None:
+def test_a_comparison_leaves_a_folder_of_other_files_alone(data, tmp_path):
     (tmp_path / "cat.jpg").touch()
     with pytest.raises(LabError, match=r"holds files that are not of a run \(cat.jpg\): choose another folder with --out"):
         search.search(config(data, tmp_path))
@@ -369,9 +347,7 @@ def test_a_comparison_leaves_a_folder_of_other_files_alone(data: str, tmp_path: 
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
-def test_the_command_goes_on_after_it_was_killed_while_it_tuned(
-    how: signal.Signals, small: Comparison, data: str, tmp_path: Path
-) -> None:
+def test_the_command_goes_on_after_it_was_killed_while_it_tuned(how, small, data, tmp_path):
     """Kill the parent alone; its workers must leave the run folders so that the same command comes to the same bits."""
     words = ["--losses", "lapsum", "--seeds", "1", "--budget", "5", "--jobs", "2", "--epochs", "4", "--batch-size", "32"]
     words += ["--m", "8", "--learning-rate", "0.01", "--quiet", "--out", str(tmp_path / "out")]
@@ -391,7 +367,7 @@ def test_the_command_goes_on_after_it_was_killed_while_it_tuned(
     assert without_times(json.loads(again.stdout)) == without_times(results.to_json(small))
 
 
-def test_the_runs_that_are_announced_know_the_cap_and_the_control() -> None:
+def test_the_runs_that_are_announced_know_the_cap_and_the_control():
     """Three losses, for gce comes with error: of one point each nothing is chosen, of two a few seeds more are run."""
 
     def expected(*losses: str, **changes: Any) -> int:

@@ -214,14 +214,6 @@ def test_ties_on_validation():
     assert "softmax and splitter are tied" in " ".join(verdict(made.measured(*methods)))
 
 
-def test_what_rounds_to_nothing_has_no_sign():
-    nothing = [{**test, "top1": test["top1"] - 1e-5} for test in made.shifted(top5=0.02)]
-    compared = made.comparison(made.method("softmax", made.shifted(top5=0.02)), made.method("splitter", nothing))
-    said = " ".join(verdict(compared))
-    assert "top-1 0.00 points" in said
-    assert not re.search("[−-]0[.]00|[−-]0 of", said + tables.render(table(compared), "terminal"))
-
-
 def test_metrics_that_were_not_measured():
     few = [made.method(name, [{"top1": 0.9}] * 3) for name in ("softmax", "splitter")]
     assert "top-5" not in " ".join(verdict(made.comparison(*few, classes=3)))

@@ -97,13 +97,7 @@ def find_moves(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts
     """Test examples whose target is among the first k guesses of the baseline or of its rival, not of both.
 
     k is the largest of the comparison. The runs have kept ranks and guesses; their models are asked for probabilities of the
-    examples that are shown, and of no others.
-
-    Args:
-        comparison: the methods with their runs.
-        out: the folder that the runs' folders are in.
-        dataset: the data of the runs.
-        parts: their split of it.
+    examples that are shown, and of no others. The arguments are those of :func:`count_classes`.
     """
     method = comparison.rival
     runs = comparison.shared(method)[0] if method is not None else None
