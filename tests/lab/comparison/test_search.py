@@ -223,7 +223,7 @@ def test_a_rate_that_diverges_while_tuning_is_an_answer_and_no_failure(data, tmp
 
 
 def test_a_loss_that_refuses_scores_that_are_no_numbers_has_diverged(data, tmp_path):
-    given = config(data, optimizer="sgd", learning_rate=10.0, weight_decay=10.0).run("lapsum")
+    given = config(data, optimizer="sgd", learning_rate=10.0, weight_decay=10.0).run_config("lapsum")
     with pytest.raises(Diverged, match=r"the scores are not finite at step \d+: lower the learning rate \(10\)"):
         training.train(given, tmp_path)
 

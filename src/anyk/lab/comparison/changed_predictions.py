@@ -28,6 +28,8 @@ SHOWN_TOKENS, SHOWN_ITEMS = 32, 8
 #: the longer side of an image that is shown, at most
 THUMBNAIL = 96
 
+Tensors = dict[str, NDArray[Any]]
+
 
 def count_classes(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts) -> ByClass | None:
     """Count the hits of the baseline and of its rival in each class; None where there is nothing to count.
@@ -45,24 +47,23 @@ def count_classes(comparison: Comparison, out: Path, dataset: Dataset, parts: Pa
     known = target >= 0  # the others are none of the classes
     examples = np.bincount(target[known], minlength=len(dataset.classes))
     present = np.flatnonzero(examples)
-    names = comparison.metrics
-    hits = np.zeros((2, len(names), len(examples)), dtype=np.int64)
-    confusions: tuple[Counter[tuple[int, int]], Counter[tuple[int, int]]] = (Counter(), Counter())
-    seeds = []
+    seeds, sides = [], (list[Tensors](), list[Tensors]())
     for runs in comparison.shared(method):
         both = [tested(run, out, "ranks", "guesses") for run in runs]
-        if any(one is None or len(one["ranks"]) != len(target) for one in both):
-            continue
-        seeds.append(runs[0].seed)
-        for side, one in enumerate(both):
-            assert one is not None
-            for row, metric in enumerate(names):
-                hit = one["ranks"] <= int(metric.removeprefix("top"))
-                hits[side, row] += np.bincount(target[hit], minlength=len(examples))
-            confusions[side].update(_confusions(target[known], one["guesses"][known, 0]))
+        complete = [one for one in both if one is not None and len(one["ranks"]) == len(target)]
+        if len(complete) == 2:
+            seeds.append(runs[0].seed)
+            for side, one in zip(sides, complete, strict=True):
+                side.append(one)
     if not seeds:
         return None
-    before, after = ({metric: tuple(hits[side, row, present].tolist()) for row, metric in enumerate(names)} for side in (0, 1))
+
+    def hits(side: list[Tensors], metric: str) -> tuple[int, ...]:
+        hit = [target[one["ranks"] <= int(metric.removeprefix("top"))] for one in side]
+        return tuple(np.bincount(np.concatenate(hit), minlength=len(examples))[present].tolist())
+
+    before, after = ({metric: hits(side, metric) for metric in comparison.metrics} for side in sides)
+    confusions = [_confusions(target[known], [one["guesses"][known, 0] for one in side]) for side in sides]
     return ByClass(
         method.name,
         tuple(seeds),
@@ -71,26 +72,23 @@ def count_classes(comparison: Comparison, out: Path, dataset: Dataset, parts: Pa
         before,
         after,
         tuple(
-            Confusion(dataset.classes[right], dataset.classes[wrong], confusions[0][right, wrong], confusions[1][right, wrong])
-            for right, wrong in _most_frequent(confusions)
+            Confusion(dataset.classes[right], dataset.classes[wrong], *(found[right, wrong] for found in confusions))
+            for right, wrong in dict.fromkeys(pair for found in confusions for pair in _most_frequent(found))
         ),
     )
 
 
-def _confusions(target: NDArray[Any], guess: NDArray[Any]) -> dict[tuple[int, int], int]:
-    """How often each (target, other class) was guessed."""
-    wrong = guess != target
-    pairs, counts = np.unique(np.stack([target[wrong], guess[wrong]], 1), axis=0, return_counts=True)
-    return {(int(right), int(other)): int(count) for (right, other), count in zip(pairs, counts, strict=True)}
+def _confusions(target: NDArray[Any], guesses: Iterable[NDArray[Any]]) -> Counter[tuple[int, int]]:
+    """How often each (target, other class) was guessed, by several runs."""
+    found: Counter[tuple[int, int]] = Counter()
+    for guess in guesses:
+        wrong = guess != target
+        found.update(zip(target[wrong].tolist(), guess[wrong].tolist(), strict=True))
+    return found
 
 
-def _most_frequent(confusions: Iterable[Counter[tuple[int, int]]]) -> list[tuple[int, int]]:
-    """The pairs most frequent in one of the two, those of the first one first; of equally frequent ones in their order."""
-    found: dict[tuple[int, int], None] = {}
-    for counter in confusions:
-        ranked = sorted(counter, key=lambda pair: (-counter[pair], pair))
-        found |= dict.fromkeys(ranked[:KEPT_CONFUSIONS])
-    return list(found)
+def _most_frequent(found: Counter[tuple[int, int]]) -> list[tuple[int, int]]:
+    return sorted(found, key=lambda pair: (-found[pair], pair))[:KEPT_CONFUSIONS]
 
 
 def find_moves(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts) -> Moves | None:

@@ -80,7 +80,7 @@ class ComparisonConfig(ComparisonFields, Setting):
         """Where the outcome goes."""
         return Path(self.out) if self.out is not None else Path("anyk-runs") / f"compare-{files.slug(self.data)}"
 
-    def run(self, loss: str) -> Config:
+    def run_config(self, loss: str) -> Config:
         """One run with a loss, before anything is tuned."""
         return Config(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Setting)}, loss=loss)
 

@@ -88,7 +88,7 @@ def search(
     # Before hours of training, not after.
     check_setting(config, dataset)
     config = config.replace(measure=measured_ks(config, classes))
-    starts = [started(config.run(loss), classes) for loss in config.losses]
+    starts = [started(config.run_config(loss), classes) for loss in config.losses]
     parts = divide(dataset, config)
     for start in starts:
         check_seen(start, dataset, parts, max(trained_ks(criterion(start, classes), start)))
@@ -248,12 +248,8 @@ class Search(Tuner):
 
     def config(self, trial: Trial) -> Config:
         """What a trial runs. It does not look at the test examples."""
-        epochs = self.short_epochs if trial.short else self.start.epochs
+        epochs = self.start.epochs // SHORT if trial.short else self.start.epochs
         return self.at(trial.point).replace(epochs=epochs, seed=TUNING_SEED_NUMBERS[trial.seed], tested=False)
-
-    @property
-    def short_epochs(self) -> int:
-        return self.start.epochs // SHORT
 
     def at(self, point: Point) -> Config:
         """The config at a point."""
@@ -280,12 +276,13 @@ class Search(Tuner):
             if any(outcome == Outcome() for outcome in outcomes):
                 return
 
-    def record(self) -> Iterator[tuple[tuple[float, ...], int, tuple[float | None, ...]]]:
-        """The points in the order in which they were tried: the values on the axes, the epochs, the scores seed by seed."""
+    def record(self) -> Iterator[Try]:
+        """The points in the order in which they were tried."""
         for trial in self.scores:
             if trial.seed == 0:
+                rate, hyperparameter, *smoothing = self.values(trial.point)
                 scores = (self.scores[trial],) if trial.short else tuple(self.seeds(trial.point))
-                yield self.values(trial.point), self.short_epochs if trial.short else self.start.epochs, scores
+                yield Try(rate, hyperparameter, self.config(trial).epochs, scores, *smoothing)
 
 
 class _Study(Runs):
@@ -301,10 +298,7 @@ class _Study(Runs):
         found = Method(
             name=search.start.loss,
             config=search.start if best is None else search.at(best),
-            tries=tuple(
-                Try(rate, hyperparameter, epochs, scores, *smoothing)
-                for (rate, hyperparameter, *smoothing), epochs, scores in search.record()
-            ),
+            tries=tuple(search.record()),
             runs=(),
             hyperparameter=search.axes[1].name,
             capped=self.limit.option if search.capped == tuning.TIME else search.capped,
@@ -422,7 +416,7 @@ class _Estimate:
 
 def measured_ks(config: ComparisonConfig, classes: int) -> tuple[int, ...]:
     """The k that all methods measure beside the usual ones, so that what one of them trains for is known of all."""
-    runs = [config.run(loss) for loss in config.losses]
+    runs = [config.run_config(loss) for loss in config.losses]
     trained = {k for run in runs for k in trained_ks(criterion(run, classes), run)}
     ks = {*config.measure, *config.ks, *trained}
     return tuple(sorted(k for k in ks if f"top{k}" not in METRICS and k < classes))
