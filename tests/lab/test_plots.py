@@ -171,6 +171,19 @@ def test_many_points_are_numbered_and_the_best_are_named_below(drawn):
     assert not any("0.1" in line for line in below)  # which are beaten
 
 
+def test_long_names_are_named_below(drawn):
+    runs = [
+        (
+            BASE.replace(loss=loss, swap=swap, optimizer="adamw" if swap == "cauchy" else "sgd", wires="given", split_seed=n),
+            {"top1": 0.5, "top5": 0.9 - n / 10},
+        )
+        for n, (loss, swap) in enumerate((("bitonic", "cauchy"), ("splitter", "optimal")))
+    ]
+    figure = drawn(*runs)
+    assert set(labels_of(*figure.get_axes())) == {"1", "2"}
+    assert sorted(line.split()[1] for line in names_in(figure.legends[1])) == ["bitonic,", "splitter,"]
+
+
 def test_p_k_in_words(drawn):
     runs = [
         (BASE.replace(learning_rate=rate, p_k=p_k), {"top1": 0.5}) for rate in (0.1, 0.2) for p_k in ((1.0,), (0.5, 0.0, 0.5))

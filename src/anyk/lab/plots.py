@@ -36,6 +36,7 @@ STYLE: dict[Any, Any] = {
 _COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 _MARKERS = "osD^vP"
 _LABELS = 12  # beside points; more would hide them
+_LETTERS_BESIDE = 40  # of such a label; longer ones do not fit
 
 # --- labels -----------------------------------------------------------------------------------------------------------
 
@@ -62,8 +63,9 @@ def place_label(x: float, y: float, width: float, height: float, obstacles: Sequ
             left = x + across * (distance + width / 2) - width / 2
             top = y + along * (distance + height / 2) - height / 2
             box = (left, top, left + width, top + height)
-            outside = box[0] < frame[0] or box[1] < frame[1] or box[2] > frame[2] or box[3] > frame[3]
-            cost = ring + 100 * outside + sum(weight for other, weight in obstacles if overlap(box, other))
+            overhang = [frame[0] - box[0], frame[1] - box[1], box[2] - frame[2], box[3] - frame[3]]
+            outside = sum(100 + part for part in overhang if part > 0)
+            cost = ring + outside + sum(weight for other, weight in obstacles if overlap(box, other))
             if best is None or cost < best[0]:
                 best = (cost, box)
     assert best is not None
@@ -259,12 +261,13 @@ def _trade(table: Table, fields: list[int], measures: list[int]) -> Figure:
     # Of few, all are named; of many, those that are not beaten. Long names stand below, under a number.
     named = points if len(points) <= _LABELS else front[:_LABELS]
     labels = [_label(table, row, fields) for row, _, _ in named]
-    if len(points) > len(names):
+    numbered = len(points) > len(names) or max(map(len, labels)) > _LETTERS_BESIDE
+    if numbered:
         figure.legend(loc="outside upper center", ncols=min(len(names), 6), frameon=False)
         below = [Line2D([], [], linestyle="none", label=_no_math(f"{n}  {label}")) for n, label in enumerate(labels, 1)]
         figure.legend(handles=below, loc="outside lower left", handlelength=0, handletextpad=0, fontsize=8, frameon=False)
         labels = [str(number) for number in range(1, 1 + len(labels))]
-    figure.set_figheight(4.8 + 0.17 * (len(labels) if len(points) > len(names) else 0))
+    figure.set_figheight(4.8 + 0.17 * (len(labels) if numbered else 0))
     drawn = [(100 * x.mean, 100 * y.mean, 100 * (x.std or 0.0), 100 * (y.std or 0.0)) for _, x, y in points]
     at: dict[tuple[float, float], str] = {}
     for (_, x, y), label in zip(named, labels, strict=True):
