@@ -52,7 +52,6 @@ from safetensors.torch import save
 
 from anyk.lab import data as datasets
 from anyk.lab import embedding, prediction
-from anyk.lab.comparison import results
 from anyk.lab.data import arrays, cifar, kept, sequences, tokens, unlabelled
 from anyk.lab.data.sets import Dataset
 from anyk.lab.engines import sweep
@@ -631,17 +630,13 @@ def json_files() -> list[Files]:
 
 
 def json_hostile() -> list[Files]:
-    lists = ("methods", "controls", "contrasts", "ks", "unreadable", "failures")
-    comparison: dict[str, Any] = {"format": results.FORMAT, "command": "anyk compare", "by_class": None, "moves": None}
-    comparison |= {key: {} for key in ("data", "settings", "environment")} | {key: [] for key in lists}
     deep = written(DEEP).encode()
     paths = {"name": "small", "classes": ["a", "b", "c", "d"], "files": ["../train.safetensors"]}
     surrogate = {"name": "small", "classes": ["\ud800", "b", "c", "d"]}
-    made = [{name: deep} for name in ("sweep.json", "p_k.json", "classes.json", "results.json")]
+    made = [{name: deep} for name in ("sweep.json", "p_k.json", "classes.json")]
     made += [{**embedding_set(), "set/dataset.json": json.dumps(each).encode()} for each in (paths, surrogate)]
     return [
         *made,
-        {"results.json": json.dumps(comparison).encode()},
         {"sweep.json": b'{"base": {"seed": 1' + b"0" * 4000 + b"}}"},
     ]
 
@@ -662,8 +657,6 @@ def read_json(folder: Path) -> Iterable[Callable[[], Any]]:
             yield lambda name=name: losses.read_p_k(folder / name, 2)
     if (folder / "classes.json").exists():
         yield lambda: arrays._read_class_names(folder / "classes.json")
-    if (folder / "results.json").exists():
-        yield lambda: results.read(folder / "results.json")
     if (folder / "set").exists():
         yield loaded(str(folder / "set"))
     if (folder / "out.partial").exists():

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import scipy.stats
 import torch
 from measuring import markdown_table, record, resident_megabytes
 
@@ -26,7 +27,7 @@ from anyk.lab.data import Dataset, Split, embeddings
 from anyk.lab.errors import Stopped
 from anyk.lab.run import training
 from anyk.lab.run.config import Config
-from anyk.lab.statistics import mean, paired, std
+from anyk.lab.statistics import mean, std
 
 WIDTH, BATCH = 2048, 500
 SHARD_ROWS = 32_768
@@ -221,10 +222,10 @@ def shuffle(folder: Path, data: Path, seeds: int, epochs: int) -> list[str]:
         for metric in ("top1", "top5"):
             values, base = ([100 * test[metric] for test in part] for part in (measured, tests["full"]))
             row.append(f"{mean(values):.2f} ± {std(values) or 0:.2f}")
-            found = paired(values, base)
-            row.append(
-                "" if found.p is None else f"{found.difference:+.2f} [{found.low:+.2f}, {found.high:+.2f}], p = {found.p:.2f}"
-            )
+            found = scipy.stats.ttest_rel(values, base)
+            low, high = found.confidence_interval()
+            gain = f"{mean(values) - mean(base):+.2f} [{low:+.2f}, {high:+.2f}], p = {found.pvalue:.2f}"
+            row.append("" if name == "full" else gain)
         table.append(row)
     return [
         f"{given.name}, {count:,} x {given.train.shape[0]}, {classes} classes, written class by class: the worst case. "

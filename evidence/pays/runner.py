@@ -28,7 +28,7 @@ import numpy as np
 
 from anyk import info
 from anyk.lab import statistics
-from anyk.lab.comparison.search import Runs, Search, together
+from anyk.lab.comparison.search import Runs, Search, map_in_threads
 from anyk.lab.data import load
 from anyk.lab.engines.attempt import Outcome
 from anyk.lab.engines.local import Pool
@@ -43,7 +43,7 @@ from pays.summaries import SUMMARIES, Line, Summaries, key, own
 
 #: what the message of a run says that diverged
 DIVERGED = "lower the learning rate"
-#: cells that are worked on together
+#: cells that are worked on map_in_threads
 AT_ONCE = 6
 
 
@@ -62,7 +62,7 @@ class RunsFor(Runs):
 
     def run(self, configs: Sequence[Config]) -> list[Outcome]:
         """Make these runs, and write the summary of each when it ends."""
-        return together(self.pool, self._one, configs) if configs else []
+        return map_in_threads(self.pool, self._one, configs) if configs else []
 
     def _one(self, config: Config) -> Outcome:
         place = self.folder(config)
@@ -264,12 +264,12 @@ def run(sets: Mapping[str, Set], data: Mapping[str, str], folder: Path, out: Pat
                     studies[name] = Study(sets[name], place, folder, pool, Summaries(sets[name], out), started)
                 study = studies[name]
                 if methods:
-                    together(pool, study.method, methods)
+                    map_in_threads(pool, study.method, methods)
                 # What cells start from is tuned first: two cells of one method would make the same runs at once.
                 for method in dict.fromkeys(cell.method for cell in cells):
                     study.tuned(method)
                 for first in range(0, len(cells), AT_ONCE):
-                    together(pool, study.cell, cells[first : first + AT_ONCE])
+                    map_in_threads(pool, study.cell, cells[first : first + AT_ONCE])
                 print(f"[{duration(time.monotonic() - started)}] {name}: {part} done", file=sys.stderr, flush=True)
 
 

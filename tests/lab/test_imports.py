@@ -39,7 +39,7 @@ def in_lab(name: str) -> bool:
 
 def test_the_graph_is_found() -> None:
     assert "anyk.lab.run.training" in GRAPH["anyk.lab.engines.attempt"]
-    assert "anyk.lab.comparison.verdict" in GRAPH["anyk.lab.cli.compare"]  # inside of a function
+    assert "anyk.lab.comparison.compare" in GRAPH["anyk.lab.cli.compare"]  # inside of a function
 
 
 def test_no_modules_of_the_lab_need_each_other() -> None:

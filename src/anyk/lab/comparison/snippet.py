@@ -75,8 +75,8 @@ def _arguments(make: type, values: Mapping[str, Any]) -> list[str]:
     """Keyword arguments: the temperature always, the others where they are not what the class takes by itself."""
     parameters = inspect.signature(make).parameters
     usual = {name: parameter.default for name, parameter in parameters.items()} | {"label_smoothing": 0.0}
-    said = {name: value for name, value in values.items() if name == "temperature" or value != usual[name]}
-    return [f"{name}={_quoted(value)}" for name, value in said.items()]
+    given = {name: value for name, value in values.items() if name == "temperature" or value != usual[name]}
+    return [f"{name}={_quoted(value)}" for name, value in given.items()]
 
 
 def _qualified(make: type) -> str:

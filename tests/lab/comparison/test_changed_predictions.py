@@ -1,15 +1,17 @@
-"""Examples that moved: as many losses as wins, each with where to find it."""
+"""Hits and confusions of each class against counts made by hand; examples that moved, each with where to find it."""
 
 import io
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import lab_data
 import made
-from anyk.lab.comparison import moves
-from anyk.lab.comparison.moves import SHOWN_EXAMPLES, THUMBNAIL, find_moves
+from anyk.lab.comparison import changed_predictions
+from anyk.lab.comparison.changed_predictions import SHOWN_EXAMPLES, THUMBNAIL, count_classes, find_moves
+from anyk.lab.comparison.outcome import Confusion
 from anyk.lab.data import Dataset, Split, folders, split, tokens
 from anyk.lab.run.config import Config
 
@@ -20,6 +22,93 @@ def dataset(labels, **changes):
     train = Split((torch.zeros(16, 2),), torch.arange(8).repeat(2))
     test = Split((torch.zeros(len(labels), 2),), torch.tensor(labels))
     return Dataset("made", "embeddings", CLASSES, train, changes.pop("test", test), "", **changes)
+
+
+# Classes -----------------------------------------------------------------------------------------------------------------
+
+
+def counted(out, labels, runs):
+    """The counts for methods of which the guesses are given: for each method, for each seed, rows of classes, best first."""
+    compared = []
+    for name, guessed in runs.items():
+        method = made.method(name, [{"top1": 0.5, "top2": 0.5}] * len(guessed))
+        compared.append(made.with_guesses(out, method, labels, guessed))
+    data = dataset(labels)
+    return count_classes(made.comparison(*compared, ks=(1, 2)), out, data, split(data, 0.25, 0.25, 0))
+
+
+def test_hits_and_confusions_by_hand(tmp_path):
+    labels = [0, 0, 1, 1, 3]
+    right = [[0, 1], [0, 1], [1, 0], [1, 0], [3, 0]]
+    found = counted(
+        tmp_path,
+        labels,
+        {
+            "softmax": [right, [[1, 0], [1, 0], [1, 0], [0, 2], [3, 0]]],
+            "splitter": [[[0, 1], [3, 2], [1, 0], [0, 1], [3, 0]], [[0, 1], [1, 2], [1, 0], [1, 2], [0, 3]]],
+        },
+    )
+    assert found is not None
+    assert (found.method, found.seeds) == ("splitter", (0, 1))
+    assert found.names == ("a", "b", "d")  # there is no c to test
+    assert found.examples == (2, 2, 1)
+    assert found.before == {"top1": (2, 3, 2), "top2": (4, 3, 2)}
+    assert found.after == {"top1": (2, 3, 1), "top2": (2, 4, 2)}
+    assert set(found.confusions) == {
+        Confusion("a", "b", 2, 1),
+        Confusion("b", "a", 1, 1),
+        Confusion("a", "d", 0, 1),
+        Confusion("d", "a", 0, 1),
+    }
+
+
+def test_targets_that_are_no_class_belong_to_none(tmp_path):
+    rows = [[0, 1], [3, 1], [1, 0]]
+    found = counted(tmp_path, [0, -1, 1], {"softmax": [rows], "splitter": [rows]})
+    assert found is not None
+    assert (found.names, found.examples) == (("a", "b"), (1, 1))
+    assert found.before == found.after == {"top1": (1, 1), "top2": (1, 1)}
+    assert found.confusions == ()
+
+
+def test_only_the_most_frequent_confusions_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(changed_predictions, "KEPT_CONFUSIONS", 1)
+    labels = [0, 0, 1, 2]
+    runs = {"softmax": [[[1, 0], [1, 0], [2, 1], [2, 0]]], "splitter": [[[0, 1], [1, 0], [0, 1], [0, 2]]]}
+    found = counted(tmp_path, labels, runs)
+    assert found is not None
+    # The first of each; of equally frequent ones the first class.
+    assert found.confusions == (Confusion("a", "b", 2, 1),)
+
+
+def test_the_rival_is_the_best_on_validation_even_where_softmax_is_better(tmp_path):
+    right = [[0, 1], [1, 0]]
+    labels, data = [0, 1], dataset([0, 1])
+    compared = [
+        made.with_guesses(tmp_path, made.method(name, [{"top1": score, "top5": score}]), labels, [right])
+        for name, score in (("softmax", 0.9), ("lapsum", 0.5), ("splitter", 0.7))
+    ]
+    found = count_classes(made.comparison(*compared), tmp_path, data, split(data, 0.25, 0.25, 0))
+    assert found is not None
+    assert found.method == "splitter"
+
+
+def test_runs_that_kept_nothing_are_not_counted(tmp_path):
+    labels, data = [0, 1], dataset([0, 1])
+    parts = split(data, 0.25, 0.25, 0)
+    softmax, splitter = (made.method(name, [{"top1": 0.5}] * 2) for name in ("softmax", "splitter"))
+    right, wrong = [[0, 1], [1, 0]], [[1, 0], [1, 0]]
+    softmax = made.with_guesses(tmp_path, softmax, labels, [right, right])
+    splitter = made.with_guesses(tmp_path, splitter, labels, [right, wrong])
+    (tmp_path / splitter.runs[0].folder / "test.safetensors").unlink()
+    found = count_classes(made.comparison(softmax, splitter), tmp_path, data, parts)
+    assert found is not None
+    assert found.seeds == (1,)
+    assert found.after["top1"] == (0, 1)
+    assert np.sum(found.before["top1"]) == 2
+
+
+# Examples ----------------------------------------------------------------------------------------------------------------
 
 
 def moved(out, data, before, after, config=None, **changes):
@@ -37,7 +126,7 @@ def moved(out, data, before, after, config=None, **changes):
 FIRST, SECOND, THIRD = [0, 1, 2, 3], [1, 0, 2, 3], [1, 2, 0, 3]  # the guesses for class a
 
 
-def test_wins_and_losses_are_counted_at_the_largest_k_that_is_wanted(tmp_path):
+def test_wins_and_losses_are_counted_at_the_largest_k(tmp_path):
     labels = [0] * 6
     before = [FIRST, SECOND, THIRD, THIRD, SECOND, THIRD]
     after = [SECOND, THIRD, FIRST, SECOND, THIRD, THIRD]
@@ -83,7 +172,7 @@ def test_probabilities_are_asked_for_what_is_shown_only(tmp_path, monkeypatch):
             asked.append(places.tolist())
             return torch.arange(8.0).expand(len(places), 8) / 10
 
-    monkeypatch.setattr(moves, "Predictor", Stand)
+    monkeypatch.setattr(changed_predictions, "Predictor", Stand)
     found = moved(tmp_path, dataset([0] * 3), [FIRST, THIRD, FIRST], [FIRST, SECOND, FIRST])
     assert asked == [[1], [1]]
     [example] = found.examples
@@ -157,8 +246,8 @@ def test_of_sequences_the_tokens_before_are_shown(tmp_path, kind, most):
 
 def test_nothing_to_compare_with(tmp_path):
     data = dataset([0])
-    softmax = made.method("softmax", [{"top1": 0.5}])
     parts = split(data, 0.25, 0.25, 0)
-    assert find_moves(made.comparison(softmax), tmp_path, data, parts) is None
-    without = made.method("splitter", [{"top1": 0.5}])
-    assert find_moves(made.comparison(softmax, without), tmp_path, data, parts) is None
+    softmax, without = (made.method(name, [{"top1": 0.5}]) for name in ("softmax", "splitter"))
+    for find in (find_moves, count_classes):
+        assert find(made.comparison(softmax), tmp_path, data, parts) is None
+        assert find(made.comparison(softmax, without), tmp_path, data, parts) is None

@@ -1,31 +1,23 @@
 """`anyk.lab.compare`: the command as a function."""
 
 import importlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anyk.lab import files, tables
-from anyk.lab.comparison import page, search
+from anyk.lab import tables
+from anyk.lab.comparison import report_page, results
 from anyk.lab.comparison import verdict as words
-from anyk.lab.comparison.outcome import (
-    Comparison,
-    chosen,
-    decided,
-    differences,
-    measured,
-    metrics,
-    other_differences,
-    others,
-)
+from anyk.lab.comparison.config import WITHOUT_EFFECT, ComparisonConfig, ComparisonFields
+from anyk.lab.comparison.outcome import Comparison
+from anyk.lab.comparison.search import expected_runs, search
 from anyk.lab.comparison.snippet import code
 from anyk.lab.data import keep
 from anyk.lab.errors import LabError
-from anyk.lab.progress import Display
-from anyk.lab.run.config import Setting
+from anyk.lab.progress import watched
 from anyk.lab.run.own_models import Maker, word_of
+from anyk.lab.run.training import Progress
 
 
 @dataclass(frozen=True)
@@ -37,6 +29,8 @@ class Report(Comparison):
 
     folder: str = ""
     """where results.json, report.html, model.safetensors and the runs are"""
+    reused: int = 0
+    """runs that an earlier call had finished"""
 
     @property
     def verdict(self) -> list[str]:
@@ -44,19 +38,14 @@ class Report(Comparison):
         return words.verdict(self)
 
     @property
-    def decided(self) -> bool:
-        """Whether there is an answer; that there is no difference is one, too."""
-        return decided(self)
-
-    @property
     def chosen(self) -> str:
         """The loss to use, which is the best on validation if the test confirms it, otherwise softmax."""
-        return chosen(self).name
+        return self.choice.name
 
     @property
     def code(self) -> str:
         """The lines of Python that make this loss."""
-        return code(chosen(self).config, self.data["classes"])
+        return code(self.choice.config, self.data["classes"])
 
     def table(self, format: tables.Format = "terminal") -> str:
         """The table of test accuracies and differences to softmax, as text.
@@ -66,16 +55,20 @@ class Report(Comparison):
         """
         return tables.render(words.table(self), format)
 
+    def to_json(self) -> dict[str, Any]:
+        """The content of results.json."""
+        return results.to_json(self)
+
     def to_frame(self) -> Any:
         """The same as a pandas DataFrame, in fractions: a row for each method and metric."""
         try:
             pandas = importlib.import_module("pandas")
         except ImportError:
             raise LabError("to_frame needs pandas: pip install pandas") from None
-        found, rows = {**differences(self), **other_differences(self)}, []
-        for method in (*self.methods, *self.controls):
-            for metric in (*metrics(self), *others(self)):
-                value, other = measured(method, metric), found.get((method.name, metric))
+        found, rows = self.differences, []
+        for method in self.all_methods:
+            for metric in (*self.metrics, *self.others):
+                value, other = method.measured(metric), found.get((method.name, metric))
                 row: dict[str, Any] = {"method": method.name, "metric": metric}
                 row |= {"mean": value.mean, "std": value.std, "seeds": len(value.values)} if value is not None else {}
                 if other is not None:
@@ -88,7 +81,7 @@ class Report(Comparison):
         return "\n".join([self.table(), *self.verdict])
 
     def _repr_html_(self) -> str:
-        return page.embed(self)
+        return report_page.embed(self)
 
 
 _NUMBERS = ("mean", "std", "seeds", "difference", "low", "high", "p")
@@ -97,16 +90,9 @@ _NUMBERS = ("mean", "std", "seeds", "difference", "low", "high", "p")
 def compare(
     data: Any,
     model: str | Maker = "auto",
-    losses: Sequence[str] = search.LOSSES,
+    losses: str | Sequence[str] = ComparisonFields.losses,
     ks: int | Sequence[int] = (),
-    *,
-    seeds: int = search.SEEDS,
-    budget: int | None = None,
-    time: float | str | None = None,
-    jobs: int | None = None,
-    out: str | Path | None = None,
-    quiet: bool = False,
-    **setting: Any,
+    **options: Any,
 ) -> Report:
     """Find out whether top-k training helps on some data, by how much, and whether that is luck.
 
@@ -122,13 +108,8 @@ def compare(
         losses: what to compare; softmax is always among them, and gce beside error losses.
         ks: the k that you will show to people. It sets P_K, the metrics, what is tuned for and what is judged. By default
             1 and 5.
-        seeds: runs of each tuned loss.
-        budget: the most points of each loss to try at full length; None: as many as it takes.
-        time: what the whole may take, in seconds or as a word such as "10m"; None: as long as it takes.
-        jobs: runs at a time; None: one for each core.
-        out: the folder for the outcome; by default one in anyk-runs, named by the data.
-        quiet: show no progress.
-        setting: what the runs have in common, by the names of the command's options: epochs, batch_size, device, …
+        options: the other options of the command, by their names with underscores: ``seeds``, ``budget``, ``time``, ``jobs``,
+            ``out``, ``quiet``, ``epochs``, ``batch_size``, ``device``, …; `anyk compare --help` tells what each does.
 
     Returns:
         The outcome. ``print`` it, show it in a notebook, or ask for its ``verdict``, ``table()``, ``to_frame()``, ``chosen``
@@ -136,30 +117,38 @@ def compare(
 
     Example:
         >>> import anyk.lab
-        >>> outcome = anyk.lab.compare("points.npz", losses=["error"], ks=[1, 5], epochs=10)  # doctest: +SKIP
-        >>> outcome.chosen, outcome.verdict[0]  # doctest: +SKIP
+        >>> report = anyk.lab.compare("points.npz", losses=["error"], ks=[1, 5], epochs=10)  # doctest: +SKIP
+        >>> report.chosen, report.verdict[0]  # doctest: +SKIP
     """
-    if isinstance(losses, str):
-        raise LabError(f"losses should be a list of names, but is {losses!r}: write [{losses!r}].")
-    store = Path(out).with_name(f"{Path(out).name}-data") if out is not None else Path("anyk-runs") / "data"
-    wanted = [ks] if isinstance(ks, int) else list(ks)
-    named = {"model": word_of(model), "ks": wanted}
-    Setting.from_json({**setting, **named}, "compare")  # before the data are written
-    given = Setting.from_json({"data": keep(data, store), **setting, **named}, "compare")
-    folder = Path(out) if out is not None else Path("anyk-runs") / f"compare-{files.slug(given.data)}"
-    shown = {"losses": list(losses), "ks": wanted, "seeds": seeds, "budget": budget, "time": time, **setting}
-    arguments = [repr(given.data), f"model={given.model!r}", *(f"{name}={value!r}" for name, value in shown.items())]
-    with Display(search.expected_runs(losses, seeds, budget), quiet) as display:
-        outcome = search.compare(
-            given,
-            losses,
-            folder,
-            jobs=jobs or os.cpu_count() or 1,
-            seeds=seeds,
-            budget=budget,
-            time=search.seconds_of(time) if isinstance(time, str) else time,
-            command=f"anyk.lab.compare({', '.join(arguments)})",
-            on_progress=display.show,
-            on_plan=display.tell,
-        )
-    return Report(**vars(outcome), folder=str(folder))
+    given = {
+        **options,
+        "model": word_of(model),
+        "losses": [losses] if isinstance(losses, str) else list(losses),
+        "ks": [ks] if isinstance(ks, int) else list(ks),
+    }
+    if isinstance(out := options.get("out"), Path):
+        given["out"] = str(out)
+    config = ComparisonConfig.from_json(given, "compare")  # which may refuse it, before the data are written
+    store = config.folder.with_name(f"{config.folder.name}-data") if out is not None else Path("anyk-runs") / "data"
+    config = config.replace(data=keep(data, store))
+    shown = [f"{name}={value!r}" for name, value in given.items() if name not in WITHOUT_EFFECT]
+    return run(config, f"anyk.lab.compare({', '.join([repr(config.data), *shown])})")
+
+
+def run(config: ComparisonConfig, command: str) -> Report:
+    """Make a comparison and show how it goes.
+
+    Args:
+        config: what to compare.
+        command: what to type to get the same again.
+    """
+    ended = {path.parent for path in (config.folder / "runs").glob("*/result.json")}
+    reused: set[Path] = set()
+
+    def show(folder: Path, progress: Progress) -> None:
+        reused.update({folder} & ended)
+        display.show(folder, progress)
+
+    with watched(expected_runs(config), config.quiet, config.log) as display:
+        outcome = search(config, command=command, on_progress=show, on_plan=display.tell)
+    return Report(**vars(outcome), folder=str(config.folder), reused=len(reused))

@@ -10,7 +10,8 @@ import pytest
 
 import browser
 import made
-from anyk.lab.comparison import page
+from anyk.lab import plots
+from anyk.lab.comparison import report_page
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, ByClass, Confusion, Example, Guess, Moves, Try
 from anyk.lab.comparison.snippet import code
 from anyk.lab.comparison.verdict import notes, verdict
@@ -50,7 +51,7 @@ class Reader(html.parser.HTMLParser):
 
 
 def read(compared):
-    source = page.render(compared)
+    source = report_page.render(compared)
     reader = Reader(source)
     for tag, attributes in reader.tags:
         assert tag not in ("script", "link", "iframe", "object", "embed", "base")
@@ -90,33 +91,17 @@ def test_everything_is_on_the_page():
     reader, words = read(compared)
     for sentence in verdict(compared) + notes(compared):
         assert sentence in words
-    for method in (*compared.methods, *compared.controls):
+    for method in compared.all_methods:
         assert method.name in words
     for method in compared.methods:
         assert " ".join(code(method.config, 100).split()) in words
-    for value in (
-        compared.command,
-        "312",
-        "145",
-        "9f86d081884c7d65",
-        "torch",
-        "budget",
-        "Moved into the first 5 guesses (3 of 312)",
-        "row 4 softmax, #7",
-        "2 files of the data could not be read. cats/broken.jpg dogs/cut.png",
-    ):
-        assert value in words
+    for fact in (compared.command, "312", "145", "9f86d081884c7d65", "torch", "budget", "row 4", "#7", "cats/broken.jpg"):
+        assert fact in words
     charts = [attributes["aria-label"] for tag, attributes in reader.tags if tag == "svg" and "aria-label" in attributes]
     assert len(charts) == 6  # the trade, three metrics, two curves
     assert sum(tag == "img" for tag, _ in reader.tags) == 6
     assert sum(attributes.get("class") == "chosen" for tag, attributes in reader.tags if tag == "td") == 3
-
-
-def test_there_is_one_headline():
-    reader, _ = read(full())
-    headlines = [attributes for tag, attributes in reader.tags if attributes.get("class") == "headline"]
-    assert len(headlines) == 1
-    assert sum(tag == "h1" for tag, _ in reader.tags) == 1
+    assert sum(attributes.get("class") == "headline" for _, attributes in reader.tags) == 1
 
 
 def test_every_metric_has_its_difference_in_points_and_examples():
@@ -126,34 +111,28 @@ def test_every_metric_has_its_difference_in_points_and_examples():
     _, splitter, lapsum, control = re.split(r"splitter|(?<!rate of )lapsum|softmax, learning", table)
     for row in (splitter, lapsum, control):
         assert len(re.findall(r"Δ [+−0][\d.]+ points \([+−\d.,]+ examples?\)", row)) == 3
-    # What is wanted is tested: top-1 and top-5, of the methods and not of the control.
+    # What is judged is tested: top-1 and top-5, of the methods and not of the control.
     assert [row.count(" p ") for row in (splitter, lapsum, control)] == [2, 2, 0]
     assert [len(re.findall(r"[+−][\d.]+ to [+−][\d.]+", row)) for row in (splitter, lapsum, control)] == [2, 2, 0]
 
 
 def test_other_metrics_are_folded_away_below():
-    plain, compared = page.render(full()), made.with_others(full())
+    plain, compared = report_page.render(full()), made.with_others(full())
     assert "MRR" not in plain
-    _, words = read(compared)
-    start = words.index("MRR, NDCG@5, NDCG@10, macro top-1, macro top-5")
-    assert start > words.index("Test accuracy, mean")
-    table = words[start : words.index("From the same test examples, not tested.")]
-    _, splitter, lapsum, control = re.split(r"splitter|(?<!rate of )lapsum|softmax, learning", table)
-    for row in (splitter, lapsum, control):
-        assert len(re.findall(r"Δ [+−0][\d.]+ points(?! \()", row)) == 5
-        assert " p " not in row
+    folded = re.compile(r"<details><summary>MRR, NDCG@5, NDCG@10, macro top-1, macro top-5.*?</details>\n", re.DOTALL)
+    shown = report_page.render(compared)
+    [part] = folded.findall(shown)
+    assert part.count("Δ&nbsp;") == 15  # of each method and control but softmax
+    assert not re.search(r"\bp [=&]|examples\)", part)
     # All the rest is as it was: nothing is drawn of them.
-    folded = re.compile(r"<details><summary>MRR.*?</details>\n", re.DOTALL)
-    assert folded.sub("", page.render(compared)).split() == plain.split()
+    assert folded.sub("", shown).split() == plain.split()
 
 
 def test_without_a_test_there_is_no_word_of_intervals():
     capped = [dataclasses.replace(method, capped="--budget 3") for method in methods()]
     _, words = read(made.measured(*capped))
     assert not re.search(r"\bp [=<]|interval|Interval", words)
-    assert 'class="whisker"' in page.render(made.measured(*capped))  # of the seeds' deviation
-    _, words = read(made.measured(*methods()))
-    assert "The bars, in what is wanted" in words
+    assert 'class="whisker"' in report_page.render(made.measured(*capped))  # of the seeds' deviation
 
 
 def test_classes_that_gain_and_lose_are_sorted_and_counted():
@@ -183,13 +162,13 @@ def test_the_pairs_most_confused_before_and_after():
 def test_many_unreadable_files_are_not_all_listed():
     _, words = read(made.comparison(*methods(), unreadable=tuple(f"{number}.jpg" for number in range(60))))
     assert "60 files" in words
-    assert "49.jpg and 10 more, which results.json lists" in words
+    assert re.search(r"49\.jpg and 10 more", words)
 
 
 def test_the_same_outcome_is_the_same_page(tmp_path):
-    page.write(full(), tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == page.render(full())
-    assert len(page.render(full())) < 100_000
+    report_page.write(full(), tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == report_page.render(full())
+    assert len(report_page.render(full())) < 100_000
 
 
 def of_sequences(kind, context):
@@ -209,36 +188,38 @@ def test_of_sequences_the_context_stands_where_images_do(kind, context, shown):
     reader, words = read(of_sequences(kind, context))
     examples = words[words.index("What moved") :]
     assert examples.count(f"{shown} beaver row") == 4
-    assert "Sequences and tokens count from 1; … is a token that is no class." in examples
     contexts = [tag for tag, given in reader.tags if given.get("class", "").startswith("context")]
     assert contexts == ["ul" if kind == "items" else "p"] * 4
     assert not any(tag == "img" for tag, _ in reader.tags)
-    _, without = read(of_sequences(kind, ()))
-    assert shown not in without
+
+
+def all_named(name, method):
+    """A comparison in which everything has this name, but for the method."""
+    tests = made.accuracies(0.6, 0.8, 0.9)
+    guesses = ((Guess(name, 0.5),), (Guess(name),), (6, 1))
+    hits = {"top1": (3,), "top5": (400_000,)}, {"top1": (4,), "top5": (300_000,)}
+    return made.comparison(
+        made.method("softmax", tests, epochs=3),
+        made.method(method, tests, epochs=3),
+        controls=(made.method(LEARNING_RATE_OF + method, made.accuracies(0.602, 0.802, 0.9), tries=()),),
+        data={"name": name, "classes": 3, "tokens": "words"},
+        command=name,
+        settings={name: name, "metric": "mean"},
+        environment={name: {name: name}},
+        moves=Moves(method, 5, 0, 1, 0, (Example(name, name, "in", *guesses, made.png(), (name,)),)),
+        by_class=ByClass(method, (0, 1), (name,), (1_000_000,), *hits, (Confusion(name, name, 200_000, 100_000),)),
+        unreadable=(name,),
+        failures=(Failure(name, name),),
+    )
 
 
 def test_names_are_escaped():
     evil = '<script>alert("1")</script>'
-    tests = made.accuracies(0.6, 0.8, 0.9)
-    guesses = ((Guess(evil, 0.5),), (Guess(evil),), (6, 1))
-    moves = Moves(evil, 5, 0, 1, 0, (Example(evil, evil, "in", *guesses, made.png(), (evil,)),))
-    hits = {"top1": (3,), "top5": (4,)}, {"top1": (4,), "top5": (3,)}
-    compared = made.comparison(
-        made.method("softmax", tests, epochs=3),
-        made.method(evil, tests, epochs=3),
-        data={"name": evil, "classes": 3, "tokens": "words"},
-        command=evil,
-        settings={evil: evil, "metric": "mean"},
-        environment={evil: {evil: evil}},
-        moves=moves,
-        by_class=ByClass(evil, (0, 1), (evil,), (3,), *hits, (Confusion(evil, evil, 2, 1),)),
-        unreadable=(evil,),
-        failures=(Failure(evil, evil),),
-    )
+    compared = all_named(evil, evil)
     _, words = read(compared)
     assert words.count("alert(") > 10
-    assert "<script" not in page.render(compared)
-    assert "<script" not in page.embed(compared)
+    assert "<script" not in report_page.render(compared)
+    assert "<script" not in report_page.embed(compared)
 
 
 @pytest.mark.parametrize(
@@ -269,76 +250,21 @@ def test_whatever_is_missing(compared):
         assert method.name in words
 
 
-def test_curves():
+def test_long_curves_are_thinned_and_show_where_they_end():
     long = made.method("softmax", made.accuracies(0.6, 0.8, seeds=2), epochs=1000)
-    assert all(len(curve) <= 150 and curve[-1][0] == 1000 for curve in page._curves(long, "top1"))
-    # One seed stopped early: the mean ends with it.
-    assert page._mean_curve([[(1, 10), (2, 20), (3, 30)], [(1, 20), (2, 40)]]) == [(1, 15), (2, 30)]
-    assert page._mean_curve([[(1, 10)], [(2, 20)]]) == []
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (61.2, 68.1), (93.41, 93.42), (0, 1000), (1, 2)])
-def test_ticks_are_few_and_inside(low, high):
-    ticks = page._Axis(low, high, 0, 100).ticks
-    assert 2 <= len(ticks) <= 7
-    assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)
-
-
-@pytest.mark.parametrize(
-    ("sentence", "whole"),
-    [
-        ("Raise --learning-rate, or --budget 14.", ["--learning-rate", "--budget 14"]),
-        (
-            "top-10 by +0.75 points (+3.6 of 10,480 test examples), p < 0.001.",
-            ["top-10", "+0.75 points", "10,480 test examples", "p < 0.001"],
-        ),
-        ("82.00 ± 2.97 in 2.0 s, 12 % of 1.5 min", ["82.00 ± 2.97", "2.0 s", "12 %", "1.5 min"]),
-        ("−5.25 to +6.75, then 3.", ["−5.25 to +6.75"]),
-        ("a well-known 3 sinks <b>", []),
-    ],
-)
-def test_no_line_ends_inside_an_option_or_before_a_unit(sentence, whole):
-    shown = str(page._whole(sentence))
-    assert re.findall(r'<span class="whole">(.*?)</span>', shown) == [html.escape(words) for words in whole]
-    assert html.unescape(re.sub(r"</?span.*?>", "", shown)) == sentence
-
-
-def test_a_percentage_ends_at_a_hundred():
-    assert page._axis([99.0, 100.0], 0, 10).high == 100
-    assert page._axis([100.0], 0, 10).low < 100 == page._axis([100.0], 0, 10).high
-    assert page._axis([0.0, 0.0], 0, 10).low == 0
-
-
-def test_names_in_the_picture_do_not_collide():
-    frame = (40.0, 30.0, 330.0, 250.0)
-    taken = []
-    for number in range(9):
-        x, y = 150.0 + 12 * (number % 3), 130.0 + 12 * (number // 3)
-        taken.append(((x - 6, y - 6, x + 6, y + 6), 20.0))
-    labels = []
-    for (left, top, right, bottom), _ in taken[:9]:
-        box = page._place_label((left + right) / 2, (top + bottom) / 2, 60.0, taken, frame)
-        assert frame[0] <= box[0]
-        assert box[2] <= frame[2]
-        labels.append(box)
-        taken.append((box, 20.0))
-    for one, other in itertools.combinations(labels, 2):
-        assert not page._overlap(one, other)
-
-
-def test_curves_show_where_they_end():
+    assert all(len(curve) <= 150 and curve[-1][0] == 1000 for curve in report_page._curves(long, "top1"))
     falling = made.method("splitter", made.accuracies(0.6, 0.8, seeds=2), epochs=10)
     curve = tuple({**line, "validation": {"top1": 0.9 - 0.05 * line["epoch"]}} for line in falling.runs[0].curve)
     falling = dataclasses.replace(falling, runs=tuple(dataclasses.replace(run, curve=curve) for run in falling.runs))
-    [chart] = page._curve_charts(made.comparison(falling))
+    [chart] = report_page._curve_charts(made.comparison(falling))
     assert "splitter: 40.00 %" in chart
 
 
 def test_a_notebook_shows_the_page_in_a_frame():
     compared = full()
-    frame = page.embed(compared)
+    frame = report_page.embed(compared)
     [source] = re.findall(r'srcdoc="([^"]*)"', frame)
-    assert html.unescape(source) == page.render(compared)
+    assert html.unescape(source) == report_page.render(compared)
 
 
 @pytest.fixture(scope="module")
@@ -349,26 +275,15 @@ def tab(tmp_path_factory):
         yield page
 
 
-def long_names():
-    """A comparison whose names are longer than a phone is wide."""
-    name = "a class of a name without any end " + "x" * 60
-    guesses = (Guess(name, 0.5), Guess("short", 0.25))
-    example = Example(f"{name}/{'y' * 80}.jpg", name, "in", guesses, guesses, (6, 1), made.png(), (name, "w" * 90))
-    moves = Moves("splitter", 5, 0, 1, 0, (example,))
-    hits = {"top1": (3,), "top5": (400_000,)}, {"top1": (4,), "top5": (300_000,)}
-    counted = ByClass("error:lapsum", (0, 1), (name,), (1_000_000,), *hits, (Confusion(name, name, 200_000, 100_000),))
-    control = made.method(LEARNING_RATE_OF + "error:lapsum", made.accuracies(0.602, 0.802, 0.9), tries=())
-    return made.measured(
-        *methods(), made.method("error:lapsum", made.accuracies(0.61, 0.79, 0.9)), controls=[control],
-        moves=moves, by_class=counted, unreadable=("z" * 90,),
-    )  # fmt: skip
+LONG = "a name without any end " + "x" * 80
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [360, 1100])
-@pytest.mark.parametrize("compared", [made.with_others(full()), long_names()], ids=["full", "long names"])
+@pytest.mark.parametrize("compared", [made.with_others(full()), all_named(LONG, "error:lapsum")], ids=["full", "long"])
 def test_in_a_browser_nothing_scrolls_sideways(tab, tmp_path, compared, width, dark):
-    page.write(compared, tmp_path / "report.html")
+    report_page.write(compared, tmp_path / "report.html")
     tab.open(tmp_path / "report.html", width, 800, dark=dark, touch=width == 360)
     tab.run("document.querySelectorAll('details').forEach(e => { e.open = true; })")
     assert tab.run("document.documentElement.scrollWidth") == width
@@ -377,6 +292,6 @@ def test_in_a_browser_nothing_scrolls_sideways(tab, tmp_path, compared, width, d
     # No text lies over another in the picture, as the browser draws it.
     box = "const b = e.getBoundingClientRect(); return [b.left, b.top + 2, b.right, b.bottom - 2];"
     boxes = tab.run(f"[...document.querySelectorAll('.trade .label')].map(e => {{ {box} }})")
-    assert len(boxes) == len(compared.methods) + len(compared.controls)
+    assert len(boxes) == len(compared.all_methods)
     for one, other in itertools.combinations(boxes, 2):
-        assert not page._overlap(one, other)
+        assert not plots.overlap(one, other)
