@@ -59,7 +59,7 @@ from anyk.lab.engines import sweep
 from anyk.lab.errors import LabError
 from anyk.lab.run import losses, models, summaries
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 
 Files = dict[str, bytes]
 """by their paths in the folder of a case"""

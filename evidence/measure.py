@@ -30,11 +30,11 @@ from anyk.lab.data import load, split
 from anyk.lab.errors import LabError
 from anyk.lab.files import write_atomically
 from anyk.lab.run import models
+from anyk.lab.run.batches import Reader
 from anyk.lab.run.config import Config
 from anyk.lab.run.evaluation import Predictor
-from anyk.lab.run.folder import Run
 from anyk.lab.run.losses import criterion
-from anyk.lab.run.reading import Reader
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import learning_rate
 
 STAGES = (0, 1, 2, 4, 7, 10)

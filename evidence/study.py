@@ -26,8 +26,8 @@ from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
 from anyk.lab.files import write_atomically
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
 from anyk.lab.run.names import find
+from anyk.lab.run.run_folder import Run
 
 SUMMARIES = Path(__file__).parent / "summaries"
 #: of the runs that tune; the others count from 1

@@ -23,9 +23,9 @@ from rich.table import Column
 
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
 from anyk.lab.run.loggers import Following
 from anyk.lab.run.losses import SETTINGS, settings_of
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import Progress
 from anyk.lab.tables import text, title
 

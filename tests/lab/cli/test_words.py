@@ -13,7 +13,7 @@ import made
 from anyk.lab import cli
 from anyk.lab.cli import parsing
 from anyk.lab.comparison import search
-from anyk.lab.nearest import nearest
+from anyk.lab.did_you_mean import nearest
 from anyk.lab.run.config import Config
 
 CONFIG = ("data", "model", "loss", "training", "output")

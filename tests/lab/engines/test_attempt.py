@@ -9,7 +9,7 @@ import lab_data
 from anyk.lab.engines import attempt
 from anyk.lab.engines.attempt import Outcome
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import Progress
 
 

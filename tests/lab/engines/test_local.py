@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 
 import lab_data
-from anyk.lab import notes
 from anyk.lab.engines.attempt import Outcome
 from anyk.lab.engines.local import Pool
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import Progress
+from anyk.lab.warn_once import warn_once
 
 
 @pytest.fixture(scope="module")
@@ -88,5 +88,5 @@ def test_a_remark_of_many_workers_is_told_once(tmp_path, monkeypatch, caplog):
     assert all(outcome.result for outcome in outcomes.values())
     (message,) = caplog.messages
     assert message.startswith(f"{tmp_path}/set/val is taken as the test set")
-    notes.tell(message)
+    warn_once(message)
     assert len(caplog.messages) == 1

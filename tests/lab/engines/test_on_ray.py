@@ -29,7 +29,7 @@ from anyk.lab.engines.on_ray import Cluster
 from anyk.lab.engines.sweep import read, run_all
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="loopback addresses, inotify and /proc/locks are Linux's")
 PATIENCE = 120

@@ -10,7 +10,7 @@ import lab_data
 from anyk.lab.engines import sweep
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import Progress
 
 

@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 import pytest
 
 import lab_data
-from anyk.lab import cli, notes
+from anyk.lab import cli, warn_once
 from anyk.lab.engines import sweep
 from anyk.lab.errors import LabError
 from anyk.lab.run import loggers, training
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
 from anyk.lab.run.loggers import Following
+from anyk.lab.run.run_folder import Run
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_a_logger_that_fails_is_left_out_and_no_run_ends_for_it(base, notebook, 
             raise OSError("no server\nat all")
 
     monkeypatch.setitem(loggers.LOGGERS, "broken", Broken)
-    monkeypatch.setattr(notes, "_told", set())
+    monkeypatch.setattr(warn_once, "_warned", set())
     with Following(["broken", "notebook"]) as following:
         result = training.train(base, tmp_path / "run", on_progress=lambda progress: following.note(tmp_path / "run"))
     assert result["epochs"] == 4

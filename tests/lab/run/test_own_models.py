@@ -15,7 +15,7 @@ from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, models, own_models, training
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 
 MODULE = """
     import pathlib

@@ -20,8 +20,8 @@ from anyk.lab import cli
 from anyk.lab.data import embeddings
 from anyk.lab.run import training
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
 from anyk.lab.run.processes import Ranks
+from anyk.lab.run.run_folder import Run
 
 SCRIPT = Path(__file__).parents[2] / "run_in_ranks.py"
 FOLDER = {".lock", "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "result.json", "test.safetensors"}

@@ -24,7 +24,7 @@ from anyk.lab.data import split
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, losses, names, summaries, training
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["anyk.lab.run.training", "torch._dynamo"])

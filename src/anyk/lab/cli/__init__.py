@@ -14,8 +14,8 @@ import anyk
 from anyk.lab.cli import compare, draw, embed, export, import_arrays, info, parsing, predict, report, reproduce, sweep, train
 from anyk.lab.cli.signals import interrupt, no_more_signals
 from anyk.lab.cli.words import command_line, say, understood, warn
+from anyk.lab.did_you_mean import nearest
 from anyk.lab.errors import LabError, Stopped
-from anyk.lab.nearest import nearest
 from anyk.lab.run import processes
 
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -49,19 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = _run(words)
     except LabError as error:
-        if not processes.speaks() and not isinstance(error, (processes.Agreed, processes.OwnError)):
+        if not processes.is_main() and not isinstance(error, (processes.Agreed, processes.OwnError)):
             processes.wait_to_be_ended()
         no_more_signals()
-        if processes.speaks() or not isinstance(error, processes.Agreed):
+        if processes.is_main() or not isinstance(error, processes.Agreed):
             warn(f"anyk: {error}")
         code = 2
     except SystemExit as ended:  # of the parser
-        if ended.code and not processes.speaks():
+        if ended.code and not processes.is_main():
             processes.wait_to_be_ended()
         raise
     except (KeyboardInterrupt, Stopped):
         no_more_signals()
-        if processes.speaks():
+        if processes.is_main():
             warn(f"Stopped. To go on: {command_line()}")
         code = 130
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(words: Sequence[str]) -> int:
     first = words[0] if words else None
     if first in ("--version", "-h", "--help"):
-        if processes.speaks():
+        if processes.is_main():
             say(f"anyk {anyk.__version__}" if first == "--version" else _overview())
         return 0
     if first is None:
@@ -91,7 +91,7 @@ def _run(words: Sequence[str]) -> int:
         raise LabError(f"there is no command {first!r}: {f'did you mean anyk {near[0]}?' if near else _names()}")
     if processes.launched() > 1 and first != "train":
         raise LabError(f"anyk {first} is one process: start it without torchrun, which is for anyk train.")
-    return parsing.call(COMMANDS, words, speaks=processes.speaks())
+    return parsing.call(COMMANDS, words, is_main=processes.is_main())
 
 
 def _names() -> str:

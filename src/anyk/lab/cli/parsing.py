@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import tyro
 
+from anyk.lab.did_you_mean import nearest
 from anyk.lab.errors import LabError
-from anyk.lab.nearest import nearest
 from anyk.lab.run.config import describe
 
 
-def call(commands: Mapping[str, Callable[..., int]], words: Sequence[str], *, speaks: bool) -> int:
+def call(commands: Mapping[str, Callable[..., int]], words: Sequence[str], *, is_main: bool) -> int:
     """Call the command that the first word names with what the others say; its exit code."""
     if words[0] in commands and not {"-h", "--help"} & set(words):
         _refuse_unknown(words, arguments(commands[words[0]]))
@@ -25,7 +25,7 @@ def call(commands: Mapping[str, Callable[..., int]], words: Sequence[str], *, sp
     # Experimental in tyro, and thus by name: without it, a value that cannot be read is told in a box.
     asked = getattr(getattr(tyro, "_errors", None), "on_parse_error", contextlib.nullcontext)
     with asked(refuse):
-        return tyro.extras.subcommand_cli_from_dict(dict(commands), prog="anyk", args=words, console_outputs=speaks)
+        return tyro.extras.subcommand_cli_from_dict(dict(commands), prog="anyk", args=words, console_outputs=is_main)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,7 +52,7 @@ def command(
     from anyk.lab.engines.attempt import failures
     from anyk.lab.paper import experiments
     from anyk.lab.progress import watched
-    from anyk.lab.run.folder import Run
+    from anyk.lab.run.run_folder import Run
 
     chosen = experiments.experiment(experiment)
     out = output.out or Path("anyk-runs") / (f"{experiment}-smoke" if smoke else experiment)

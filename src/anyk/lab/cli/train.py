@@ -75,7 +75,7 @@ def command(config: WholeConfig, *, output: Group[Output]) -> int:
 
 def _check_folder(folder: Path, config: Config) -> None:
     """Raise if the run cannot have this folder, with one that it can have."""
-    from anyk.lab.run.folder import FolderRefused, Run
+    from anyk.lab.run.run_folder import FolderRefused, Run
 
     try:
         Run(folder).refuse_other_files()

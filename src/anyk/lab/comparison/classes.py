@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from anyk.lab.comparison.outcome import ByClass, Comparison, Confusion, SeedRun, metrics, rival, shared
 from anyk.lab.data import Dataset, Parts
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 
 #: confusions that are kept of each of the two
 KEPT_CONFUSIONS = 20

@@ -37,10 +37,7 @@ from anyk.lab.engines.attempt import Outcome
 from anyk.lab.engines.local import Pool, wait_in_turns
 from anyk.lab.errors import Failure, LabError, Stopped
 from anyk.lab.run import names
-from anyk.lab.run.config import Config, Setting
-from anyk.lab.run.folder import Run
-from anyk.lab.run.losses import criterion, trained_ks
-from anyk.lab.run.reading import (
+from anyk.lab.run.batches import (
     check_seen,
     check_setting,
     describe,
@@ -52,6 +49,9 @@ from anyk.lab.run.reading import (
     windows_in_batch,
     windows_of,
 )
+from anyk.lab.run.config import Config, Setting
+from anyk.lab.run.losses import criterion, trained_ks
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.summaries import METRICS
 from anyk.lab.run.training import Progress
 from anyk.lab.tables import duration, title

@@ -10,7 +10,7 @@ from typing import Any
 from anyk.lab.errors import Diverged, Failure, LabError, Stopped, explain
 from anyk.lab.run import training
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import FolderTaken, Run
+from anyk.lab.run.run_folder import FolderTaken, Run
 from anyk.lab.run.training import Progress
 
 

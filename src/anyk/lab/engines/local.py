@@ -16,11 +16,11 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from anyk import _compat
-from anyk.lab import notes
 from anyk.lab.engines.attempt import Outcome, attempt, ended, throttled
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import Progress
+from anyk.lab.warn_once import forward_to, warn_once
 
 #: seconds for a run's former process to leave its folder
 LEAVING_SECONDS = 10.0
@@ -88,7 +88,7 @@ class Pool:
                 if isinstance(message, Outcome):
                     outcome = message
                 elif isinstance(message, str):
-                    notes.tell(message)
+                    warn_once(message)
                 else:
                     self._on_progress(folder, message)
         except (EOFError, OSError):
@@ -148,7 +148,7 @@ def _work(parent: Connection, folder: str, fields: dict[str, Any]) -> None:
         signal.signal(number, lambda *_: stop.set())
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    notes.hand_on(parent.send)
+    forward_to(parent.send)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     outcome = attempt(fields, folder, throttled(parent.send, 0.2), stop, LEAVING_SECONDS)
     try:

@@ -23,7 +23,7 @@ from anyk import info
 from anyk.lab.engines.attempt import Outcome, attempt, ended, throttled
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import Progress
 
 #: how often a run is started again after its node, or its process alone, has died
@@ -319,7 +319,7 @@ def _look() -> Callable[[str, str], dict[str, Any]]:
             return {"problem": f"does not see the folder {folder}: choose one on a file system that all nodes share."}
         try:
             from anyk import info
-            from anyk.lab.run.folder import FolderTaken, Run
+            from anyk.lab.run.run_folder import FolderTaken, Run
         except ImportError as error:
             return {"problem": f'cannot import {error.name}: pip install "anyk[cluster]" there.'}
         try:

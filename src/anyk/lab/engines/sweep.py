@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyk.lab import files
+from anyk.lab.did_you_mean import nearest
 from anyk.lab.engines.attempt import Outcome, ended
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError, reuse_sentence
-from anyk.lab.nearest import nearest
 from anyk.lab.run import losses as losses_of_configs
+from anyk.lab.run.batches import CHECKED, READ, check_setting, read_data
 from anyk.lab.run.config import TYPES, Config
-from anyk.lab.run.folder import Run
-from anyk.lab.run.reading import CHECKED, READ, check_setting, read_data
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import Progress
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from anyk.lab.did_you_mean import nearest
 from anyk.lab.errors import LabError
-from anyk.lab.nearest import nearest
 from anyk.lab.run import names, own_models
 
 Metric = Literal["top1", "top5", "top10", "mean", "mrr", "ndcg10", "macro_top1", "macro_top5"]

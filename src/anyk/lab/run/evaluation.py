@@ -15,9 +15,9 @@ import anyk
 from anyk import candidates
 from anyk.lab.data import Split
 from anyk.lab.run import models, own_models
-from anyk.lab.run.folder import Run
+from anyk.lab.run.batches import Reader, divide, find_device, read_data, resolved
 from anyk.lab.run.processes import ALONE, Ranks
-from anyk.lab.run.reading import Reader, divide, find_device, read_data, resolved
+from anyk.lab.run.run_folder import Run
 
 KS = (1, 5, 10, 20)
 #: of these, and of those that are wanted, also the mean over the classes

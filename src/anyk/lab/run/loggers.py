@@ -18,10 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, get_args
 
-from anyk.lab import files, notes
+from anyk.lab import files
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
+from anyk.lab.warn_once import warn_once
 
 LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 #: seconds between looks into the folders
@@ -235,7 +236,7 @@ class Following:
             yield
         except Exception as error:  # of a package that talks to a server, anything
             told = str(error).strip().splitlines() or [type(error).__name__]
-            notes.tell(f"--log {name} is left out from here on: {told[0]}")
+            warn_once(f"--log {name} is left out from here on: {told[0]}")
             if name in self._names:
                 self._names.remove(name)
             for place in [place for place in self._open if place[1] == name]:

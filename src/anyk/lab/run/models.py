@@ -20,9 +20,9 @@ from anyk.lab.data.sets import Tokens
 from anyk.lab.errors import LabError
 from anyk.lab.run import own_models, sequence_models
 from anyk.lab.run.config import LARGEST_IMAGE, LONGEST_CONTEXT, Setting
-from anyk.lab.run.folder import read_tensors
 from anyk.lab.run.own_models import BUILT_IN, SEQUENCE_MODELS, Maker
 from anyk.lab.run.own_models import word_of as word_of
+from anyk.lab.run.run_folder import read_tensors
 
 FORMAT = 3
 #: what a file of a former format does not have

@@ -36,7 +36,7 @@ def launched() -> int:
     return int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
 
 
-def speaks() -> bool:
+def is_main() -> bool:
     """Whether this process is the one that tells what all of them know."""
     return launched() == 1 or os.environ["RANK"] == "0"
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import FORMAT, Run
 from anyk.lab.run.losses import SETTINGS, settings_of
+from anyk.lab.run.run_folder import FORMAT, Run
 from anyk.lab.tables import Column, Measured, Table, Value, order, text, title
 
 METRICS = ("top1", "top5", "top10")

@@ -28,11 +28,7 @@ from anyk.lab.data.streaming import block_order
 from anyk.lab.data.tokens import IGNORED, SequenceSplit
 from anyk.lab.errors import Diverged, LabError, Stopped, explain
 from anyk.lab.run import losses, models, own_models
-from anyk.lab.run.config import Config
-from anyk.lab.run.evaluation import GUESSES, KS, Examined, examine
-from anyk.lab.run.folder import Run
-from anyk.lab.run.processes import ALONE, Ranks, synchronise_batch_norm
-from anyk.lab.run.reading import (
+from anyk.lab.run.batches import (
     Reader,
     check_batches,
     check_data,
@@ -48,6 +44,10 @@ from anyk.lab.run.reading import (
     steps_per_epoch,
     windows_of,
 )
+from anyk.lab.run.config import Config
+from anyk.lab.run.evaluation import GUESSES, KS, Examined, examine
+from anyk.lab.run.processes import ALONE, Ranks, synchronise_batch_norm
+from anyk.lab.run.run_folder import Run
 
 #: a checkpoint is written when the last one is older than this, or than so many times what it took to write
 CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 10.0, 50

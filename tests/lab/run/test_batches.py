@@ -13,9 +13,9 @@ import lab_data
 from anyk.lab.data import Parts, load, split
 from anyk.lab.engines import attempt
 from anyk.lab.errors import LabError
-from anyk.lab.run import evaluation, models, reading, training
+from anyk.lab.run import batches, evaluation, models, training
 from anyk.lab.run.config import ADDED, Config, Setting
-from anyk.lab.run.folder import Run, read_tensors
+from anyk.lab.run.run_folder import Run, read_tensors
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_runs_of_an_earlier_version_are_read_as_they_were(points: str, tmp_path:
 
 def test_a_comparison_finds_the_runs_of_an_earlier_version(points: str) -> None:
     """By the name of their folders, which follows from all fields that there were."""
-    now = reading.resolved(config(points), load(points))
+    now = batches.resolved(config(points), load(points))
     before = {name: value for name, value in now.to_json().items() if name not in ADDED}
     assert now.identity == before
     assert {"hidden": 512, "dropout": 0.0}.items() <= before.items()
@@ -139,7 +139,7 @@ def test_the_size_of_images_is_said_and_stored(tmp_path: Path, monkeypatch: pyte
     predictor = evaluation.Predictor(tmp_path / "run")
     assert predictor.test_guesses(3)[0].shape[1] == 3
     usual = load("glyphs:12")
-    assert reading.describe(usual, split(usual, 0.1, 0.2, 0))["image_size"] == [20, 20]
+    assert batches.describe(usual, split(usual, 0.1, 0.2, 0))["image_size"] == [20, 20]
 
 
 @pytest.mark.parametrize(
@@ -156,23 +156,23 @@ def test_the_size_of_images_is_said_and_stored(tmp_path: Path, monkeypatch: pyte
 )
 def test_contradictions_are_one_line(changes: dict[str, Any], problem: str, points: str) -> None:
     dataset = load(points)
-    reading.check_setting(config(points), dataset)
-    reading.check_setting(Setting(data=points), dataset)
+    batches.check_setting(config(points), dataset)
+    batches.check_setting(Setting(data=points), dataset)
     with pytest.raises(LabError, match=problem) as caught:
-        reading.check_setting(Setting(data=points).replace(**changes), dataset)
+        batches.check_setting(Setting(data=points).replace(**changes), dataset)
     assert "\n" not in str(caught.value)
     few = dataclasses.replace(dataset, name="few", classes=("a", "b", "c"))
     with pytest.raises(LabError, match="--select top10 needs more than 10 classes, but few has 3"):
-        reading.check_setting(Setting(data=points, select="top10"), few)
+        batches.check_setting(Setting(data=points, select="top10"), few)
 
 
 def test_devices_of_other_machines_are_not_looked_at(points: str) -> None:
-    reading.check_setting(config(points, device="cuda:7"), load(points), here=False)
+    batches.check_setting(config(points, device="cuda:7"), load(points), here=False)
 
 
 def test_a_check_leaves_the_random_numbers_alone(points: str) -> None:
     state = torch.get_rng_state()
-    reading.check_setting(config(points, head_learning_rate=0.1, model="mlp"), load(points))
+    batches.check_setting(config(points, head_learning_rate=0.1, model="mlp"), load(points))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -190,6 +190,6 @@ def test_a_single_example_is_refused_exactly_where_the_networks_cannot_take_it(m
                 network(torch.zeros(smallest, 1, size, size))
             except ValueError:
                 with pytest.raises(LabError, match=f"model {model} needs two examples in each step for images of {size} x"):
-                    reading.check_batches(setting, images, parts)
+                    batches.check_batches(setting, images, parts)
             else:
-                reading.check_batches(setting, images, parts)
+                batches.check_batches(setting, images, parts)
