@@ -91,7 +91,7 @@ def plot(path: Path, chosen: list[dict[str, object]]) -> None:
         config = {**head["shared"], **line["own"]}
         if {**config, "seed": head["shared"]["seed"]} in wanted:
             result = {"data": head["data"], **{part: line[part] for part in ("test", "validation", "seconds")}}
-            runs.append(summaries.RunSummary(Path(str(number)), "finished", Config.of_run(config, STUDY.name), result))
+            runs.append(summaries.RunSummary(Path(str(number)), "finished", Config.from_json(config, STUDY.name), result))
     plots.plot(summaries.table(runs, metrics=["top1", "top5"]), path)
 
 

@@ -21,7 +21,7 @@ from anyk.lab import statistics
 from anyk.lab.comparison.search import Runs, Search, together
 from anyk.lab.comparison.tuning import COARSE_POINTS
 from anyk.lab.data import load
-from anyk.lab.engines.attempt import Outcome
+from anyk.lab.engines.engine import Outcome
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError, Stopped
 from anyk.lab.run.batches import describe, divide

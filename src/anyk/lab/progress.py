@@ -23,10 +23,10 @@ from rich.table import Column
 
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
-from anyk.lab.run.loggers import Following
+from anyk.lab.run.loggers import Forwarder
 from anyk.lab.run.losses import SETTINGS, settings_of
 from anyk.lab.run.run_folder import Run
-from anyk.lab.run.training import Progress
+from anyk.lab.run.training import OnProgress, Progress
 from anyk.lab.tables import text, title
 
 
@@ -70,7 +70,7 @@ def watched(runs: int | None, quiet: bool = False, log: Sequence[str] = ()) -> I
         quiet: True shows nothing.
         log: where the metrics go, by name of :data:`anyk.lab.run.loggers.LOGGERS`.
     """
-    with Following(log) as following, Display(runs, quiet, following.note) as display:
+    with Forwarder(log) as forwarder, Display(runs, quiet, forwarder.update) as display:
         yield display
 
 
@@ -80,10 +80,10 @@ class Display:
     Args:
         runs: how many runs there will be; None: not known.
         quiet: True shows nothing.
-        on_show: called with the folder of each run that is shown.
+        on_show: called as :meth:`show` is.
     """
 
-    def __init__(self, runs: int | None, quiet: bool = False, on_show: Callable[[Path], None] = lambda folder: None) -> None:
+    def __init__(self, runs: int | None, quiet: bool = False, on_show: OnProgress = lambda folder, progress: None) -> None:
         self._bars = _bars(quiet)
         self._all = self._bars.add_task("all runs", total=runs, count=self._count(0, runs), left="left" if runs else "")
         # Apart from the bar: its columns would take the room that the words need.
@@ -114,7 +114,7 @@ class Display:
 
     def show(self, folder: Path, progress: Progress) -> None:
         """Take note of where a run stands. May be called from any thread."""
-        self._on_show(folder)
+        self._on_show(folder, progress)
         if self._quiet:
             return
         with self._guard:

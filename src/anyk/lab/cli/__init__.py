@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 import anyk
-from anyk.lab.cli import compare, draw, embed, export, import_arrays, info, parsing, predict, report, reproduce, sweep, train
+from anyk.lab.cli import compare, draw, embed, export, import_arrays, info, parsing, predict, report, reproduce, train
 from anyk.lab.cli.signals import interrupt, no_more_signals
 from anyk.lab.cli.words import command_line, say, understood, warn
 from anyk.lab.did_you_mean import nearest
@@ -21,7 +21,6 @@ from anyk.lab.run import processes
 COMMANDS: dict[str, Callable[..., int]] = {
     "compare": compare.command,
     "train": train.command,
-    "sweep": sweep.command,
     "report": report.command,
     "predict": predict.command,
     "export": export.command,
@@ -33,7 +32,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
 }
 
 GROUPS = {
-    "training": ("compare", "train", "sweep", "reproduce"),
+    "training": ("compare", "train", "reproduce"),
     "output": ("report", "draw"),
     "model": ("predict", "export"),
     "data": ("embed", "import"),

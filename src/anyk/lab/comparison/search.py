@@ -33,8 +33,8 @@ from anyk.lab.comparison.outcome import (
 from anyk.lab.comparison.tuning import TUNING_SEEDS, Axis, Point, Trial, Tuner
 from anyk.lab.data import Dataset, Parts
 from anyk.lab.data.tokens import Windows
-from anyk.lab.engines.attempt import Outcome
-from anyk.lab.engines.local import Pool, wait_in_turns
+from anyk.lab.engines.engine import Outcome
+from anyk.lab.engines.local import Pool, as_completed
 from anyk.lab.errors import Failure, LabError, Stopped
 from anyk.lab.run import names
 from anyk.lab.run.batches import (
@@ -188,7 +188,8 @@ def together(pool: Pool, work: Callable[[Item], Result], items: Sequence[Item]) 
     with ThreadPoolExecutor(len(items)) as threads:
         try:
             futures = [threads.submit(work, item) for item in items]
-            wait_in_turns(futures)
+            for future in as_completed(futures):
+                future.result()  # an error ends the others
             return [future.result() for future in futures]
         except BaseException:
             pool.stop()  # or the threads would wait for the runs
@@ -264,7 +265,7 @@ class Runs:
 
     def folder(self, config: Config) -> Path:
         """A run's folder: its name follows from all that the run depends on, so that the same run is found again."""
-        content = json.dumps([self.fingerprint, config.identity], sort_keys=True).encode()
+        content = json.dumps([self.fingerprint, config.to_json()], sort_keys=True).encode()
         digest = hashlib.blake2b(content, digest_size=5).hexdigest()
         return self.out / "runs" / f"{config.loss}-seed{config.seed}-{digest}"
 

@@ -1,7 +1,8 @@
 """A config and its data: what the config leaves open, and batches as the models want them."""
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,9 +14,9 @@ from anyk.lab.data import Dataset, Parts, Split, load, split
 from anyk.lab.data.features import Statistics, statistics
 from anyk.lab.data.streaming import Stream
 from anyk.lab.data.tokens import SequenceSplit, Windows
-from anyk.lab.errors import LabError
+from anyk.lab.errors import LabError, first_line
 from anyk.lab.run import models, own_models
-from anyk.lab.run.config import Config, Setting
+from anyk.lab.run.config import Config, DataFields, ModelFields, Setting, TrainingFields
 from anyk.lab.run.sequence_models import CAUSAL
 
 EVALUATION_BATCH = 2048
@@ -23,10 +24,6 @@ EVALUATION_BATCH = 2048
 SHUFFLE = ("shuffle", "shuffle_block", "shuffle_window")
 
 AnySetting = TypeVar("AnySetting", bound=Setting)
-
-
-#: the fields that the data set itself follows from
-READ = ("data", "image_size", "split", "validation", "test")
 
 
 def read_data(setting: Setting) -> Dataset:
@@ -55,36 +52,18 @@ def check_select(setting: Setting, dataset: Dataset) -> None:
         )
 
 
-#: what :func:`check_setting` looks at
-CHECKED = (
-    *(
-        "data",
-        "image_size",
-        "split",
-        "validation",
-        "test",
-        "split_seed",
-        "train_fraction",
-        "device",
-        "select",
-        "augment",
-        "mixup",
-    ),
-    *(
-        "model",
-        "hidden",
-        "dropout",
-        "width",
-        "context",
-        "embedding",
-        "layers",
-        "heads",
-        "tied",
-        "mask_seen",
-        "head_learning_rate",
-        "batch_size",
-    ),
-)
+def check_all(configs: Iterable[Config], *, here: bool = True) -> None:
+    """Raise what would make a run of many fail: once, before any of them starts. See :func:`check_setting`."""
+    # Not the fields of the loss, the seed and the rest that no check looks at: most runs of many differ in these alone.
+    groups = (DataFields, ModelFields, TrainingFields)
+    checked = [field.name for group in groups for field in dataclasses.fields(group)]
+    different = {tuple(getattr(config, name) for name in checked): config for config in configs}.values()
+    datasets: dict[tuple[Any, ...], Dataset] = {}
+    for config in different:
+        source = (config.data, config.image_size, config.split, config.validation, config.test)
+        if source not in datasets:
+            datasets[source] = read_data(config)
+        check_setting(config, datasets[source], here=here)
 
 
 def check_setting(setting: Setting, dataset: Dataset, *, here: bool = True) -> None:
@@ -234,7 +213,7 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise LabError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise LabError(f"device {name!r} cannot be used here: {first_line(error)}") from None
     return device
 
 

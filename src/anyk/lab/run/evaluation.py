@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import anyk
-from anyk import candidates
+from anyk import candidates, metrics
 from anyk.lab.data import Split
 from anyk.lab.run import models, own_models
 from anyk.lab.run.batches import Reader, divide, find_device, read_data, resolved
@@ -28,7 +28,7 @@ GUESSES = 20
 
 @dataclass(frozen=True)
 class Examined:
-    """What a model does with each of some examples."""
+    """What a model does with each of some examples, and the metrics that follow from it."""
 
     ranks: Tensor
     """(N,), int32: the rank of the target, 1 for the best, as :func:`anyk.target_ranks` counts; behind all classes where the
@@ -45,25 +45,20 @@ class Examined:
         NDCG of every k above 1, some accuracies as the mean over the classes of the examples ("macro"), and the cross-entropy.
         """
         ks, judged = list(ks), tuple(judged)
-        accuracies = {f"top{k}": int((self.ranks <= k).sum()) / len(self.ranks) for k in ks}
+        # All targets that are no class are one more class, which no guess hits.
+        classes = self.labels.clamp(min=-1) + 1
+        ranks = self.ranks.double().where(self.labels >= 0, math.inf)
+        ranked = metrics.Ranked(classes, ranks, torch.ones_like(classes, dtype=torch.bool), int(classes.max()) + 1)
+        accuracies = {f"top{k}": float(ranked.accuracy(k, "micro")) for k in ks}
         counted = [accuracies[metric] for k in judged or (1, 5) if (metric := f"top{k}") in accuracies]
-        ranks = self.ranks.double()
-        gains = 1 / (1 + ranks).log2()
         return {
             **accuracies,
-            "mrr": float((1 / ranks).where(self.labels >= 0, 0).mean()),
-            **{f"ndcg{k}": float(gains[self.ranks <= k].sum()) / len(ranks) for k in ks if k > 1},
-            **{f"macro_top{k}": self._macro(self.ranks <= k) for k in ks if k in (*MACRO_KS, *judged)},
+            "mrr": float(ranked.mean_reciprocal_rank("micro")),
+            **{f"ndcg{k}": float(ranked.ndcg(k, "micro")) for k in ks if k > 1},
+            **{f"macro_top{k}": float(ranked.accuracy(k, "macro")) for k in ks if k in (*MACRO_KS, *judged)},
             "mean": sum(counted) / len(counted),
             "cross_entropy": self.cross_entropy,
         }
-
-    def _macro(self, hits: Tensor) -> float:
-        """The mean over the classes of the fraction of hits; all targets that are no class are one more."""
-        classes = self.labels.clamp(min=-1) + 1
-        examples = classes.bincount()
-        found = classes[hits].bincount(minlength=len(examples))
-        return float((found / examples.double())[examples > 0].mean())
 
 
 @torch.no_grad()

@@ -6,6 +6,8 @@ have nobody to tell anything and import nothing.
 """
 
 import gc
+import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import threading
@@ -220,7 +222,7 @@ def joined(device: str) -> Iterator[Ranks]:
     # Long: one rank may read fifty gigabytes through while the others wait. That a rank has died is seen at once anyway.
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(days=1))
     ranks = Ranks(rank, world, local)
-    _end_with_torchrun()
+    die_with_parent()
     try:
         with ranks.watching():
             yield ranks
@@ -262,13 +264,18 @@ def _let_the_first_go_first(ranks: Ranks) -> None:
             return
 
 
-def _end_with_torchrun() -> None:
-    """A run must not go on when nobody waits for it: a new start of the same command would find its folder taken."""
-    parent = os.getppid()
+def die_with_parent() -> None:
+    """From now on, end this process when the one that started it ends: nobody waits for it, and a new start of the same command
+    would find its folder taken."""
+    parent = multiprocessing.parent_process()
+    parent_id = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        if parent is not None:  # whose child need not be a direct one: a server forks for it
+            multiprocessing.connection.wait([parent.sentinel])
+        else:
+            while os.getppid() == parent_id:
+                time.sleep(1)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -62,6 +62,10 @@ class Progress:
     line: dict[str, Any] | None = None
 
 
+OnProgress = Callable[[Path, Progress], None]
+"""Called with a run's folder and where it stands."""
+
+
 def train(
     config: Config,
     folder: str | Path,

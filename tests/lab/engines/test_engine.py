@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import lab_data
-from anyk.lab.engines import attempt
-from anyk.lab.engines.attempt import Outcome
+from anyk.lab.engines import engine
+from anyk.lab.engines.engine import Outcome
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import Progress
@@ -15,9 +15,9 @@ from anyk.lab.run.training import Progress
 
 def test_progress_is_told_now_and_then_evaluations_sooner_and_the_end_always(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(attempt.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(engine.time, "monotonic", lambda: clock[0])
     told: list[int] = []
-    tell = attempt.throttled(lambda progress: told.append(progress.step), 1.0)
+    tell = engine.throttled(lambda progress: told.append(progress.step), 1.0)
     for step, pause, line in ((1, 0, None), (2, 0.9, None), (3, 0.2, None), (4, 0.1, {}), (5, 0.2, {}), (9, 0, None)):
         clock[0] += pause
         tell(Progress(step, 9, line))
@@ -28,17 +28,17 @@ def test_a_taken_folder_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
     fields = Config(data=str(lab_data.write_embedding_set(tmp_path / "points")), epochs=1).to_json()
     stop = threading.Event()
     with Run(tmp_path / "run").locked():
-        taken = attempt.attempt(fields, tmp_path / "run", lambda progress: None, stop, 0.0)
+        taken = engine.attempt(fields, tmp_path / "run", lambda progress: None, stop, 0.0)
         assert taken.result is None
         assert "another process is at work" in (taken.error or "")
         stop.set()
-        assert attempt.attempt(fields, tmp_path / "run", lambda progress: None, stop, 60.0) == Outcome()
-    assert attempt.ended(tmp_path / "run", Config.from_json(fields)) is None
+        assert engine.attempt(fields, tmp_path / "run", lambda progress: None, stop, 60.0) == Outcome()
+    assert engine.ended(tmp_path / "run", Config.from_json(fields)) is None
     stop.clear()
-    assert attempt.attempt(fields, tmp_path / "run", lambda progress: None, stop, 0.0).result is not None
-    assert attempt.attempt({"loss": "nonsense"}, tmp_path / "run", lambda progress: None, stop, 0.0).error
+    assert engine.attempt(fields, tmp_path / "run", lambda progress: None, stop, 0.0).result is not None
+    assert engine.attempt({"loss": "nonsense"}, tmp_path / "run", lambda progress: None, stop, 0.0).error
 
 
 def test_failures_are_the_runs_with_an_error() -> None:
     outcomes = {"good": Outcome({"test": {}}), "bad": Outcome(error="lost."), "stopped": Outcome()}
-    assert [(failure.run, failure.error) for failure in attempt.failures(outcomes)] == [("bad", "lost.")]
+    assert [(failure.run, failure.error) for failure in engine.failures(outcomes)] == [("bad", "lost.")]
