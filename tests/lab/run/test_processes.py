@@ -193,7 +193,7 @@ def test_parts_are_all_examples_once_and_their_weights_make_the_mean() -> None:
             assert float(average) == pytest.approx(float(losses.mean()))
 
 
-@pytest.mark.parametrize("command", ["compare", "sweep", "report"])
+@pytest.mark.parametrize("command", ["compare", "report"])
 def test_only_train_takes_several_processes(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

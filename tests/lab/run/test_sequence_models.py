@@ -465,7 +465,7 @@ def test_plans_of_models_of_sequences() -> None:
     for changes, problem in (
         ({"tokens": ""}, "tokens should be items, words or python, but is ''"),
         ({"tokens": ["items"]}, "tokens should be"),
-        ({"shape": [3, 8, 8]}, "shape should be the length of a sequence"),
+        ({"shape": [3, 8, 8]}, "shape should be 1 positive numbers"),
         ({"embedding": 0}, "embedding should be a positive number"),
         ({"layers": 1.5}, "layers should be"),
         ({"heads": None}, "heads should be"),
