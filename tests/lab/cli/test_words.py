@@ -226,7 +226,7 @@ def test_where_tyro_has_changed_its_own_words_remain(anyk, monkeypatch, change):
     if change == "gone":
         monkeypatch.delattr(tyro, "_errors")
     else:
-        monkeypatch.setattr(parsing, "_sentence", lambda event, words, known: event.nothing_of_the_kind)
+        monkeypatch.setattr(parsing, "_message", lambda event, words, known: event.nothing_of_the_kind)
     code, _, err = anyk("train", "--epochs", "x")
     assert code == 2
     assert "--epochs" in err

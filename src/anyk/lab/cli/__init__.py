@@ -1,4 +1,4 @@
-"""The command `anyk`: words in, words out. What it does is done elsewhere.
+"""The command `anyk`: from the words of the command line to a call, and from an error to a message and an exit code.
 
 Each command is a file, and imports what it needs when it is called: `anyk --help` should not wait for it.
 """
@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 
 import anyk
 from anyk.lab.cli import compare, draw, embed, export, import_arrays, info, parsing, predict, report, reproduce, train
-from anyk.lab.cli.signals import interrupt, no_more_signals
-from anyk.lab.cli.words import command_line, say, understood, warn
+from anyk.lab.cli.words import command_line, say, warn
 from anyk.lab.did_you_mean import nearest
 from anyk.lab.errors import LabError, Stopped
 from anyk.lab.run import processes
@@ -43,14 +42,13 @@ GROUPS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process."""
-    former = signal.signal(signal.SIGTERM, interrupt)
-    words = understood(sys.argv[1:] if arguments is None else arguments)
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
-        code = _run(words)
+        code = _run(sys.argv[1:] if arguments is None else arguments)
     except LabError as error:
         if not processes.is_main() and not isinstance(error, (processes.Agreed, processes.OwnError)):
             processes.wait_to_be_ended()
-        no_more_signals()
+        processes.ignore_signals()
         if processes.is_main() or not isinstance(error, processes.Agreed):
             warn(f"anyk: {error}")
         code = 2
@@ -59,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             processes.wait_to_be_ended()
         raise
     except (KeyboardInterrupt, Stopped):
-        no_more_signals()
+        processes.ignore_signals()
         if processes.is_main():
             warn(f"Stopped. To go on: {command_line()}")
         code = 130
@@ -111,6 +109,6 @@ def _overview() -> str:
     width = min(shutil.get_terminal_size().columns, 110)
     for part, rows in parts.items():
         lines += ["", part]
-        for name, told in rows:
-            lines += textwrap.wrap(told, width, initial_indent=f"  {name:12}", subsequent_indent=" " * 14)
+        for name, text in rows:
+            lines += textwrap.wrap(text, width, initial_indent=f"  {name:12}", subsequent_indent=" " * 14)
     return "\n".join(lines)

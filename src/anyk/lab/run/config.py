@@ -326,12 +326,7 @@ BLOCK_BYTES = 1 << 17
 WINDOW_BYTES = 1 << 28
 
 
-@functools.lru_cache
-def _types(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-TYPES = _types(Config)
+_types = functools.lru_cache(typing.get_type_hints)
 #: pixels on a side, and tokens before a target
 LARGEST_IMAGE, LONGEST_CONTEXT = 8192, 10**6
 _POSITIVE = (1e-30, 1e30)

@@ -16,7 +16,7 @@ from anyk import candidates, metrics
 from anyk.lab.data import Split
 from anyk.lab.run import models, own_models
 from anyk.lab.run.batches import Reader, divide, find_device, read_data, resolved
-from anyk.lab.run.processes import ALONE, Ranks
+from anyk.lab.run.processes import ALONE, ProcessGroup
 from anyk.lab.run.run_folder import Run
 
 KS = (1, 5, 10, 20)
@@ -69,7 +69,7 @@ def examine(
     reader: Reader,
     guesses: int = 0,
     amp: bool = False,
-    ranks: Ranks = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> Examined:
     """Show a model the examples at some positions, in evaluation mode. Each rank has its part of them; all get the whole.
 
@@ -79,7 +79,7 @@ def examine(
     found = [(nothing.new_empty(0), nothing)]  # all that a rank without examples has
     cross_entropy = torch.zeros((), device=reader.device)
     model.eval()
-    for block in reader.blocks(examples, ranks.shard(index)):
+    for block in reader.blocks(examples, group.shard(index)):
         target = examples.labels[block].to(reader.device)
         with torch.autocast(reader.device.type, torch.bfloat16, enabled=amp):
             scores = reader.mask(model(reader(examples, block)), examples, block)
@@ -90,10 +90,10 @@ def examine(
         cross_entropy += functional.cross_entropy(scores.float(), target.where(known, -100), reduction="sum")
     model.train()
     own = [torch.cat(tensors).cpu() for tensors in zip(*found, strict=True)]
-    every_rank, every_guess = (torch.cat(tensors) for tensors in zip(*ranks.all_gather(own), strict=True))
+    every_rank, every_guess = (torch.cat(tensors) for tensors in zip(*group.all_gather(own), strict=True))
     labels = examples.labels[index]
     known_targets = int((labels >= 0).sum())
-    mean = float(ranks.all_reduce(cross_entropy)) / known_targets if known_targets else math.nan
+    mean = float(group.all_reduce(cross_entropy)) / known_targets if known_targets else math.nan
     return Examined(every_rank, labels, every_guess, mean)
 
 
