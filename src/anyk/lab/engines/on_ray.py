@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from types import TracebackType
@@ -140,8 +140,8 @@ class Cluster(Engine):
             retry_exceptions=False,
             scheduling_strategy="SPREAD",
         )
-        place = _Place(os.fspath(folder.absolute()), os.fspath(self._marker), os.getcwd(), list(sys.argv))
-        return task.remote(place, config.to_json(), self._board)
+        place = (os.fspath(folder.absolute()), os.fspath(self._marker), os.getcwd(), list(sys.argv))
+        return task.remote(*place, config.to_json(), self._board)
 
     def _outcome(self, task: Any, folder: Path) -> Outcome:
         try:
@@ -283,13 +283,6 @@ def _gpus(config: Config) -> int:
 # What is defined inside a function is sent to the node whole: it works without anyk there, and does not wait for torch.
 
 
-class _Place:
-    """Where a run is, and where its command was given."""
-
-    def __init__(self, folder: str, marker: str, working_folder: str, command: Sequence[str]) -> None:
-        self.folder, self.marker, self.working_folder, self.command = folder, marker, working_folder, command
-
-
 def _board() -> type:
     class Board:
         """Where every run stands, for the driver to read."""
@@ -329,21 +322,21 @@ def _look() -> Callable[[str, str], dict[str, Any]]:
     return look
 
 
-def _work(place: _Place, fields: dict[str, Any], board: Any) -> Outcome:
+def _work(folder: str, marker: str, started_in: str, command: list[str], fields: dict[str, Any], board: Any) -> Outcome:
     """One run. What it raises is its outcome, and only the death of this process makes Ray start it again."""
-    if not os.path.exists(place.marker):  # a node that joined after the check
-        return Outcome(error=f"the node {socket.gethostname()} does not see the folder {os.path.dirname(place.folder)}")
+    if not os.path.exists(marker):  # a node that joined after the check
+        return Outcome(error=f"the node {socket.gethostname()} does not see the folder {os.path.dirname(folder)}")
     with suppress(OSError):
-        os.chdir(place.working_folder)  # the data may be named relative to it
-    sys.argv[:] = place.command  # for environment.json: what the user typed, not how Ray starts a process
+        os.chdir(started_in)  # the data may be named relative to it
+    sys.argv[:] = command  # for environment.json: what the user typed, not how Ray starts a process
     stop = threading.Event()
     # Cancelling a task is an interrupt of its process, which here ends a step before it ends the run.
     former = signal.signal(signal.SIGINT, lambda *_: stop.set())
 
     def tell(progress: Progress) -> None:
-        board.tell.remote(place.folder, progress.step, progress.steps, progress.line)
+        board.tell.remote(folder, progress.step, progress.steps, progress.line)
 
     try:
-        return attempt(fields, place.folder, throttled(tell, 0.5), stop, LEAVING_SECONDS)
+        return attempt(fields, folder, throttled(tell, 0.5), stop, LEAVING_SECONDS)
     finally:
         signal.signal(signal.SIGINT, former)

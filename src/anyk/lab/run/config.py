@@ -177,18 +177,15 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
     """
 
     def __post_init__(self) -> None:
-        types_of = _types(type(self))  # type: ignore[arg-type]  # which takes the class for its instances
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            kind = types_of[field.name]
-            accepted, value = accept(value, kind)
+        for name, kind in _types(type(self)).items():  # type: ignore[arg-type]  # which takes the class for its instances
+            accepted, value = accept(getattr(self, name), kind)
             if not accepted:
-                raise LabError(f"{field.name} should be {describe(kind)}, but is {value!r}.")
-            object.__setattr__(self, field.name, value)
+                raise LabError(f"{name} should be {describe(kind)}, but is {value!r}.")
+            object.__setattr__(self, name, value)
             if type(value) in (int, float):
-                low, high = _RANGES.get(field.name, (0, 1e12 if type(value) is int else 1e30))
+                low, high = _RANGES.get(name, (0, 1e12 if type(value) is int else 1e30))
                 if not low <= value <= high:
-                    raise LabError(f"{field.name} should be between {low:g} and {high:g}, but is {_shown(value)}.")
+                    raise LabError(f"{name} should be between {low:g} and {high:g}, but is {_shown(value)}.")
         for name in ("p_k", "p_k_end"):
             try:
                 if getattr(self, name) is not None:

@@ -27,23 +27,8 @@ from anyk.lab.data import Dataset, Parts, Split
 from anyk.lab.data.streaming import block_order
 from anyk.lab.data.tokens import IGNORED, SequenceSplit
 from anyk.lab.errors import Diverged, LabError, Stopped, explain
-from anyk.lab.run import losses, models, own_models
-from anyk.lab.run.batches import (
-    Reader,
-    check_batches,
-    check_data,
-    check_seen,
-    describe,
-    divide,
-    find_device,
-    mask_seen,
-    read_data,
-    resolved,
-    shuffle_of,
-    standardization,
-    steps_per_epoch,
-    windows_of,
-)
+from anyk.lab.run import batches, losses, models, own_models
+from anyk.lab.run.batches import Reader, find_device, read_data
 from anyk.lab.run.config import Config
 from anyk.lab.run.evaluation import GUESSES, KS, Examined, examine
 from anyk.lab.run.processes import ALONE, ProcessGroup, synchronise_batch_norm
@@ -140,16 +125,16 @@ class _Training:
         self.device = find_device(group.device(config.device))
         self.dataset = group.local_first(lambda: read_data(config))
         # By the first rank's machine: how the examples are shuffled may depend on its memory.
-        self.given_shuffle = shuffle_of(config)
-        self.config = config = group.broadcast(lambda: resolved(config, self.dataset))
-        check_data(config, self.dataset)
-        self.parts = divide(self.dataset, config)
-        check_batches(config, self.dataset, self.parts)
-        mean, std = group.broadcast(lambda: standardization(self.dataset, self.parts, config))
+        self.given_shuffle = batches.shuffle_of(config)
+        self.config = config = group.broadcast(lambda: batches.resolved(config, self.dataset))
+        batches.check_data(config, self.dataset)
+        self.parts = batches.divide(self.dataset, config)
+        batches.check_batches(config, self.dataset, self.parts)
+        mean, std = group.broadcast(lambda: batches.standardization(self.dataset, self.parts, config))
         self.dataset = dataclasses.replace(self.dataset, feature_mean=mean, feature_std=std)
         self.labels = noisy_labels(self.dataset, self.parts, config)
-        self.windows = windows_of(self.dataset, self.parts, self.labels, config)
-        self.steps_per_epoch = steps_per_epoch(config, self.parts, self.windows)
+        self.windows = batches.windows_of(self.dataset, self.parts, self.labels, config)
+        self.steps_per_epoch = batches.steps_per_epoch(config, self.parts, self.windows)
         self.steps = config.epochs * self.steps_per_epoch
         self.reader = Reader(self.dataset, self.device, config)
 
@@ -159,7 +144,7 @@ class _Training:
         self.criterion = losses.criterion(config, classes).to(self.device)
         self.head = losses.head(self.criterion, self.model, config)
         trained_ks = losses.trained_ks(self.criterion, config)
-        check_seen(config, self.dataset, self.parts, max(trained_ks))
+        batches.check_seen(config, self.dataset, self.parts, max(trained_ks))
         ks = {*KS, *config.measure, *config.ks, *trained_ks}
         self.ks = sorted(k for k in ks if k < classes) or [1]
         self.optimizer = _optimizer(config, self.model)
@@ -270,7 +255,7 @@ class _Training:
 
         def mask(scores: Tensor) -> Tensor:
             if self.config.mask_seen and isinstance(train, SequenceSplit):
-                return mask_seen(scores, train, places, target)
+                return batches.mask_seen(scores, train, places, target)
             return scores
 
         return _Batch(inputs, target.to(self.device), asked, mask)
@@ -380,7 +365,7 @@ class _Training:
             "seconds": self.seconds,
             "seconds_in_model": self.seconds_in_model,
             "data": self.dataset.fingerprint,
-            "shuffle": shuffle_of(self.config),
+            "shuffle": batches.shuffle_of(self.config),
         }
         self.run.save_tensors("checkpoint.safetensors", tensors, state)
 
@@ -445,8 +430,8 @@ class _Training:
         result = {
             # What "auto" came to stands beside it: a machine with other memory makes no other config.
             "config": self.config.replace(**self.given_shuffle).to_json(),
-            "shuffle": shuffle_of(self.config),
-            "data": describe(self.dataset, self.parts, self.config),
+            "shuffle": batches.shuffle_of(self.config),
+            "data": batches.describe(self.dataset, self.parts, self.config),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "epochs": self.step / self.steps_per_epoch,
             "seconds": round(self.seconds, 3),
