@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -265,22 +266,12 @@ def outcome(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize("changes", [{"model": "gru", "dropout": 0.2}, {"model": "attention", "mask_seen": True}], ids=str)
-def test_a_run_stopped_at_any_step_ends_with_the_same_bits(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_stopped_at_any_step_ends_with_the_same_bits(
+    changes: dict[str, Any], tmp_path: Path, train_in_parts: Callable[[Config, Path], int]
+) -> None:
     config = quick(epochs=2, evaluate_every=5, label_noise=0.1, data="items", batch_size=64, **changes)
     training.train(config, tmp_path / "whole")
-    calls, stops = 0, 0
-
-    def every_third_step() -> bool:
-        nonlocal calls
-        calls += 1
-        return calls % 4 == 0
-
-    while not (tmp_path / "parts" / "result.json").exists():
-        try:
-            training.train(config, tmp_path / "parts", should_stop=every_third_step)
-        except training.Stopped:
-            stops += 1
-    assert stops > 3
+    assert train_in_parts(config, tmp_path / "parts") > 3
     (lines, weights), (expected, others) = outcome(tmp_path / "parts"), outcome(tmp_path / "whole")
     assert lines == expected
     assert all(torch.equal(weights[name], others[name]) for name in others)

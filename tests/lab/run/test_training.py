@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,28 +76,14 @@ def test_a_finished_run_is_not_run_again(data: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("select", ["mean", "each", "last"])
 def test_a_run_stopped_at_any_step_ends_with_the_same_bits(
-    select: Any, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    select: Any, data: str, tmp_path: Path, train_in_parts: Callable[[Config, Path], int]
 ) -> None:
     config = quick(
         data, select=select, model="mlp", dropout=0.3, mixup=0.2, label_noise=0.1, schedule="onecycle", temperature_end=0.5,
         p_k_end=(0.2, 0.2, 0.2, 0.2, 0.2), m=8, epochs=3, evaluate_every=5,
     )  # fmt: skip
     training.train(config, tmp_path / "whole")
-    steps = 0
-
-    def every_third_step() -> bool:
-        nonlocal steps
-        steps += 1
-        return steps % 4 == 0
-
-    stops = 0
-    while True:
-        try:
-            training.train(config, tmp_path / "parts", should_stop=every_third_step)
-            break
-        except training.Stopped:
-            stops += 1
-    assert stops > 5
+    assert train_in_parts(config, tmp_path / "parts") > 5
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
