@@ -1,6 +1,5 @@
 """Batches as the models want them, and what is said of the data."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +104,10 @@ def test_the_size_of_images_is_said_and_stored(tmp_path: Path, monkeypatch: pyte
     ("changes", "problem"),
     [
         ({"device": "cuda:7"}, "device 'cuda:7' cannot be used here"),
-        ({"model": "cnn"}, "model cnn takes images, but points holds embeddings: choose linear or mlp"),
+        ({"model": "cnn"}, "model cnn takes images, but points holds embeddings"),
         ({"model": "resnet18"}, "takes images"),
-        ({"augment": ("flip",)}, "augment changes images, but points holds embeddings: leave it out"),
+        ({"augment": ("flip",)}, "augment changes images, but points holds embeddings"),
+        ({"ks": (1, 12)}, "--ks 12 needs more than 12 classes, but points has 12"),
         ({"validation": 0.0}, "is left for validation"),
         ({"model": "no_such_module:make"}, "cannot be imported"),
     ],
