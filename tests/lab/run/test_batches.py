@@ -1,5 +1,6 @@
 """Batches as the models want them, and what is said of the data."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 

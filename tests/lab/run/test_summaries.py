@@ -79,7 +79,7 @@ def test_ranking_metrics_follow_and_older_runs_have_none(runs):
         (
             "latex",
             [
-                "\\begin{tabular}{lrrrrr}\n\\toprule\nloss & top-1 \\% & top-5 \\% & top-10 \\% & seeds & time \\\\\n\\midrule\n",
+                "\\begin{tabular}{lrrrrr}\n\\toprule\nloss & top-1 \\% & top-5 \\% & top-10 \\% & seeds & time \\\\\n",
                 r"splitter & 62.00 $\pm$ 1.00 & 81.00 $\pm$ 1.00 & 90.00 $\pm$ 0.00 & 3 & 1.0 min \\",
                 "\\bottomrule\n\\end{tabular}\n% 2 runs are not in the table",
             ],

@@ -290,7 +290,7 @@ def _board() -> type:
         def __init__(self) -> None:
             self.news: dict[str, tuple[int, int, Any]] = {}
 
-        def tell(self, folder: str, step: int, steps: int, line: Any) -> None:
+        def write(self, folder: str, step: int, steps: int, line: Any) -> None:
             self.news[folder] = (step, steps, line or self.news.get(folder, (0, 0, None))[2])
 
         def read(self) -> dict[str, tuple[int, int, Any]]:
@@ -333,10 +333,10 @@ def _work(folder: str, marker: str, started_in: str, command: list[str], fields:
     # Cancelling a task is an interrupt of its process, which here ends a step before it ends the run.
     former = signal.signal(signal.SIGINT, lambda *_: stop.set())
 
-    def tell(progress: Progress) -> None:
-        board.tell.remote(folder, progress.step, progress.steps, progress.line)
+    def report(progress: Progress) -> None:
+        board.write.remote(folder, progress.step, progress.steps, progress.line)
 
     try:
-        return attempt(fields, folder, throttled(tell, 0.5), stop, LEAVING_SECONDS)
+        return attempt(fields, folder, throttled(report, 0.5), stop, LEAVING_SECONDS)
     finally:
         signal.signal(signal.SIGINT, former)

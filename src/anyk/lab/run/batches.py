@@ -128,9 +128,9 @@ def check_batches(setting: Setting, dataset: Dataset, parts: Parts) -> None:
     smallest = len(parts.train) // math.ceil(len(parts.train) / setting.batch_size)
     if smallest == 1 and setting.model in shrinks and max(dataset.train.shape[1:]) <= shrinks[setting.model]:
         size = " x ".join(map(str, dataset.train.shape[1:]))
-        told = f"{len(parts.train)} training examples in batches of {setting.batch_size}"
+        found = f"{len(parts.train)} training examples in batches of {setting.batch_size}"
         raise LabError(
-            f"model {setting.model} needs two examples in each step for images of {size} pixels, but there are {told}: "
+            f"model {setting.model} needs two examples in each step for images of {size} pixels, but there are {found}: "
             "--batch-size 3 is enough for two or more."
         )
 

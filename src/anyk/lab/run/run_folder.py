@@ -78,8 +78,8 @@ class Run:
         # Empty folders are nobody's.
         names = sorted(path.name for path in shown if not path.is_dir() or any(not inner.is_dir() for inner in path.rglob("*")))
         if names:
-            told = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
-            raise FolderRefused(f"{self.folder} holds files that are not of a run ({told})")
+            shown_names = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
+            raise FolderRefused(f"{self.folder} holds files that are not of a run ({shown_names})")
 
     def refuse_other_config(self, config: Config) -> None:
         """Raise if the folder holds a run of another config, unless that came to nothing."""
@@ -87,8 +87,8 @@ class Run:
             return
         differences = self.differences(config)
         if differences and self._has_begun():
-            told = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, (old, new) in differences.items())
-            raise FolderRefused(f"{self.folder} holds a run of another config ({told})")
+            changes = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, (old, new) in differences.items())
+            raise FolderRefused(f"{self.folder} holds a run of another config ({changes})")
 
     def _has_begun(self) -> bool:
         """Whether there is anything to lose: a run that failed before its first evaluation leaves only its error."""
