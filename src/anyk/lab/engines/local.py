@@ -53,14 +53,12 @@ class Pool(Engine):
         self._threads.shutdown(cancel_futures=kind is not None)
 
     def stop(self) -> None:
-        """Let the runs write a checkpoint and end, and start no more."""
         with self._guard:
             self._stopping.set()
             for process in self._running:
                 process.terminate()
 
     def results(self, configs: Mapping[Path, Config]) -> Iterator[tuple[Path, Outcome]]:
-        """Run all, and yield each folder with its outcome as it ends."""
         folders = {self._threads.submit(self._run_one, folder, config): folder for folder, config in configs.items()}
         for future in as_completed(folders):
             yield folders[future], future.result()

@@ -94,13 +94,11 @@ class Cluster(Engine):
             self._leave()
 
     def stop(self) -> None:
-        """Let the runs write a checkpoint and end, and start no more."""
         self._stopping.set()
         for task in list(self._running):
             self._ray.cancel(task)  # an interrupt for a task at work; one that waits is not begun
 
     def results(self, configs: Mapping[Path, Config]) -> Iterator[tuple[Path, Outcome]]:
-        """Run all, and yield each folder with its outcome as it ends."""
         for folder, config in configs.items():
             if config.device.startswith("cuda:"):
                 raise LabError(

@@ -76,24 +76,12 @@ class Plan:
             if name in BUILT_IN and min(shape[1:]) < 8:
                 size = f"{shape[1]} x {shape[2]}"
                 raise LabError(f"model {name} needs images of at least 8 x 8 pixels, but {dataset.name} has {size}.")
-        return cls(
-            model=name,
-            shape=shape,
-            classes=dataset.classes,
-            hidden=config.hidden,
-            dropout=config.dropout or 0.0,
-            mean=dataset.mean,
-            std=dataset.std,
-            feature_mean=dataset.feature_mean,
-            feature_std=dataset.feature_std,
-            width=config.width,
-            tokens=dataset.tokens,
-            embedding=config.embedding if tokens else 0,
-            layers=config.layers if tokens else 0,
-            heads=config.heads if tokens else 1,
-            tied=config.tied and tokens,
-            mask_seen=config.mask_seen and tokens,
-        )
+        of_data: dict[str, Any] = {
+            field: getattr(dataset, field) for field in ("classes", "mean", "std", "feature_mean", "feature_std", "tokens")
+        }
+        of_tokens = ("embedding", "layers", "heads", "tied", "mask_seen") if tokens else ()
+        of_model = {field: getattr(config, field) for field in ("model", "hidden", "width", *of_tokens)}
+        return cls(shape=shape, dropout=config.dropout or 0.0, **of_data, **of_model)
 
     @property
     def image_size(self) -> tuple[int, int] | None:
