@@ -98,7 +98,7 @@ def _stop_signal(patient: bool) -> Iterator[Callable[[], bool]]:
 
 
 def _check_folder(folder: Path, config: Config) -> None:
-    """Raise if the run cannot have this folder, with one that it can have."""
+    """Raise if the folder holds something else; the message suggests one that is free."""
     from anyk.lab.run.run_folder import FolderRefused, Run
 
     try:

@@ -61,14 +61,14 @@ def warn(words: str) -> None:
 
 
 def tell_failures(failures: Sequence[Failure]) -> int:
-    """Name the runs that failed; the exit code."""
+    """Print which runs failed; returns the exit code."""
     for sentence in failure_sentences(failures):
         warn(sentence)
     return 1 if failures else 0
 
 
 def command_line() -> str:
-    """What was typed."""
+    """The command line, for the user to give it again."""
     here = os.environ.get("LOCAL_WORLD_SIZE", str(processes.launched()))
     started = ["torchrun", "--nproc-per-node", here, "-m"] if processes.launched() > 1 else []
     return shlex.join([*started, "anyk", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""What an engine is, and how every engine makes one run."""
+"""The interface of an engine, which runs many configs, and how every engine makes one run."""
 
 import threading
 import time

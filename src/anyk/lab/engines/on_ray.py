@@ -254,7 +254,7 @@ def _connect(ray: Any, address: str) -> None:
 
 
 class _WithoutRay:
-    """A stream without what Ray's own threads print: it tells the death of a node on standard output, with stack traces,
+    """A stream without what Ray's own threads print: it reports the death of a node on standard output, with stack traces,
     whatever log_to_driver says, and has no setting for that."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""A config and its data: what the config leaves open, and batches as the models want them."""
+"""The data of a config: reading and splitting them, checking the config against them, and batches for the models."""
 
 import dataclasses
 import math
@@ -32,12 +32,12 @@ def read_data(setting: Setting) -> Dataset:
 
 
 def divide(dataset: Dataset, setting: Setting) -> Parts:
-    """The data set's parts, as a setting wants them."""
+    """The training, validation and test parts of a data set."""
     return split(dataset, setting.validation, setting.test, setting.split_seed, setting.train_fraction)
 
 
 def check_select(setting: Setting, dataset: Dataset) -> None:
-    """Raise if the data have too few classes for the metric that chooses the evaluation, or for what is wanted."""
+    """Raise if the data have too few classes for ``select`` or ``ks``."""
     for k in setting.ks:
         if k >= len(dataset.classes):
             raise LabError(
@@ -101,7 +101,7 @@ def check_data(setting: Setting, dataset: Dataset) -> None:
 
 
 def check_seen(setting: Setting, dataset: Dataset, parts: Parts, k: int) -> None:
-    """Raise if what is masked leaves fewer than the k classes to guess that a loss trains for."""
+    """Raise if ``mask_seen`` leaves some example fewer classes than the largest k of the loss."""
     train = dataset.train
     if not setting.mask_seen or not isinstance(train, SequenceSplit):
         return
@@ -181,7 +181,8 @@ def describe(dataset: Dataset, parts: Parts, setting: Setting | None = None) -> 
 
 
 def windows_of(dataset: Dataset, parts: Parts, labels: Tensor, setting: Setting) -> Windows | None:
-    """For a causal model of sequences, the windows of which every place trains; None: an example is one place.
+    """For a causal model of sequences, the windows it trains on, with a target at every position; None for other models, of
+    which an example is one position.
 
     Args:
         dataset: its data.
@@ -196,7 +197,7 @@ def windows_of(dataset: Dataset, parts: Parts, labels: Tensor, setting: Setting)
 
 
 def steps_per_epoch(setting: Setting, parts: Parts, windows: Windows | None) -> int:
-    """How many batches an epoch has. Of windows, a batch has as many as hold about as many places as it has examples."""
+    """How many batches an epoch has. A batch of windows has about ``batch_size`` positions in all."""
     if windows is None:
         return math.ceil(len(parts.train) / setting.batch_size)
     return math.ceil(len(windows) / windows_in_batch(setting, windows))

@@ -7,6 +7,7 @@ columns of `anyk report`. Two runs with equal configs on the same machine end wi
 import dataclasses
 import functools
 import math
+import reprlib
 import types
 import typing
 from collections.abc import Mapping
@@ -185,7 +186,7 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
             if type(value) in (int, float):
                 low, high = _RANGES.get(name, (0, 1e12 if type(value) is int else 1e30))
                 if not low <= value <= high:
-                    raise LabError(f"{name} should be between {low:g} and {high:g}, but is {_shown(value)}.")
+                    raise LabError(f"{name} should be between {low:g} and {high:g}, but is {reprlib.repr(value)}.")
         for name in ("p_k", "p_k_end"):
             try:
                 if getattr(self, name) is not None:
@@ -368,11 +369,6 @@ def accept(value: Any, kind: Any) -> tuple[bool, Any]:
             return False, value
     # A NaN is of the type float and passes every comparison the wrong way round.
     return type(value) is kind and value == value, value
-
-
-def _shown(number: float) -> str:
-    """A number for a message; an integer may have thousands of digits."""
-    return f"{number:g}" if abs(number) < 1e300 else f"{number}"
 
 
 def describe(kind: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a model is worth: its accuracies, and the guesses of a trained one."""
+"""Evaluation: the metrics of a model on some examples, and the predictions of a trained one."""
 
 import dataclasses
 import math
@@ -71,7 +71,7 @@ def examine(
     amp: bool = False,
     group: ProcessGroup = ALONE,
 ) -> Examined:
-    """Show a model the examples at some positions, in evaluation mode. Each rank has its part of them; all get the whole.
+    """Evaluate a model on the examples at some positions. Each process has its part of them; all get the whole result.
 
     A label below 0 is a miss: the model has no such class.
     """
@@ -142,7 +142,7 @@ class Predictor:
 
 
 def unfinished(result: Mapping[str, Any]) -> str:
-    """The sign, if any, that a run might have come further: near chance at its end, or the best evaluation in its last tenth.
+    """Why a run may need more training, or "": it ended near chance, or its best evaluation is in its last tenth.
 
     None of a run that lost patience: it did not improve any more.
     """

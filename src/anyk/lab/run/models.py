@@ -31,7 +31,7 @@ FORMAT = 3
 
 @dataclass(frozen=True)
 class Plan:
-    """What there is to know of a model beside its weights: with both, it can be used where its data are not."""
+    """The description of a model that is stored beside its weights: with both it can be used without its data."""
 
     model: str
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Plan:
     """of embeddings that were standardised, for each feature, of the training part; as ``feature_std``"""
     feature_std: tuple[float, ...] = ()
     width: int = 32
-    """of the cnn"""
+    """channels of the first convolution of the cnn"""
     tokens: Tokens = ""
     """what the tokens of a model of sequences are; "": it takes none. Its shape is the number of them that it sees"""
     embedding: int = 0
@@ -55,7 +55,7 @@ class Plan:
     heads: int = 1
     tied: bool = False
     mask_seen: bool = False
-    """whether what a sequence has had before is no guess"""
+    """whether tokens that a sequence has had before are excluded from the guesses"""
 
     @classmethod
     def of(cls, config: Setting, dataset: Dataset) -> "Plan":

@@ -113,7 +113,8 @@ class _Batch(NamedTuple):
     inputs: Tensor
     target: Tensor
     asked: dict[str, Any]
-    """of the model, beside what it sees: if it is causal, the places that have a target; no scores, if the loss makes them"""
+    """keyword arguments of the model: ``where`` there are targets, if it is causal; ``scored=False``, if the loss makes the
+    scores"""
     mask: Callable[[Tensor], Tensor]
     """of the scores, what is no guess"""
 
