@@ -37,8 +37,3 @@ def test_a_taken_folder_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
     stop.clear()
     assert engine.attempt(fields, tmp_path / "run", lambda progress: None, stop, 0.0).result is not None
     assert engine.attempt({"loss": "nonsense"}, tmp_path / "run", lambda progress: None, stop, 0.0).error
-
-
-def test_failures_are_the_runs_with_an_error() -> None:
-    outcomes = {"good": Outcome({"test": {}}), "bad": Outcome(error="lost."), "stopped": Outcome()}
-    assert [(failure.run, failure.error) for failure in engine.failures(outcomes)] == [("bad", "lost.")]
