@@ -54,11 +54,10 @@ from anyk.lab import data as datasets
 from anyk.lab import embedding, prediction
 from anyk.lab.data import arrays, cifar, kept, sequences, tokens, unlabelled
 from anyk.lab.data.sets import Dataset
-from anyk.lab.engines import sweep
 from anyk.lab.errors import LabError
 from anyk.lab.run import losses, models, summaries
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 
 Files = dict[str, bytes]
 """by their paths in the folder of a case"""
@@ -613,13 +612,11 @@ def json_files() -> list[Files]:
     scores = {"top1": 0.5, "top5": 0.9}
     result = {"format": 1, "config": config, "data": {"fingerprint": "0", "classes": 10}, "validation": scores, "test": scores}
     line = json.dumps({"step": 1, "epoch": 1.0, "validation": scores}) + "\n"
-    swept = {"base": {"epochs": 2}, "grid": {"loss": ["softmax", "splitter"], "m": [16, None]}, "runs": {"one": {"seed": 3}}}
     plan = {"format": models.FORMAT, **dataclasses.asdict(plans()[0])}
     described = json.dumps({"name": "small", "classes": ["a", "b", "c", "d"]}).encode()
     run = {"run/config.json": config, "run/result.json": {**result, "seconds": 1.0}, "run/environment.json": {"python": "3"}}
     return [
         {**{name: json.dumps(value).encode() for name, value in run.items()}, "run/metrics.jsonl": line.encode() * 3},
-        {"sweep.json": json.dumps(swept).encode()},
         {"plan.json": json.dumps(plan).encode()},
         {"p_k.json": json.dumps([[0.5, 0.5], [1.0, 0.0]]).encode()},
         {"p_k.csv": b"0.5,0.5\n1,0\n"},
@@ -633,11 +630,11 @@ def json_hostile() -> list[Files]:
     deep = written(DEEP).encode()
     paths = {"name": "small", "classes": ["a", "b", "c", "d"], "files": ["../train.safetensors"]}
     surrogate = {"name": "small", "classes": ["\ud800", "b", "c", "d"]}
-    made = [{name: deep} for name in ("sweep.json", "p_k.json", "classes.json")]
+    made = [{name: deep} for name in ("p_k.json", "classes.json")]
     made += [{**embedding_set(), "set/dataset.json": json.dumps(each).encode()} for each in (paths, surrogate)]
     return [
         *made,
-        {"sweep.json": b'{"base": {"seed": 1' + b"0" * 4000 + b"}}"},
+        {"run/config.json": b'{"seed": 1' + b"0" * 4000 + b"}", "run/environment.json": b"{}"},
     ]
 
 
@@ -648,8 +645,6 @@ def read_json(folder: Path) -> Iterable[Callable[[], Any]]:
         yield run.metrics
         yield lambda: summaries.table(summaries.collect([folder]))
         yield lambda: summaries.curves(summaries.collect([folder]))
-    if (folder / "sweep.json").exists():
-        yield lambda: sweep.read(folder / "sweep.json", Config())
     if (folder / "plan.json").exists():
         yield lambda: _plan(folder / "plan.json")
     for name in ("p_k.json", "p_k.csv"):

@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from anyk.lab.comparison.search import axes
 from anyk.lab.comparison.tuning import Tuner
 from anyk.lab.data import keep, load, split
+from anyk.lab.run.batches import resolved
 from anyk.lab.run.config import Config
-from anyk.lab.run.reading import resolved
 from anyk.lab.run.training import train
 from anyk.lab.statistics import SIGNIFICANT, contrast, holm, two_way
 

@@ -220,7 +220,7 @@ or the first of Holm's {TESTS} (three losses, two metrics). Where there is none,
 def calibrate(data: str, epochs: int, folder: Path) -> None:
     """Train, and print what a Kind holds."""
     from anyk.lab.run.config import Config
-    from anyk.lab.run.folder import Run
+    from anyk.lab.run.run_folder import Run
     from anyk.lab.run.training import train
 
     ranks: dict[str, NDArray[Any]] = {}

@@ -14,9 +14,9 @@ from PIL import Image
 from anyk.lab.data import Dataset, Split, cifar, tokens
 from anyk.lab.data.sets import Tokens
 from anyk.lab.run import models, training
+from anyk.lab.run.batches import read_data
 from anyk.lab.run.config import Config, Setting
-from anyk.lab.run.folder import Run
-from anyk.lab.run.reading import read_data
+from anyk.lab.run.run_folder import Run
 
 
 def examples(classes: int, per_class: int, width: int, seed: int, noise: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,7 @@ from PIL import Image
 from anyk.lab.comparison.outcome import ByClass, Comparison, Example, Guess, Method, Moves, SeedRun, Try
 from anyk.lab.run import names
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 from anyk.lab.statistics import contrast
 
 

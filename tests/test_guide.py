@@ -12,7 +12,7 @@ from PIL import Image
 
 import lab_data
 from anyk.lab import cli
-from anyk.lab.cli.words import understood
+from anyk.lab.cli.parsing import arguments, normalized
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -53,7 +53,8 @@ def parse(words: list[str]) -> None:
 def test_commands_in_the_pages_are_commands(page):
     for command in commands(page):
         try:
-            parse(understood(shlex.split(command, comments=True)[1:]))
+            words = shlex.split(command, comments=True)[1:]
+            parse(normalized(words, arguments(cli.COMMANDS[words[0]])))
         except SystemExit:
             pytest.fail(f"{page.name}: {command}")
 

@@ -33,9 +33,9 @@ from anyk.lab.data import Split, load
 from anyk.lab.errors import LabError
 from anyk.lab.files import write_object
 from anyk.lab.run import losses, models, training
+from anyk.lab.run.batches import Reader, divide, resolved, standardization
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
-from anyk.lab.run.reading import Reader, divide, resolved, standardization
+from anyk.lab.run.run_folder import Run
 from pays import plan
 from pays.plan import BASE, SETS, Set
 from pays.summaries import SUMMARIES, Summaries

@@ -30,12 +30,12 @@ from anyk import info
 from anyk.lab import statistics
 from anyk.lab.comparison.search import Runs, Search, map_in_threads
 from anyk.lab.data import load
-from anyk.lab.engines.attempt import Outcome
+from anyk.lab.engines.engine import Outcome
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError, Stopped
+from anyk.lab.run.batches import describe, divide
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
-from anyk.lab.run.reading import describe, divide
+from anyk.lab.run.run_folder import Run
 from anyk.lab.tables import duration
 from pays import plan
 from pays.plan import Cell, Set

@@ -38,7 +38,7 @@ def in_lab(name: str) -> bool:
 
 
 def test_the_graph_is_found() -> None:
-    assert "anyk.lab.run.training" in GRAPH["anyk.lab.engines.attempt"]
+    assert "anyk.lab.run.training" in GRAPH["anyk.lab.engines.engine"]
     assert "anyk.lab.comparison.compare" in GRAPH["anyk.lab.cli.compare"]  # inside of a function
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from anyk.lab.data import arrays, completion, folders, sequences, unlabelled
 from anyk.lab.embedding import Encoder, load_backbone, read_image
 from anyk.lab.errors import LabError
+from anyk.lab.run.batches import find_device
 from anyk.lab.run.models import Classifier, Plan
-from anyk.lab.run.reading import find_device
 
 _GRAY = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue, as Pillow has it
 _ARRAYS = frozenset((*arrays.SUFFIXES, ".safetensors"))

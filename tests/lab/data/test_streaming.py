@@ -27,7 +27,7 @@ from anyk.lab.data import Dataset, Split, embeddings
 from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.streaming import Stream, block_order
 from anyk.lab.errors import LabError
-from anyk.lab.run import evaluation, reading, training
+from anyk.lab.run import batches, evaluation, training
 from anyk.lab.run.config import BLOCK_BYTES, WINDOW_BYTES, Config
 
 UNEVEN = (37, 1, 100, 64, 5, 83)
@@ -169,7 +169,7 @@ def test_following_the_order_each_block_is_read_once(shards: Path, monkeypatch: 
 def test_batches_are_cast_one_by_one(shards: Path) -> None:
     dataset = embeddings.read(shards)
     config = Config(data=str(shards), shuffle="block", shuffle_block=8, shuffle_window=64)
-    reader = reading.Reader(dataset, torch.device("cpu"), config)
+    reader = batches.Reader(dataset, torch.device("cpu"), config)
     batch = torch.tensor([200, 3, 77])
     inputs = reader(dataset.train, batch)
     assert inputs.dtype == torch.float32
@@ -205,8 +205,8 @@ def test_an_evaluation_announces_its_own_rows_a_block_ahead_and_no_others(
     )
     whole: list[tuple[int, int, int]] = []
     monkeypatch.setattr(MappedRows, "fetch", lambda self, *rows: whole.append((number_of[id(self)], *rows)))
-    monkeypatch.setattr(reading, "EVALUATION_BATCH", 20)
-    reader = reading.Reader(dataset, torch.device("cpu"), streamed(shards))
+    monkeypatch.setattr(batches, "EVALUATION_BATCH", 20)
+    reader = batches.Reader(dataset, torch.device("cpu"), streamed(shards))
     index = torch.arange(0, 290, 3)[:80]
     seen: list[int] = []
     for block in reader.blocks(dataset.train, index):
@@ -298,7 +298,7 @@ def test_one_file_larger_than_the_memory_is_opened(tmp_path: Path, monkeypatch: 
     (tmp_path / "dataset.json").write_text(json.dumps({"classes": ["a"]}))
     dataset = embeddings.read(tmp_path)
     assert dataset.train.take(torch.tensor([rows - 1, 0])).count_nonzero() == 0
-    resolved = reading.resolved(Config(data=str(tmp_path)), dataset)
+    resolved = batches.resolved(Config(data=str(tmp_path)), dataset)
     assert resolved.shuffle == "block"
 
 
@@ -363,7 +363,7 @@ def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_bits(points: 
     config = streamed(points, epochs=2)
     code = """
         import json, os, signal, sys
-        from anyk.lab.run import evaluation, reading, training
+        from anyk.lab.run import evaluation, batches, training
         from anyk.lab.run.config import Config
         training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.0
         def kill(progress):
@@ -447,7 +447,7 @@ def test_an_epoch_over_a_large_set_takes_little_memory(tmp_path: Path) -> None:
     (folder / "dataset.json").write_text(json.dumps({"classes": list("abcd")}))
     code = """
         import re, sys, torch
-        from anyk.lab.run import evaluation, reading, training
+        from anyk.lab.run import evaluation, batches, training
         from anyk.lab.run.config import Config
         def memory():
             status = open("/proc/self/status").read()
@@ -459,8 +459,8 @@ def test_an_epoch_over_a_large_set_takes_little_memory(tmp_path: Path) -> None:
             return Config(data=data, loss="softmax", epochs=1, batch_size=1000, shuffle="block", **changes)
         training.train(config(sys.argv[2]), sys.argv[3] + "/warm")  # whatever torch and others need anyway
         before = memory()
-        reader = reading.Reader.__call__
-        reading.Reader.__call__ = lambda *arguments: (look(), reader(*arguments), look())[1]
+        reader = batches.Reader.__call__
+        batches.Reader.__call__ = lambda *arguments: (look(), reader(*arguments), look())[1]
         inspected = training.read_data
         training.read_data = lambda setting: (inspected(setting), look())[0]
         training.train(config(sys.argv[1], shuffle_window=8192), sys.argv[3] + "/run", on_progress=look)
@@ -544,8 +544,8 @@ def test_no_more_is_read_than_was_asked_for_and_no_less(tmp_path: Path, monkeypa
 
     # An evaluation on every hundredth row, of which each lies on two pages.
     make_cold(path)
-    monkeypatch.setattr(reading, "EVALUATION_BATCH", 32)
-    reader = reading.Reader(dataset, torch.device("cpu"), Config(shuffle="block", shuffle_block=32, shuffle_window=1024))
+    monkeypatch.setattr(batches, "EVALUATION_BATCH", 32)
+    reader = batches.Reader(dataset, torch.device("cpu"), Config(shuffle="block", shuffle_block=32, shuffle_window=1024))
     index = torch.arange(0, rows, 100)
     evaluation.examine(torch.nn.Linear(width, 2), dataset.train, index, reader)
     wanted = len(index) * 2 * mmap.PAGESIZE

@@ -18,7 +18,7 @@ from anyk.lab.comparison.config import BASELINE, BOUNDED
 from anyk.lab.errors import Failure
 from anyk.lab.run import names
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.summaries import metrics_of
 from anyk.lab.statistics import ENOUGH_SEEDS, SIGNIFICANT, Contrast, Paired, holm
 from anyk.lab.tables import Difference, Measured

@@ -25,14 +25,11 @@ from anyk.lab.comparison.tuning import TUNING_SEEDS, Axis, Point, Trial, Tuner
 from anyk.lab.comparison.verdict import counted
 from anyk.lab.data import Dataset, Parts
 from anyk.lab.data.tokens import Windows
-from anyk.lab.engines.attempt import Outcome
-from anyk.lab.engines.local import Pool, wait_in_turns
+from anyk.lab.engines.engine import Outcome
+from anyk.lab.engines.local import Pool, as_completed
 from anyk.lab.errors import Failure, Stopped
 from anyk.lab.run import names
-from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
-from anyk.lab.run.losses import criterion, trained_ks
-from anyk.lab.run.reading import (
+from anyk.lab.run.batches import (
     check_seen,
     check_setting,
     describe,
@@ -44,6 +41,9 @@ from anyk.lab.run.reading import (
     windows_in_batch,
     windows_of,
 )
+from anyk.lab.run.config import Config
+from anyk.lab.run.losses import criterion, trained_ks
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.summaries import METRICS
 from anyk.lab.run.training import Progress
 from anyk.lab.tables import duration, title
@@ -158,7 +158,8 @@ def map_in_threads(pool: Pool, work: Callable[[Item], Result], items: Sequence[I
     with ThreadPoolExecutor(len(items)) as threads:
         try:
             futures = [threads.submit(work, item) for item in items]
-            wait_in_turns(futures)
+            for future in as_completed(futures):
+                future.result()  # an error ends the others
             return [future.result() for future in futures]
         except BaseException:
             pool.stop()  # or the threads would wait for the runs
@@ -226,7 +227,7 @@ class Runs:
 
     def folder(self, config: Config) -> Path:
         """A run's folder: its name follows from all that the run depends on, so that the same run is found again."""
-        content = json.dumps([self.fingerprint, config.identity], sort_keys=True).encode()
+        content = json.dumps([self.fingerprint, config.to_json()], sort_keys=True).encode()
         digest = hashlib.blake2b(content, digest_size=5).hexdigest()
         return self.out / "runs" / f"{config.loss}-seed{config.seed}-{digest}"
 

@@ -27,8 +27,8 @@ from torch import Tensor
 from anyk.lab import files
 from anyk.lab.data import embeddings, limits, pickles
 from anyk.lab.data.sets import Dataset, Split, check_classes, class_names, with_statistics
+from anyk.lab.did_you_mean import nearest
 from anyk.lab.errors import LabError
-from anyk.lab.nearest import nearest
 
 SUFFIXES = (".npz", ".npy", ".csv", ".tsv", ".p", ".pkl", ".pickle", ".pt", ".pth")
 """The files that `read` and `import_file` take."""

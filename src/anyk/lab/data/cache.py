@@ -14,10 +14,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from anyk.lab import files, notes
+from anyk.lab import files
 from anyk.lab.data.sets import Dataset, Split
 from anyk.lab.data.tokens import SequenceSplit
 from anyk.lab.errors import LabError
+from anyk.lab.warn_once import warn_once
 
 _TOLD = ("unreadable", "reasons", "remarks")
 
@@ -40,7 +41,7 @@ def remember(path: Path, build: Callable[[], Dataset]) -> Dataset:
             return read(path)
         # Whatever a damaged file makes the parsers raise, the answer is to build it again.
         except Exception as error:
-            notes.tell(f"{path} is damaged ({error}); preparing the data again.")
+            warn_once(f"{path} is damaged ({error}); preparing the data again.")
     dataset = build()
     dataset = dataclasses.replace(dataset, fingerprint=fingerprint(dataset))
     try:
@@ -48,7 +49,7 @@ def remember(path: Path, build: Callable[[], Dataset]) -> Dataset:
     except (OSError, SafetensorError, LabError) as error:
         # Without the name of the temporary file, which is another one each time: the note is told once.
         reason = getattr(error, "strerror", None) or error
-        notes.tell(f"The prepared data could not be kept in {path.parent} for the next run: {reason}")
+        warn_once(f"The prepared data could not be kept in {path.parent} for the next run: {reason}")
     return dataset
 
 

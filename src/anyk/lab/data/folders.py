@@ -12,11 +12,11 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from anyk.lab import notes
 from anyk.lab.data import cache as caches
 from anyk.lab.data import limits
 from anyk.lab.data.sets import Dataset, Split, with_statistics
 from anyk.lab.errors import LabError
+from anyk.lab.warn_once import warn_once
 
 SIZE = 32
 """Height and width of the images, where nobody asks for others."""
@@ -75,7 +75,7 @@ def load(folder: Path, *, size: int = SIZE, cache: Path | None = None) -> Datase
         what = "image could not be read and is" if len(dataset.unreadable) == 1 else "images could not be read and are"
         reasons = itertools.zip_longest(dataset.unreadable, dataset.reasons)
         paths = ", ".join(f"{folder / name} ({reason})" if reason else f"{folder / name}" for name, reason in reasons)
-        notes.tell(f"{len(dataset.unreadable)} {what} left out: {paths}")
+        warn_once(f"{len(dataset.unreadable)} {what} left out: {paths}")
     return dataclasses.replace(dataset, folder=str(folder))
 
 
@@ -99,11 +99,11 @@ def find_splits(folder: Path) -> tuple[Path, Path | None]:
     present = [folder / name for name in _TEST_NAMES if (folder / name).is_dir()]
     test = next((path for path in present if subfolders(path)), None)
     if test is not None and test.name != "test":
-        notes.tell(f"{test} is taken as the test set, as there is no {folder / 'test'} with class folders in it.")
+        warn_once(f"{test} is taken as the test set, as there is no {folder / 'test'} with class folders in it.")
     unused = [str(path) for path in present if path != test]
     if unused:
         reason = "it has no class folders in it" if test is None else f"the test set is {test}"
-        notes.tell(f"{' and '.join(unused)} {'is' if len(unused) == 1 else 'are'} left out: {reason}.")
+        warn_once(f"{' and '.join(unused)} {'is' if len(unused) == 1 else 'are'} left out: {reason}.")
     return folder / "train", test
 
 
@@ -113,7 +113,7 @@ def tell_of_nested(paths: Iterable[Path], root: Path, classes: int) -> None:
     if nested:
         inside = nested[0].relative_to(root)
         count = f"{len(nested)} {'image lies' if len(nested) == 1 else 'images lie'}"
-        notes.tell(
+        warn_once(
             f"{count} in folders inside of a class folder of {root} and count for that class: {inside} is of the class "
             f"{inside.parts[0]!r}. There {'is 1 class' if classes == 1 else f'are {classes} classes'}."
         )

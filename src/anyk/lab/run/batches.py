@@ -1,7 +1,8 @@
-"""A config and its data: what the config leaves open, and batches as the models want them."""
+"""The data of a config: reading and splitting them, checking the config against them, and batches for the models."""
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,9 +14,9 @@ from anyk.lab.data import Dataset, Parts, Split, load, split
 from anyk.lab.data.features import Statistics, statistics
 from anyk.lab.data.streaming import Stream
 from anyk.lab.data.tokens import SequenceSplit, Windows
-from anyk.lab.errors import LabError
+from anyk.lab.errors import LabError, first_line
 from anyk.lab.run import models, own_models
-from anyk.lab.run.config import Config, Setting
+from anyk.lab.run.config import Config, DataFields, ModelFields, Setting, TrainingFields
 from anyk.lab.run.sequence_models import CAUSAL
 
 EVALUATION_BATCH = 2048
@@ -25,22 +26,18 @@ SHUFFLE = ("shuffle", "shuffle_block", "shuffle_window")
 AnySetting = TypeVar("AnySetting", bound=Setting)
 
 
-#: the fields that the data set itself follows from
-READ = ("data", "image_size", "split", "validation", "test")
-
-
 def read_data(setting: Setting) -> Dataset:
     """The data set of a setting."""
     return load(setting.data, setting.image_size, setting.split, (setting.validation, setting.test))
 
 
 def divide(dataset: Dataset, setting: Setting) -> Parts:
-    """The data set's parts, as a setting wants them."""
+    """The training, validation and test parts of a data set."""
     return split(dataset, setting.validation, setting.test, setting.split_seed, setting.train_fraction)
 
 
 def check_select(setting: Setting, dataset: Dataset) -> None:
-    """Raise if the data have too few classes for the metric that chooses the evaluation, or for what is wanted."""
+    """Raise if the data have too few classes for ``select`` or ``ks``."""
     for k in setting.ks:
         if k >= len(dataset.classes):
             raise LabError(
@@ -55,36 +52,18 @@ def check_select(setting: Setting, dataset: Dataset) -> None:
         )
 
 
-#: what :func:`check_setting` looks at
-CHECKED = (
-    *(
-        "data",
-        "image_size",
-        "split",
-        "validation",
-        "test",
-        "split_seed",
-        "train_fraction",
-        "device",
-        "select",
-        "augment",
-        "mixup",
-    ),
-    *(
-        "model",
-        "hidden",
-        "dropout",
-        "width",
-        "context",
-        "embedding",
-        "layers",
-        "heads",
-        "tied",
-        "mask_seen",
-        "head_learning_rate",
-        "batch_size",
-    ),
-)
+def check_all(configs: Iterable[Config], *, here: bool = True) -> None:
+    """Raise what would make a run of many fail: once, before any of them starts. See :func:`check_setting`."""
+    # Not the fields of the loss, the seed and the rest that no check looks at: most runs of many differ in these alone.
+    groups = (DataFields, ModelFields, TrainingFields)
+    checked = [field.name for group in groups for field in dataclasses.fields(group)]
+    different = {tuple(getattr(config, name) for name in checked): config for config in configs}.values()
+    datasets: dict[tuple[Any, ...], Dataset] = {}
+    for config in different:
+        source = (config.data, config.image_size, config.split, config.validation, config.test)
+        if source not in datasets:
+            datasets[source] = read_data(config)
+        check_setting(config, datasets[source], here=here)
 
 
 def check_setting(setting: Setting, dataset: Dataset, *, here: bool = True) -> None:
@@ -122,7 +101,7 @@ def check_data(setting: Setting, dataset: Dataset) -> None:
 
 
 def check_seen(setting: Setting, dataset: Dataset, parts: Parts, k: int) -> None:
-    """Raise if what is masked leaves fewer than the k classes to guess that a loss trains for."""
+    """Raise if ``mask_seen`` leaves some example fewer classes than the largest k of the loss."""
     train = dataset.train
     if not setting.mask_seen or not isinstance(train, SequenceSplit):
         return
@@ -149,9 +128,9 @@ def check_batches(setting: Setting, dataset: Dataset, parts: Parts) -> None:
     smallest = len(parts.train) // math.ceil(len(parts.train) / setting.batch_size)
     if smallest == 1 and setting.model in shrinks and max(dataset.train.shape[1:]) <= shrinks[setting.model]:
         size = " x ".join(map(str, dataset.train.shape[1:]))
-        told = f"{len(parts.train)} training examples in batches of {setting.batch_size}"
+        found = f"{len(parts.train)} training examples in batches of {setting.batch_size}"
         raise LabError(
-            f"model {setting.model} needs two examples in each step for images of {size} pixels, but there are {told}: "
+            f"model {setting.model} needs two examples in each step for images of {size} pixels, but there are {found}: "
             "--batch-size 3 is enough for two or more."
         )
 
@@ -202,7 +181,8 @@ def describe(dataset: Dataset, parts: Parts, setting: Setting | None = None) -> 
 
 
 def windows_of(dataset: Dataset, parts: Parts, labels: Tensor, setting: Setting) -> Windows | None:
-    """For a causal model of sequences, the windows of which every place trains; None: an example is one place.
+    """For a causal model of sequences, the windows it trains on, with a target at every position; None for other models, of
+    which an example is one position.
 
     Args:
         dataset: its data.
@@ -217,7 +197,7 @@ def windows_of(dataset: Dataset, parts: Parts, labels: Tensor, setting: Setting)
 
 
 def steps_per_epoch(setting: Setting, parts: Parts, windows: Windows | None) -> int:
-    """How many batches an epoch has. Of windows, a batch has as many as hold about as many places as it has examples."""
+    """How many batches an epoch has. A batch of windows has about ``batch_size`` positions in all."""
     if windows is None:
         return math.ceil(len(parts.train) / setting.batch_size)
     return math.ceil(len(windows) / windows_in_batch(setting, windows))
@@ -234,7 +214,7 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise LabError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise LabError(f"device {name!r} cannot be used here: {first_line(error)}") from None
     return device
 
 

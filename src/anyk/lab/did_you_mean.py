@@ -1,4 +1,4 @@
-"""What was meant by a name that is none."""
+"""Suggestions for a misspelt or abbreviated name: the options and fields that may have been meant."""
 
 import difflib
 import itertools
@@ -29,7 +29,8 @@ def _words(name: str) -> list[str]:
 
 
 def _likeness(typed: Sequence[str], words: Sequence[str]) -> float:
-    """From 0 to 1: the share of the words of both that have one like them on the other side; or how alike all letters are."""
+    """How alike two names are, from 0 to 1: the share of words with a similar word in the other name, or the similarity of all
+    letters, whichever is larger."""
     shares = (
         2 * sum(max(_alike(one, other) for other in spelling) for one in typed) / (len(typed) + len(spelling))
         for spelling in _spellings(words)
@@ -38,7 +39,7 @@ def _likeness(typed: Sequence[str], words: Sequence[str]) -> float:
 
 
 def _spellings(words: Sequence[str]) -> Iterator[list[str]]:
-    """The words; and with the initials of some that stand together in their place."""
+    """The words of a name, and the same with neighbouring words replaced by their initials: learning rate, lr."""
     yield list(words)
     for first, end in itertools.combinations(range(len(words) + 1), 2):
         if end - first > 1:

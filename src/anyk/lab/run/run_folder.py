@@ -9,7 +9,6 @@ model.safetensors       the same, when the run has ended, and what model it is: 
 test.safetensors        of each test example the rank of its class, the first guesses, its group; not with select=each
 result.json             the outcome; its presence says that the run has ended
 error.txt               why the run failed
-logged.json             what --log has handed on: see loggers
 """
 
 import json
@@ -28,7 +27,7 @@ from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
 
 FORMAT = 1
-#: what tells that a folder is a run's, a sweep's or a comparison's; all have one of the first two, unless copied without it
+#: what tells that a folder is a run's, of many runs or a comparison's; all have one of the first two, unless copied without it
 TRACES = (".lock", "runs/.lock", "environment.json", "*/environment.json", "runs/*/environment.json")
 
 
@@ -79,8 +78,8 @@ class Run:
         # Empty folders are nobody's.
         names = sorted(path.name for path in shown if not path.is_dir() or any(not inner.is_dir() for inner in path.rglob("*")))
         if names:
-            told = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
-            raise FolderRefused(f"{self.folder} holds files that are not of a run ({told})")
+            shown_names = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
+            raise FolderRefused(f"{self.folder} holds files that are not of a run ({shown_names})")
 
     def refuse_other_config(self, config: Config) -> None:
         """Raise if the folder holds a run of another config, unless that came to nothing."""
@@ -88,8 +87,8 @@ class Run:
             return
         differences = self.differences(config)
         if differences and self._has_begun():
-            told = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, (old, new) in differences.items())
-            raise FolderRefused(f"{self.folder} holds a run of another config ({told})")
+            changes = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, (old, new) in differences.items())
+            raise FolderRefused(f"{self.folder} holds a run of another config ({changes})")
 
     def _has_begun(self) -> bool:
         """Whether there is anything to lose: a run that failed before its first evaluation leaves only its error."""
@@ -112,14 +111,11 @@ class Run:
 
     def config(self) -> Config:
         """The config that the run was begun with."""
-        return Config.of_run(self._read("config.json"), str(self.folder / "config.json"))
+        return Config.from_json(self._read("config.json"), str(self.folder / "config.json"))
 
     def differences(self, config: Config) -> dict[str, tuple[Any, Any]]:
-        """The fields in which the run's config differs from another, with both values.
-
-        What the other leaves open was no open question when the run was begun, if that was by an earlier version."""
-        written = self._read("config.json")
-        return self.config().differences(config if "context" in written else config.as_before())
+        """The fields in which the run's config differs from another, with both values."""
+        return self.config().differences(config)
 
     def result(self) -> dict[str, Any] | None:
         """The outcome, or None while there is none."""

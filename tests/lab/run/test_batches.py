@@ -1,7 +1,6 @@
 """Batches as the models want them, and what is said of the data."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import torch
 
 import lab_data
 from anyk.lab.data import Parts, load, split
-from anyk.lab.engines import attempt
 from anyk.lab.errors import LabError
-from anyk.lab.run import evaluation, models, reading, training
-from anyk.lab.run.config import ADDED, Config, Setting
-from anyk.lab.run.folder import Run, read_tensors
+from anyk.lab.run import batches, evaluation, models, training
+from anyk.lab.run.config import Config, Setting
 
 
 @pytest.fixture
@@ -70,44 +67,6 @@ def test_streamed_or_not_the_features_are_the_same(shuffle: Any, points: str, tm
     torch.testing.assert_close(torch.tensor(plan.feature_mean).double(), rows.mean(0), rtol=1e-5, atol=1e-6)
 
 
-def test_runs_of_an_earlier_version_are_read_as_they_were(points: str, tmp_path: Path) -> None:
-    """They knew no `standardize` and no sequences, and their model files were of format 1."""
-    run = tmp_path / "run"
-    training.train(config(points, standardize=False), run)
-    weights, described = read_tensors(run / "model.safetensors")
-    later = {"width": 32, "tokens": "", "embedding": 0, "layers": 0, "heads": 1, "tied": False, "mask_seen": False}
-    for name, value in {"feature_mean": [], "feature_std": [], **later}.items():
-        assert described.pop(name) == value
-    Run(run).save_tensors("model.safetensors", weights, {**described, "format": 1})
-    written = Run(run).config().to_json()
-    for name in ("standardize", "image_size", "head_learning_rate", *ADDED):
-        del written[name]
-    (run / "config.json").write_text(json.dumps({**written, "hidden": 512, "dropout": 0.0}))  # which were the defaults
-    assert Run(run).config() == config(points, standardize=False, hidden=512, dropout=0.0)
-    predictor = evaluation.Predictor(run)
-    examples, index = predictor.parts.test, predictor.parts.test_index
-    torch.testing.assert_close(models.load(run)(examples.take(index)), predictor.model(predictor.reader(examples, index)))
-    assert torch.equal(predictor.reader(examples, index), examples.take(index))
-    with pytest.raises(LabError, match="standardize was False and is now True"):
-        training.train(config(points), run)
-    for same in (config(points, standardize=False), config(points, standardize=False, hidden=512)):
-        training.train(same, run, should_stop=lambda: pytest.fail("it was run again"))
-        assert attempt.ended(run, same) is not None
-    with pytest.raises(LabError, match="hidden was 512 and is now 64"):
-        training.train(config(points, standardize=False, hidden=64), run)
-
-
-def test_a_comparison_finds_the_runs_of_an_earlier_version(points: str) -> None:
-    """By the name of their folders, which follows from all fields that there were."""
-    now = reading.resolved(config(points), load(points))
-    before = {name: value for name, value in now.to_json().items() if name not in ADDED}
-    assert now.identity == before
-    assert {"hidden": 512, "dropout": 0.0}.items() <= before.items()
-    for name in ADDED:
-        value = {"split": "last", "mask_seen": True, "tied": True, "train_fraction": 0.5, "tested": False}.get(name, 7)
-        assert now.replace(**{name: value}).identity == {**before, name: value}
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -139,16 +98,17 @@ def test_the_size_of_images_is_said_and_stored(tmp_path: Path, monkeypatch: pyte
     predictor = evaluation.Predictor(tmp_path / "run")
     assert predictor.test_guesses(3)[0].shape[1] == 3
     usual = load("glyphs:12")
-    assert reading.describe(usual, split(usual, 0.1, 0.2, 0))["image_size"] == [20, 20]
+    assert batches.describe(usual, split(usual, 0.1, 0.2, 0))["image_size"] == [20, 20]
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"device": "cuda:7"}, "device 'cuda:7' cannot be used here"),
-        ({"model": "cnn"}, "model cnn takes images, but points holds embeddings: choose linear or mlp"),
+        ({"model": "cnn"}, "model cnn takes images, but points holds embeddings"),
         ({"model": "resnet18"}, "takes images"),
-        ({"augment": ("flip",)}, "augment changes images, but points holds embeddings: leave it out"),
+        ({"augment": ("flip",)}, "augment changes images, but points holds embeddings"),
+        ({"ks": (1, 12)}, "--ks 12 needs more than 12 classes, but points has 12"),
         ({"validation": 0.0}, "is left for validation"),
         ({"model": "no_such_module:make"}, "cannot be imported"),
     ],
@@ -156,23 +116,36 @@ def test_the_size_of_images_is_said_and_stored(tmp_path: Path, monkeypatch: pyte
 )
 def test_contradictions_are_one_line(changes: dict[str, Any], problem: str, points: str) -> None:
     dataset = load(points)
-    reading.check_setting(config(points), dataset)
-    reading.check_setting(Setting(data=points), dataset)
+    batches.check_setting(config(points), dataset)
+    batches.check_setting(Setting(data=points), dataset)
     with pytest.raises(LabError, match=problem) as caught:
-        reading.check_setting(Setting(data=points).replace(**changes), dataset)
+        batches.check_setting(Setting(data=points).replace(**changes), dataset)
     assert "\n" not in str(caught.value)
     few = dataclasses.replace(dataset, name="few", classes=("a", "b", "c"))
     with pytest.raises(LabError, match="--select top10 needs more than 10 classes, but few has 3"):
-        reading.check_setting(Setting(data=points, select="top10"), few)
+        batches.check_setting(Setting(data=points, select="top10"), few)
 
 
-def test_devices_of_other_machines_are_not_looked_at(points: str) -> None:
-    reading.check_setting(config(points, device="cuda:7"), load(points), here=False)
+@pytest.mark.parametrize(
+    ("changes", "problem"), [({"model": "cnn"}, "takes images"), ({"data": "no such file"}, "does not exist")], ids=str
+)
+def test_of_many_runs_each_data_set_is_read_once_and_each_setting_checked(
+    changes: dict[str, Any], problem: str, points: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, checked = [], []
+    monkeypatch.setattr(batches, "load", lambda *words: read.append(words[0]) or load(*words))
+    check = batches.check_setting
+    monkeypatch.setattr(batches, "check_setting", lambda *words, **more: checked.append(words) or check(*words, **more))
+    many = [config(points, seed=seed, loss=loss, device="cuda:7") for seed in range(3) for loss in ("softmax", "lapsum")]
+    batches.check_all([*many, config(points, epochs=7)], here=False)  # devices of other machines are not looked at
+    assert (len(read), len(checked)) == (1, 2)
+    with pytest.raises(LabError, match=problem):
+        batches.check_all([config(points), config(points).replace(**changes)])
 
 
 def test_a_check_leaves_the_random_numbers_alone(points: str) -> None:
     state = torch.get_rng_state()
-    reading.check_setting(config(points, head_learning_rate=0.1, model="mlp"), load(points))
+    batches.check_setting(config(points, head_learning_rate=0.1, model="mlp"), load(points))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -190,6 +163,6 @@ def test_a_single_example_is_refused_exactly_where_the_networks_cannot_take_it(m
                 network(torch.zeros(smallest, 1, size, size))
             except ValueError:
                 with pytest.raises(LabError, match=f"model {model} needs two examples in each step for images of {size} x"):
-                    reading.check_batches(setting, images, parts)
+                    batches.check_batches(setting, images, parts)
             else:
-                reading.check_batches(setting, images, parts)
+                batches.check_batches(setting, images, parts)
