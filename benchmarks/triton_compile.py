@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 import anyk
 from anyk.kernels import triton as host
 from anyk.kernels import triton_kernels as kernels
-from anyk.kernels.description import NETWORK, Description, describe
+from anyk.kernels.loss_description import NETWORK, Description
 from anyk.losses import cross_entropy_spec, error_spec
 from anyk.registry import SWAPS
 
@@ -78,7 +78,7 @@ class Job:
 
 
 def described(spec: Any, n: int, m: int) -> Description:
-    description = describe(spec, n, len(P_K), m)
+    description = spec.describe(n, len(P_K), m)
     assert isinstance(description, Description), description
     return description
 
@@ -143,7 +143,7 @@ def jobs(quick: bool) -> list[Job]:
         candidates("KSubset", loss(anyk.KSubset())),
         candidates("SoftSort", loss(anyk.SoftSort())),
         candidates("NeuralSort", loss(anyk.NeuralSort())),
-        candidates("KSubset, error", error_spec(P_K, anyk.KSubset(), None, 0.2, 0.7, 0.0)),
+        candidates("KSubset, error", error_spec(P_K, anyk.KSubset(), None, 0.2, 0.7)),
         candidates("splitter, mixed", loss(anyk.SortingNetwork(), "mixed")),
         candidates("splitter, operator", loss(anyk.SortingNetwork(), "operator")),
         candidates("splitter, logistic", loss(anyk.SortingNetwork()), gradient=False),

@@ -47,8 +47,8 @@ def test_what_is_defined_later_is_known():
 
 def test_names_are_given_once():
     for base, taken in (
-        (anyk.Operator, "lapsum"), (baselines.TopKLoss, "hinge"), (anyk.Operator, "splitter"), (anyk.Operator, "hinge"),
-        (baselines.TopKLoss, "lapsum"),
+        (anyk.Operator, "lapsum"), (baselines.FixedKLoss, "hinge"), (anyk.Operator, "splitter"), (anyk.Operator, "hinge"),
+        (baselines.FixedKLoss, "lapsum"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"name: expected one that is free, got '{taken}', which anyk"):
             type("Mine", (base,), {}, name=taken)

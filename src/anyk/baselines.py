@@ -17,10 +17,12 @@ from torch.nn import functional
 
 from anyk import candidates, checks, kernels
 from anyk.checks import working_dtype
-from anyk.conventions import Batch, Conventions, Keywords, Rows, shared_repr
+from anyk.conventions import Conventions, Keywords, shared_repr
+from anyk.docstrings import documented
 from anyk.kernels import native
 from anyk.operators.ksubset import log_polynomial_ratios
 from anyk.registry import LOSSES
+from anyk.rows import Batch, Rows
 
 __all__ = ["SmoothTopKLoss", "SoftmaxAtKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss"]
 
@@ -30,10 +32,10 @@ MOST_IN_SINGLE, MOST_IN_DOUBLE = 8, 20
 Variant = Literal["alpha", "beta"]
 
 
-class TopKLoss(nn.Module, ABC):
+class FixedKLoss(nn.Module, ABC):
     """A loss of the others' leads for one k; everything else is shared with CrossEntropyLoss.
 
-    ``class Mine(TopKLoss, name="mine")`` makes it known to the lab as ``--loss mine``.
+    ``class Mine(FixedKLoss, name="mine")`` makes it known to the lab as ``--loss mine``.
     """
 
     weight: Tensor | None
@@ -45,8 +47,7 @@ class TopKLoss(nn.Module, ABC):
 
     # As the conventions see it: all classes as they come, no softmax, labels that may be smoothed.
     sorts = uses_softmax = False
-    ranks = True
-    smoothing = 0.0
+    uses_operator = True
 
     def __init__(self, k: int, **keywords: Unpack[Keywords]) -> None:
         super().__init__()
@@ -77,7 +78,11 @@ class TopKLoss(nn.Module, ABC):
         rows = batch.rows(self, None, self.k)
         return rows.reduce(self._example_losses(rows))
 
-    def outside(self, cross_entropy: Tensor) -> Tensor:
+    def added_smoothing(self, label_smoothing: float) -> float:
+        """Nothing is added: the labels are smoothed themselves."""
+        return 0.0
+
+    def outside(self, cross_entropy: Tensor, label_smoothing: float) -> Tensor:
         """What a target outside the candidates costs; here every class is one."""
         return cross_entropy
 
@@ -101,7 +106,8 @@ class TopKLoss(nn.Module, ABC):
         return f"k={self.k}, {shared_repr(self)}"
 
 
-class SmoothTopKLoss(TopKLoss, name="smooth"):
+@documented
+class SmoothTopKLoss(FixedKLoss, name="smooth"):
     """The smooth top-k SVM loss.
 
     With Y the k-subsets of the classes, Y_y those that contain the target, and t the temperature,
@@ -117,10 +123,8 @@ class SmoothTopKLoss(TopKLoss, name="smooth"):
         temperature: t > 0.
         margin: by how much the target must be ahead, in the mean of k scores.
         hard_threshold: where to switch; None never does. The smooth form is stable everywhere, so that is safe.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: mixes the target with the uniform distribution over the classes.
+        {reduction}
+        {label_smoothing}
 
     Example:
         >>> criterion = anyk.SmoothTopKLoss(k=5)
@@ -149,7 +153,11 @@ class SmoothTopKLoss(TopKLoss, name="smooth"):
         self.hard_threshold = hard_threshold
 
     def _by_kernel(self, scores: Tensor, target: Tensor) -> Tensor | None:
-        if not kernels.uses_native(scores) or not isinstance(target, Tensor) or scores.ndim < 2:
+        conventions = self.conventions
+        if not kernels.uses_native(scores) or not isinstance(target, Tensor) or conventions.label_smoothing:
+            return None
+        rows = kernels.as_rows(scores, target)
+        if rows is None:
             return None
         numbers = (self.temperature, self.margin, self.hard_threshold or 1.0)  # that may have been assigned
         if type(self.k) is not int or self.k < 1 or not all(type(number) in (int, float) for number in numbers):
@@ -157,7 +165,10 @@ class SmoothTopKLoss(TopKLoss, name="smooth"):
         if not 1e-25 < self.temperature < 1e25:
             return None
         prepared = native.prepare_smooth(scores.shape[1], self.k, self.temperature, self.margin, self.hard_threshold)
-        return kernels.smooth_loss(prepared, scores, target, self.conventions, self._plain)
+        if isinstance(prepared, str):
+            return None
+        loss = kernels.loss(prepared, None, *rows, conventions, lambda scores, target, _: self._plain(scores, target))
+        return loss.reshape(target.shape) if scores.ndim > 2 and loss is not None and loss.ndim else loss
 
     def _loss(self, scores: Tensor, position: Tensor, best: Tensor) -> Tensor:
         t, k = self.temperature, self.k
@@ -187,7 +198,8 @@ class SmoothTopKLoss(TopKLoss, name="smooth"):
         return f"{super().extra_repr()}, {own}"
 
 
-class TopKHingeLoss(TopKLoss, name="hinge"):
+@documented
+class TopKHingeLoss(FixedKLoss, name="hinge"):
     """The top-k hinge losses of multiclass support vector machines.
 
     With b the margins ``a_j + margin`` of the other classes and 0 for the target, in descending order,
@@ -199,10 +211,8 @@ class TopKHingeLoss(TopKLoss, name="hinge"):
         k: the k of top-k.
         variant: ``"alpha"`` or ``"beta"``.
         margin: by how much the target must be ahead.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: mixes the target with the uniform distribution over the classes.
+        {reduction}
+        {label_smoothing}
 
     Example:
         >>> anyk.TopKHingeLoss(k=2)(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([0]))
@@ -228,17 +238,16 @@ class TopKHingeLoss(TopKLoss, name="hinge"):
         return f"{super().extra_repr()}, variant={self.variant!r}, margin={self.margin}"
 
 
-class TruncatedTopKEntropyLoss(TopKLoss, name="truncated"):
+@documented
+class TruncatedTopKEntropyLoss(FixedKLoss, name="truncated"):
     """Softmax cross-entropy that forgives the k - 1 classes most ahead.
 
         L = log(1 + exp(a_(k)) + exp(a_(k+1)) + …)
 
     Args:
         k: the k of top-k; 1 is softmax cross-entropy.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: mixes the target with the uniform distribution over the classes.
+        {reduction}
+        {label_smoothing}
 
     Example:
         >>> anyk.TruncatedTopKEntropyLoss(k=2)(torch.tensor([[0.0, 9.0, 0.0]]), torch.tensor([0]))
@@ -252,7 +261,8 @@ class TruncatedTopKEntropyLoss(TopKLoss, name="truncated"):
         return -candidates.at(kept.log_softmax(-1), position)
 
 
-class SoftmaxAtKLoss(TopKLoss, name="softmax_at_k"):
+@documented
+class SoftmaxAtKLoss(FixedKLoss, name="softmax_at_k"):
     """SL@K: softmax cross-entropy, of which an example counts the more the further its target is past the k-th score.
 
     With s_[k] the k-th largest score of the row, the target's among them, and t the temperature,
@@ -268,10 +278,8 @@ class SoftmaxAtKLoss(TopKLoss, name="softmax_at_k"):
         k: the k of top-k.
         temperature: t > 0, in units of the scores. The paper has two, for the weight and for the softmax; this is their
             quotient, which its code tries from 1 to 300.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: mixes the target with the uniform distribution over the classes.
+        {reduction}
+        {label_smoothing}
 
     Example:
         >>> anyk.SoftmaxAtKLoss(k=2)(torch.zeros(1, 10), torch.tensor([0]))  # log(10) / 2

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from anyk import _compat, checks
+from anyk import _compat, checks, kernels
 
 
 class Candidates(NamedTuple):
@@ -91,11 +91,8 @@ def best(scores: Tensor, m: int, in_order: bool = True) -> Tensor:
     the m largest, so find these groups (in the same way), then the best in them. Groups are strided, since a maximum over
     neighbours does not vectorise. Other devices than the CPU have a parallel topk. The native kernels have a faster way yet.
     """
-    if checks.eager(scores):
-        from anyk import kernels
-
-        if (classes := kernels.best(scores, m)) is not None:
-            return classes
+    if (classes := kernels.best(scores, m)) is not None:
+        return classes
     n, group = scores.shape[-1], 5
     groups = n // group
     if scores.device.type != "cpu":
@@ -167,3 +164,12 @@ def others(scores: Shaped[Tensor, "*batch m"], position: Int[Tensor, "*batch"]) 
 def at(scores: Shaped[Tensor, "*batch m"], position: Int[Tensor, "*batch"]) -> Shaped[Tensor, "*batch"]:
     """The score at ``position``."""
     return scores.gather(-1, position[..., None]).squeeze(-1)
+
+
+def real_mask(scores: Tensor) -> Tensor | None:
+    """Which classes are not padding (-inf); None where it can be seen that none is padded."""
+    scores = scores.detach()
+    if checks.readable(scores) and (scores.numel() == 0 or scores.amin().item() > -torch.inf):
+        return None
+    real = scores != -torch.inf
+    return None if checks.readable(real) and bool(real.all()) else real  # NaN has no minimum

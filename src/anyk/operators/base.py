@@ -10,6 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from anyk import candidates, checks
+from anyk.candidates import real_mask
+from anyk.kernels.loss_description import OperatorDescription
 from anyk.registry import OPERATORS
 
 # Stands in for log(0) where a true -inf would give inf - inf in a backward pass; far below any log-probability.
@@ -37,6 +39,8 @@ class Operator(nn.Module, ABC):
     scale_power = 1.0
     #: the least precision to compute in
     dtype = torch.float32
+    #: the number by which the kernels know the operator. Not inherited: what a subclass computes, they do not know
+    kernel_code: int | None = None
 
     def __init_subclass__(cls, name: str | None = None, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -136,6 +140,22 @@ class Operator(nn.Module, ABC):
         """
         return self._log_inclusion(self._scaled(scores, position, real), position, real, k).to(checks.working_dtype(scores))
 
+    def kernel_description(self, m: int, k: int) -> OperatorDescription | str:
+        """The operator in plain numbers, for the kernels; or why there is no kernel for it."""
+        code = vars(type(self)).get("kernel_code")
+        if code is None:
+            return f"the operator {type(self).__name__} has none"
+        if isinstance(self.temperature, Tensor):
+            return "its temperature is a tensor"
+        scale = float(self.temperature) ** self.scale_power
+        if not 1e-25 < scale < 1e25:  # a kernel has -1e30 for padding, which must not come back into reach
+            return "its temperature is too extreme"
+        return OperatorDescription(code, scale)
+
+    def kernel_settings(self) -> tuple[object, ...]:
+        """What :meth:`kernel_description` depends on: to notice that something was assigned."""
+        return (self.__dict__.get("temperature"),)  # a tensor is not there
+
     def _scaled(self, scores: Tensor, position: Tensor | None, real: Tensor | None) -> Tensor:
         """Scores over temperature, shifted so that what matters is near zero, where floats are dense."""
         scores = scores.to(torch.promote_types(scores.dtype, self.dtype))
@@ -168,15 +188,6 @@ class Operator(nn.Module, ABC):
         k: int,
     ) -> Float[Tensor, "*batch k"]:
         """log T at temperature 1. The scores come in descending order (if ``sorts``), relative to the target's."""
-
-
-def real_mask(scores: Tensor) -> Tensor | None:
-    """Which classes are not padding (-inf); None where it can be seen that none is padded."""
-    scores = scores.detach()
-    if checks.readable(scores) and (scores.numel() == 0 or scores.amin().item() > -torch.inf):
-        return None
-    real = scores != -torch.inf
-    return None if checks.readable(real) and bool(real.all()) else real  # NaN has no minimum
 
 
 def log_running_sum(log_probabilities: Float[Tensor, "*batch k m"], position: Int[Tensor, "*batch"]) -> Tensor:

@@ -10,8 +10,11 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from anyk import checks, derivatives, networks
+from anyk import autograd, checks, networks
 from anyk._compat import constant_when_traced
+from anyk.docstrings import documented
+from anyk.kernels.loss_description import GIVEN, MOST_WIRES, NETWORK, SORTED, TARGET, OperatorDescription, Wiring
+from anyk.kernels.loss_description import SWAPS as KERNEL_SWAPS
 from anyk.operators.base import Operator, by_class, in_order
 from anyk.registry import NETWORKS, SWAPS
 from anyk.swaps import Swap
@@ -20,6 +23,8 @@ from anyk.swaps import Swap
 LOG_TAIL_WEIGHT = -30.0
 
 Wires = Literal["target", "sorted", "given"]
+_KERNEL_WIRES = {"target": TARGET, "sorted": SORTED, "given": GIVEN}
+_KERNEL_SWAPS = {SWAPS[name]: number for number, name in enumerate(KERNEL_SWAPS)}
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ NETWORKS["bitonic"] = Kind("Bitonic network", lambda n, k: networks.bitonic(n).t
 NETWORKS["odd_even"] = Kind("Odd-even network", lambda n, k: networks.odd_even(n).top(k), _start_wire(4), _active_odd_even)
 
 
+@documented
 class SortingNetwork(Operator):
     """Differentiable sorting and selection networks.
 
@@ -76,7 +82,7 @@ class SortingNetwork(Operator):
 
     Args:
         kind: ``"splitter"`` (selection network), ``"bitonic"`` or ``"odd_even"`` (sorting networks).
-        temperature: t, a positive number or a one-element tensor.
+        {temperature}
         swap: the soft comparator, which decides how fast a class far behind is let go: exponentially by ``"logistic"``, faster
             by ``"gaussian"``, as exp(-root of the distance) by ``"logistic_art"``, as 1 / distance by ``"cauchy"``,
             ``"reciprocal"`` and ``"optimal"``.
@@ -93,6 +99,8 @@ class SortingNetwork(Operator):
 
     Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022.
     """
+
+    kernel_code = NETWORK
 
     def __init__(
         self,
@@ -119,6 +127,21 @@ class SortingNetwork(Operator):
 
     def extra_repr(self) -> str:
         return f"{self.kind!r}, {super().extra_repr()}, swap={self.swap!r}, wires={self.wires!r}"
+
+    def kernel_description(self, m: int, k: int) -> OperatorDescription | str:
+        described = super().kernel_description(m, k)
+        if isinstance(described, str):
+            return described
+        swap = _KERNEL_SWAPS.get(SWAPS[self.swap])
+        if swap is None:
+            return f"the swap {self.swap!r} is not one of anyk's own"
+        if m > MOST_WIRES:
+            return f"a network of {m} wires is too large"
+        return described._replace(swap=swap, wires=_KERNEL_WIRES[self.wires], wiring=_wiring(NETWORKS[self.kind], m, k))
+
+    def kernel_settings(self) -> tuple[object, ...]:
+        # the entries, not their names: others may have taken these
+        return *super().kernel_settings(), NETWORKS[self.kind], SWAPS[self.swap], self.wires
 
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
         n = scores.shape[-1]
@@ -334,6 +357,24 @@ def _places(wires: Sequence[int], state: list[int]) -> tuple[int, ...]:
     return tuple(place[wire] for wire in wires)
 
 
+@lru_cache(maxsize=128)
+def _wiring(kind: Kind, m: int, k: int) -> Wiring:
+    """The network as the kernels take it."""
+    network = kind.build(m, k)
+    if kind.active is None:  # nothing counts its layers
+        network = network.packed()
+    comparators = [(i, j, layer) for layer, pairs in enumerate(network.layers) for i, j in pairs]
+    with torch.inference_mode(False):
+        number = torch.arange(m + 1, device="cpu")  # not the default device: the kernels read these tables
+        first, end = (0, torch.full_like(number, len(network.layers))) if kind.active is None else kind.active(m, number)
+        starts = [kind.target_wire(number), torch.as_tensor(first, device="cpu").expand_as(number), end]
+        return Wiring(
+            torch.tensor(comparators, dtype=torch.int32, device="cpu").reshape(-1, 3),
+            torch.tensor(network.outputs[:k], dtype=torch.int32, device="cpu"),
+            torch.stack([column.to(torch.int32) for column in starts], -1).contiguous(),
+        )
+
+
 Frozen = Callable[[int, Tensor], Tensor] | None
 
 
@@ -430,7 +471,7 @@ class _SoftColumn(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         arranged, column, ends, *saved = ctx.saved_tensors
         schedule: Schedule = ctx.schedule
-        plain = derivatives.of_plain(
+        plain = autograd.plain_gradients(
             lambda arranged: _soft_column(arranged, column, schedule, ctx.swap, ctx.frozen), [arranged], [gradient]
         )
         if plain is not None:

@@ -15,7 +15,7 @@ from anyk.lab.errors import LabError
 from anyk.lab.run import names
 from anyk.lab.run.config import Config
 from anyk.lab.run.sequence_models import SequenceModel
-from anyk.losses import TopKLossModule
+from anyk.losses import TopKLoss
 
 #: of more classes than these, the scores are made and used in pieces
 MOST_SCORES = 20_000
@@ -56,7 +56,7 @@ def head(loss: nn.Module, model: nn.Module, config: Config) -> anyk.LinearHead |
         return None
     if isinstance(loss, nn.CrossEntropyLoss):
         loss = anyk.TopKErrorLoss([1.0], ce_weight=1.0, label_smoothing=loss.label_smoothing)
-    if not isinstance(loss, TopKLossModule):
+    if not isinstance(loss, TopKLoss):
         return None
     layer: Any = model.output
     with torch.device("meta"):
@@ -92,7 +92,7 @@ def settings_of(name: str) -> frozenset[str]:
 
 def trained_ks(loss: nn.Module, config: Config) -> list[int]:
     """The k that a config's loss trains for, at any time of the run."""
-    if not isinstance(loss, TopKLossModule):
+    if not isinstance(loss, TopKLoss):
         return [int(getattr(loss, "k", 1))]
     assert loss.spec.p_k is not None
     trained = set(loss.spec.p_k.positive())
@@ -103,9 +103,7 @@ def trained_ks(loss: nn.Module, config: Config) -> list[int]:
 
 def reschedule(loss: nn.Module, config: Config, progress: float) -> None:
     """Move the temperature, P_K and the ce_weight to where they stand after this fraction of the run."""
-    if (config.temperature_end, config.p_k_end, config.ce_weight_end) == (None, None, None) or not isinstance(
-        loss, TopKLossModule
-    ):
+    if (config.temperature_end, config.p_k_end, config.ce_weight_end) == (None, None, None) or not isinstance(loss, TopKLoss):
         return
     moves = names.find(config.loss).operator is not None  # the control has one k and no temperature
     if config.temperature_end is not None and moves:
