@@ -21,7 +21,7 @@ from anyk.conventions import Conventions, Keywords, shared_repr
 from anyk.docstrings import documented
 from anyk.kernels import native
 from anyk.operators.ksubset import log_polynomial_ratios
-from anyk.registry import LOSSES
+from anyk.registry import LOSSES, register
 from anyk.rows import Batch, Rows
 
 __all__ = ["SmoothTopKLoss", "SoftmaxAtKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss"]
@@ -43,7 +43,7 @@ class FixedKLoss(nn.Module, ABC):
     def __init_subclass__(cls, name: str | None = None, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if name is not None:
-            LOSSES[name] = cls
+            register(LOSSES, name, cls)
 
     # As the conventions see it: all classes as they come, no softmax, labels that may be smoothed.
     sorts = uses_softmax = False

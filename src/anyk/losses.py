@@ -16,12 +16,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from anyk import _compat, candidates, checks, kernels, registry
+from anyk import _compat, candidates, checks, kernels
 from anyk import p_k as p_ks
 from anyk.conventions import ClassIndices, Conventions, Reduction, Scores, shared_repr
 from anyk.docstrings import documented
 from anyk.kernels.loss_description import ERROR, MIXED, OPERATOR, SEPARATE, Description, sorting_of
-from anyk.operators import KSubset, LapSum, Operator, SortingNetwork
+from anyk.operators import KSubset, LapSum, Operator, SortingNetwork, by_name
 from anyk.p_k import PK, Distribution
 from anyk.rows import Batch, Rows
 
@@ -519,7 +519,7 @@ def _own(p_k: PK | None) -> PK | None:
 def _operator(given: Operator | str | None, default: Operator) -> Operator:
     if given is None:
         return default
-    return given if isinstance(given, Operator) else registry.operator(given)
+    return given if isinstance(given, Operator) else by_name(given)
 
 
 # Of the functions, made once: to make an nn.Module takes as long as a small loss.
@@ -563,7 +563,7 @@ class TopKLoss(nn.Module, ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "operator" and isinstance(value, str):
-            value = registry.operator(value)
+            value = by_name(value)
         self.__dict__.pop("_last", None)
         if name == "p_k":  # not nn.Module's: it would take a parameter for one of its own
             object.__setattr__(self, name, value)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from anyk import candidates, checks
 from anyk.candidates import real_mask
 from anyk.kernels.loss_description import OperatorDescription
-from anyk.registry import OPERATORS
+from anyk.registry import OPERATORS, register
 
 # Stands in for log(0) where a true -inf would give inf - inf in a backward pass; far below any log-probability.
 LOG_ZERO = -1e37
@@ -45,7 +45,7 @@ class Operator(nn.Module, ABC):
     def __init_subclass__(cls, name: str | None = None, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if name is not None:
-            OPERATORS[name] = cls
+            register(OPERATORS, name, cls)
 
     def __init__(self, temperature: float | Tensor = 1.0) -> None:
         super().__init__()

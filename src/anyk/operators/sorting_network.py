@@ -109,8 +109,8 @@ class SortingNetwork(Operator):
         swap: str = "logistic",
         wires: Wires = "target",
     ) -> None:
-        NETWORKS.look_up("kind", kind)
-        SWAPS.look_up("swap", swap)
+        checks.one_of("kind", kind, NETWORKS)
+        checks.one_of("swap", swap, SWAPS)
         checks.one_of("wires", wires, get_args(Wires))
         super().__init__(temperature)
         self.kind = kind
