@@ -282,6 +282,17 @@ def test_gradients_of_the_other_arguments():
     assert gradcheck(lambda p: topk_error(scores.detach(), target, p, "lapsum"), (weights,), eps=1e-6)
 
 
+def test_a_learned_temperature_of_1_gets_a_gradient():
+    """KSubset at temperature 1 among all classes is the softmax, for which nothing is ranked, unless the 1 may change."""
+    temperature = torch.nn.Parameter(torch.tensor(1.0))
+    scores, target = torch.randn(6, 9), torch.randint(9, (6,))
+    loss = TopKErrorLoss([1.0], anyk.KSubset(temperature), m=None)(scores, target)
+    torch.testing.assert_close(loss, TopKErrorLoss([1.0], anyk.KSubset(), m=None)(scores, target))
+    loss.backward()
+    assert temperature.grad is not None
+    assert temperature.grad != 0
+
+
 # ---- conventions --------------------------------------------------------------------------------------------------------
 
 

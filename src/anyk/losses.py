@@ -238,8 +238,10 @@ class ErrorSpec(Spec):
     @property
     def uses_operator(self) -> bool:
         # The T_1 of KSubset among all classes is softmax: generalised cross-entropy, for which nothing is sorted.
-        is_softmax = type(self.operator) is KSubset and self.operator.temperature == 1.0 and self.m is None
-        return not (is_softmax and self.p_k is not None and self.p_k.k == 1)
+        if type(self.operator) is not KSubset or self.m is not None or self.p_k is None or self.p_k.k > 1:
+            return True
+        temperature = self.operator.temperature
+        return isinstance(temperature, Tensor) or temperature != 1  # a tensor may be learned
 
     @property
     def uses_softmax(self) -> bool:

@@ -225,8 +225,7 @@ def test_inclusion_properties(operator, row, data):
     if is_doubly_stochastic(operator):
         assert (inclusion <= 1 + 1e-9).all()
     torch.testing.assert_close(operator.inclusion(row.scores + 17.0, target, k), inclusion, rtol=1e-9, atol=1e-9)
-    if getattr(operator, "wires", None) != "target":
-        torch.testing.assert_close(running_column(operator(row.scores, k), target), inclusion, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(running_column(operator(row.scores, k), target), inclusion, rtol=1e-9, atol=1e-9)
 
 
 @target_policy

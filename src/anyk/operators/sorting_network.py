@@ -15,7 +15,7 @@ from anyk._compat import constant_when_traced
 from anyk.docstrings import documented
 from anyk.kernels.loss_description import GIVEN, MOST_WIRES, NETWORK, SORTED, TARGET, OperatorDescription, Wiring
 from anyk.kernels.loss_description import SWAPS as KERNEL_SWAPS
-from anyk.operators.base import Operator, by_class, in_order
+from anyk.operators.base import Operator, by_class, in_order, rows_from_inclusion
 from anyk.registry import NETWORKS, SWAPS
 from anyk.swaps import Swap
 
@@ -145,6 +145,8 @@ class SortingNetwork(Operator):
 
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
         n = scores.shape[-1]
+        if self.wires == "target":
+            return self._matrix_by_columns(scores, real, k)
         if self.wires == "sorted":
             _, _, classes = in_order(scores, real)
         else:
@@ -153,7 +155,30 @@ class SortingNetwork(Operator):
         shares = _soft_rows(self._schedule(scores, k), SWAPS[self.swap], rows, self._frozen(real, n))
         return by_class(shares.movedim(-1, 0).reshape(*scores.shape[:-1], k, n), classes)
 
+    def _matrix_by_columns(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+        """P with each class in turn as the target, on the target's wire."""
+        ordered, ordered_real, in_place = in_order(scores, real)
+        position = torch.arange(scores.shape[-1], device=scores.device).expand_as(in_place)
+        each_real = None if ordered_real is None else ordered_real[..., None, :].expand(*position.shape, -1)
+        each = ordered[..., None, :].expand(*position.shape, -1)
+        classes, starts = self._wires(each, position, each_real)
+        inclusion = self._inclusion(each.gather(-1, classes), starts, each_real, k)
+        return by_class(rows_from_inclusion(inclusion.mT), in_place)
+
     def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
+        m = scores.shape[-1]
+        classes, starts = self._wires(scores, position, real)
+        # One gather for all that is needed of the scores: each would have a gradient of all of them.
+        rivals = self._rivals(scores, position, real, k)
+        taken = scores.gather(-1, torch.cat([classes, position[..., None], rivals], -1))
+        arranged, target, ahead = taken.split_with_sizes((m, 1, rivals.shape[-1]), -1)
+        lead = target - ahead
+        if real is not None:
+            lead = lead.masked_fill(~real.gather(-1, rivals), 0)  # behind padding nobody can fall
+        return self._log_with_tail(self._inclusion(arranged, starts, real, k), lead)
+
+    def _wires(self, scores: Tensor, position: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The class that starts on each wire, and whether it is the target."""
         m = scores.shape[-1]
         if self.wires == "given":
             classes = _as_given(scores, real)
@@ -166,21 +191,17 @@ class SortingNetwork(Operator):
             number = m if real is None else real.sum(-1)
             starts, other = build(NETWORKS[self.kind], m, number, scores.device)
             classes = torch.where(starts, position[..., None], other + (other >= position[..., None]))
-        column = starts.to(scores.dtype).expand_as(scores)
-        # One gather for all that is needed of the scores: each would have a gradient of all of them.
-        rivals = self._rivals(scores, position, real, k)
-        taken = scores.gather(-1, torch.cat([classes, position[..., None], rivals], -1))
-        arranged, target, ahead = taken.split_with_sizes((m, 1, rivals.shape[-1]), -1)
-        lead = target - ahead
-        if real is not None:
-            lead = lead.masked_fill(~real.gather(-1, rivals), 0)  # behind padding nobody can fall
-        arranged = arranged.reshape(-1, m)
+        return classes, starts
+
+    def _inclusion(self, arranged: Tensor, starts: Tensor, real: Tensor | None, k: int) -> Tensor:
+        """T from the scores on the wires, and the wire where the target starts."""
+        m = arranged.shape[-1]
+        column = starts.to(arranged.dtype).expand_as(arranged).reshape(-1, m)
         # Traced or transformed, the plain form is the better one: it has every derivative, and it fuses.
         run = _SoftColumn.apply if checks.eager(arranged) else _soft_column
-        inclusion = run(
-            arranged, column.reshape(-1, m), self._schedule(scores, k), SWAPS[self.swap], self._frozen(real, m)
-        ).reshape(*scores.shape[:-1], k)
-        return self._log_with_tail(inclusion, lead)
+        schedule = self._schedule(arranged, k)
+        inclusion: Tensor = run(arranged.reshape(-1, m), column, schedule, SWAPS[self.swap], self._frozen(real, m))
+        return inclusion.reshape(*arranged.shape[:-1], k)
 
     def _rivals(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
         """Where the k best of the others stand (all of them, if there are fewer), padding last."""
