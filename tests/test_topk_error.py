@@ -54,7 +54,7 @@ def test_loss_is_the_formula(operator, ce_weight, q, row, data):
 
 @both_backends
 @every_operator
-def test_bounded_without_the_guide(operator):
+def test_bounded_without_cross_entropy(operator):
     scores, target = batch(rows=40, n=12)
     scores = scores * 100
     for q in (1.0, 0.5, 0.1):
@@ -91,7 +91,7 @@ def test_one_k_and_one_subset_is_generalised_cross_entropy():
 
 
 @pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1}, {"weight": torch.rand(30)}, {"reduction": "none"}])
-def test_guide_1_is_cross_entropy_and_runs_no_operator(settings):
+def test_ce_weight_1_is_cross_entropy_and_runs_no_operator(settings):
     class Never(anyk.KSubset):
         def _log_inclusion(self, *args):
             raise AssertionError("the operator ran")
@@ -329,7 +329,7 @@ def test_probabilities_outside_the_candidates(ce_weight, q):
 
 
 @pytest.mark.parametrize("m", [None, 5])
-def test_label_smoothing_is_the_guides_alone(m):
+def test_label_smoothing_is_the_cross_entropys_alone(m):
     scores, target = batch(n=8, dtype=torch.float64)
     scores[:, 7], target = -torch.inf, target % 7  # smoothing is over the classes that are not padding
     weight = torch.rand(8, dtype=torch.float64)

@@ -535,6 +535,10 @@ class TopKLoss(nn.Module, ABC):
     The arguments are attributes, and may be assigned at any time. P_K is a setting and no state: converting the module to
     another precision does not touch it, a checkpoint does not bring back an old one, and one of ``torch.nn.CrossEntropyLoss``
     fits.
+
+    Example:
+        >>> isinstance(anyk.TopKErrorLoss(5), anyk.TopKLoss)
+        True
     """
 
     operator: Operator

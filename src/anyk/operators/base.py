@@ -73,7 +73,7 @@ class Operator(nn.Module, ABC):
         return f"temperature={'learned' if value.requires_grad else 'tensor'}"
 
     def forward(self, scores: Float[Tensor, "*batch n"], k: int, hard: bool = False) -> Float[Tensor, "*batch k n"]:
-        """The first k rows of P.
+        """The first k rows of P. The running sum of a column is the :meth:`inclusion` of that class.
 
         Args:
             scores: class scores; -inf marks padding, which gets probability 0 and no gradient.
