@@ -5,13 +5,11 @@ In the formulae, a_j = s_j - s_y is how far another class is ahead of the target
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from typing import Any, Literal, Unpack, get_args
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,9 +23,6 @@ from anyk.registry import LOSSES, register
 from anyk.rows import Batch, Rows
 
 __all__ = ["SmoothTopKLoss", "SoftmaxAtKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss"]
-
-# Up to which k power sums are exact enough for float32 results, when taken in float32 and in float64.
-MOST_IN_SINGLE, MOST_IN_DOUBLE = 8, 20
 
 Variant = Literal["alpha", "beta"]
 
@@ -181,7 +176,10 @@ class SmoothTopKLoss(FixedKLoss, name="smooth"):
         first = torch.where(exists, ahead[..., :k], 0)
         last = first[..., -1:].detach()  # where floats are to be dense; what is added here is taken off there
         rest = scores.scatter(-1, torch.cat([best[..., :k], position[..., None]], -1), -torch.inf)
-        ratio = log_polynomial_ratio((first - last) / (k * t), (rest - last) / (k * t))
+        others = torch.cat([first - last, rest - last], -1)
+        real = others.detach() != -torch.inf
+        # Of the subsets of k and of k - 1 others: only the k largest need to come in order.
+        ratio = log_polynomial_ratios(others.masked_fill(~real, 0) / (k * t), real, k)[..., -1]
         smooth = t * functional.softplus((self.margin + (last.squeeze(-1) - target) / k) / t + ratio)
         exists = exists.squeeze(-1)
         smooth = torch.where(exists, smooth, 0)
@@ -305,62 +303,6 @@ class SoftmaxAtKLoss(FixedKLoss, name="softmax_at_k"):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, temperature={self.temperature}"
-
-
-def log_polynomial_ratio(first: Float[Tensor, "*batch k"], rest: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
-    """log E_k - log E_(k-1), E the elementary symmetric polynomials of e^score over the scores of both arguments.
-
-    With z = e^-first and x = e^rest, all at most 1, and with both E divided by the product of the first k factors,
-
-        E_k = sum_i E_i(z) E_i(x)     and     E_(k-1) = sum_i E_(i+1)(z) E_i(x),     each at least 1.
-
-    E_i(x) comes from the power sums p_j of x, for which any order does. Newton's identities cancel where few x matter, but
-    there E_i(x) counts little beside that 1. From sum_i E_i u^i = exp(sum_j ±p_j u^j / j), an error d_j of p_j changes E_i by
-    sum_j ±(d_j / j) E_(i-j), and so the ratio by at most about rounding times sum_j binomial(k, j) / j. Needs float64.
-
-    Args:
-        first: the k largest, descending to 0.
-        rest: the others, in any order; -inf is none.
-    """
-    k = first.shape[-1]
-    if k > MOST_IN_DOUBLE:
-        everyone = torch.cat([first, rest], -1)
-        real = everyone.detach() != -torch.inf
-        return log_polynomial_ratios(everyone.masked_fill(~real, 0), real, k)[..., -1]
-    x = (rest if k <= MOST_IN_SINGLE else rest.double()).exp()
-    # What is left is a few numbers for each row: double precision costs nothing.
-    of_rest = _polynomials_from_power_sums([power.double() for power in _power_sums(x, k)])
-    of_first = _polynomials((-first).exp().double())
-    numerator = torch.stack([z * x for z, x in zip(of_first, of_rest, strict=True)]).sum(0)
-    denominator = torch.stack([z * x for z, x in zip(of_first[1:], of_rest[:-1], strict=True)]).sum(0)
-    return (numerator / denominator).log().to(first.dtype)
-
-
-def _polynomials(factors: Tensor) -> list[Tensor]:
-    """E_0, …, E_k of k factors."""
-    polynomials = [torch.ones_like(factors[..., 0])]
-    for factor in factors.unbind(-1):
-        grown = [higher + factor * lower for lower, higher in itertools.pairwise(polynomials)]
-        polynomials = [polynomials[0], *grown, factor * polynomials[-1]]
-    return polynomials
-
-
-def _polynomials_from_power_sums(sums: list[Tensor]) -> list[Tensor]:
-    """E_0, …, E_k by Newton's identities: i E_i = p_1 E_(i-1) - p_2 E_(i-2) + …"""
-    polynomials = [torch.ones_like(sums[0])]
-    for i in range(1, len(sums) + 1):
-        terms = [(-1) ** j * power * polynomials[i - 1 - j] for j, power in enumerate(sums[:i])]
-        polynomials.append(sum(terms[1:], terms[0]) / i)
-    return polynomials
-
-
-def _power_sums(x: Tensor, k: int) -> list[Tensor]:
-    """The sums of x, x^2, …, x^k."""
-    power, sums = x, [x.sum(-1)]
-    for _ in range(k - 1):
-        power = power * x
-        sums.append(power.sum(-1))
-    return sums
 
 
 def _temperature(temperature: float) -> float:

@@ -219,19 +219,18 @@ class Rows(NamedTuple):
         added: Float[Tensor, " rows"] | None = None,
     ) -> Rows:
         """Rows in which every candidate is a target with a share."""
-        kept = scores.shape[-1]
-        place = torch.arange(kept, device=scores.device).expand_as(classes)
-        real, padded = real_mask(scores), None
+        m = scores.shape[-1]
+        position = torch.arange(m, device=scores.device).expand_as(classes)
+        real, padded, each_real = real_mask(scores), None, None
         checks.real_classes(real, k, counted.valid)
-        everyone = None
         if real is not None:
             padded = ~real
             _check_targets_are_real(padded & (shares != 0))
-            place = place.where(real, 0)  # padding as a target: any other stands in for it, nothing may depend on it
-            cross_entropy = None if cross_entropy is None else cross_entropy.gather(-1, place)
-            everyone = real[:, None, :].expand(-1, kept, -1)
-        each = scores[:, None, :].expand(-1, kept, -1)
-        return cls(each, place, everyone, classes, cross_entropy, padded, counted, shares, added)
+            position = position.where(real, 0)  # padding as a target: any other stands in for it, nothing may depend on it
+            cross_entropy = None if cross_entropy is None else cross_entropy.gather(-1, position)
+            each_real = real[:, None, :].expand(-1, m, -1)
+        each = scores[:, None, :].expand(-1, m, -1)
+        return cls(each, position, each_real, classes, cross_entropy, padded, counted, shares, added)
 
     def candidate_cross_entropy(self) -> Float[Tensor, "*rows"]:
         """Softmax cross-entropy over the candidates alone."""
