@@ -20,14 +20,14 @@ from anyk.docstrings import documented
 from anyk.kernels import native
 from anyk.operators.ksubset import log_polynomial_ratios
 from anyk.registry import LOSSES, register
-from anyk.rows import Batch, Rows
+from anyk.rows import Batch, Measure, Rows
 
 __all__ = ["SmoothTopKLoss", "SoftmaxAtKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss"]
 
 Variant = Literal["alpha", "beta"]
 
 
-class FixedKLoss(nn.Module, ABC):
+class FixedKLoss(nn.Module, Measure, ABC):
     """A loss of the others' leads for one k; everything else is shared with CrossEntropyLoss.
 
     ``class Mine(FixedKLoss, name="mine")`` makes it known to the lab as ``--loss mine``.
@@ -39,10 +39,6 @@ class FixedKLoss(nn.Module, ABC):
         super().__init_subclass__(**keywords)
         if name is not None:
             register(LOSSES, name, cls)
-
-    # As the conventions see it: all classes as they come, no softmax, labels that may be smoothed.
-    sorts = uses_softmax = False
-    uses_operator = True
 
     def __init__(self, k: int, **keywords: Unpack[Keywords]) -> None:
         super().__init__()
@@ -72,14 +68,6 @@ class FixedKLoss(nn.Module, ABC):
         checks.count("k", self.k, 1, batch.shape.classes, "the number of classes")
         rows = batch.rows(self, None, self.k)
         return rows.reduce(self._example_losses(rows))
-
-    def added_smoothing(self, label_smoothing: float) -> float:
-        """Nothing is added: the labels are smoothed themselves."""
-        return 0.0
-
-    def outside(self, cross_entropy: Tensor, label_smoothing: float) -> Tensor:
-        """What a target outside the candidates costs; here every class is one."""
-        return cross_entropy
 
     def _example_losses(self, rows: Rows) -> Tensor:
         scores = rows.scores.to(working_dtype(rows.scores))

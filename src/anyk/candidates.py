@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from anyk import _compat, checks, kernels
-
-
-class Candidates(NamedTuple):
-    """The classes that an operator ranks.
-
-    ``scores[..., i]`` is the score of class ``classes[..., i]``; the target stands at ``position``.
-    """
-
-    scores: Float[Tensor, "*batch m"]
-    classes: Int[Tensor, "*batch m"]
-    position: Int[Tensor, "*batch"]
 
 
 def number(m: int | Literal["auto"] | None, n: int, k: int) -> int | None:
@@ -38,10 +27,11 @@ def number(m: int | Literal["auto"] | None, n: int, k: int) -> int | None:
     return None if m is None else checks.count("m", m, 1, n, "the number of classes")
 
 
-def select(
+def choose(
     scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"], m: int | None = None, *, sort: bool = True
-) -> Candidates:
-    """The m best scores of every row in descending order; where the target is not among them it takes the last place.
+) -> tuple[Int[Tensor, "*batch m"], Int[Tensor, "*batch"]]:
+    """The classes of the m best scores of every row in descending order, and the target's place among them. Where the target is
+    not one of them it takes the last place.
 
     Args:
         scores: class scores.
@@ -50,19 +40,9 @@ def select(
         sort: with ``m=None``, False leaves the classes in the order they came in.
 
     Example:
-        >>> scores = torch.tensor([[0.1, 0.9, 0.5, 0.7]])
-        >>> kept = select(scores, torch.tensor([0]), m=2)
-        >>> kept.scores, kept.classes, kept.position
-        (tensor([[0.9000, 0.1000]]), tensor([[1, 0]]), tensor([1]))
+        >>> choose(torch.tensor([[0.1, 0.9, 0.5, 0.7]]), torch.tensor([0]), m=2)
+        (tensor([[1, 0]]), tensor([1]))
     """
-    classes, position = choose(scores, target, m, sort=sort)
-    return Candidates(scores.gather(-1, classes), classes, position)
-
-
-def choose(
-    scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"], m: int | None = None, *, sort: bool = True
-) -> tuple[Int[Tensor, "*batch m"], Int[Tensor, "*batch"]]:
-    """The classes that :func:`select` keeps, and the target's place among them."""
     scores = scores.detach()
     n = scores.shape[-1]
     m = n if m is None else checks.count("m", m, 1, n, "the number of classes")
@@ -135,7 +115,7 @@ def select_for_probabilities(
     """One candidate set for a row whose target is a distribution over the classes, and the classes in it.
 
     The classes of highest probability (those above zero, at most half of m; of equals the better scored), then the best
-    scores. In descending order of the scores. m and sort as in :func:`select`.
+    scores. In descending order of the scores. m and sort as in :func:`choose`.
     """
     n = scores.shape[-1]
     detached = scores.detach()

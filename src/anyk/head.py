@@ -148,8 +148,7 @@ class LinearHead(nn.Module):
             cross_entropy = log_sum_exp - candidates.at(scores, position) if spec.uses_softmax else None
             return Rows.of(scores, position, flat, cross_entropy, counted, k)
         return smoothed_rows(
-            candidates.Candidates(scores, classes, position),
-            flat,
+            *(scores, classes, position, flat),
             counted,
             log_sum_exp[:, None] - scores,
             smoothing[classes],

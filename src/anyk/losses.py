@@ -23,7 +23,7 @@ from anyk.docstrings import documented
 from anyk.kernels.loss_description import ERROR, MIXED, OPERATOR, SEPARATE, Description, sorting_of
 from anyk.operators import KSubset, LapSum, Operator, SortingNetwork, by_name
 from anyk.p_k import PK, Distribution
-from anyk.rows import Batch, Rows
+from anyk.rows import Batch, Measure, Rows
 
 if TYPE_CHECKING:
     from typing import Self
@@ -69,7 +69,7 @@ def plain_loss(
 
 
 @dataclass(frozen=True, eq=False)
-class Spec(ABC):
+class Spec(Measure, ABC):
     """What is measured of an example, checked: P_K, the operator, how many candidates; and, in the subclasses, the shape."""
 
     p_k: PK | None
@@ -102,26 +102,8 @@ class Spec(ABC):
     def sorts(self) -> bool:
         return self.operator.sorts
 
-    @property
-    def uses_operator(self) -> bool:
-        """Whether it asks for more than the target's softmax."""
-        return True
-
-    @property
-    @abstractmethod
-    def uses_softmax(self) -> bool:
-        """Whether it uses the softmax cross-entropy over all classes."""
-
-    def check(self, conventions: Conventions) -> None:  # noqa: B027  # most go together
+    def check(self, conventions: Conventions) -> None:
         """Raises an error where the two do not go together."""
-
-    def added_smoothing(self, label_smoothing: float) -> float:
-        """The weight of the mean cross-entropy over all classes that label smoothing adds; 0: it smooths the targets."""
-        return 0.0
-
-    @abstractmethod
-    def outside(self, cross_entropy: Tensor, label_smoothing: float) -> Tensor:
-        """What a target outside the candidates costs."""
 
     def log_inclusion(self, rows: Rows, k: int) -> Float[Tensor, "*rows k"] | None:
         """log T of the targets; None if the loss does not ask for it."""
@@ -184,9 +166,6 @@ class CrossEntropySpec(Spec):
 
     def is_cross_entropy(self, k: int) -> bool:
         return k == 1 and self.uses_softmax
-
-    def outside(self, cross_entropy: Tensor, label_smoothing: float) -> Tensor:
-        return cross_entropy
 
     def _family(self) -> tuple[int, bool, float, float] | None:
         return (_FAMILIES[self.top1], self.softmax_over == "all", 0.0, 1.0) if type(self) is CrossEntropySpec else None

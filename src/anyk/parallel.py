@@ -136,9 +136,8 @@ def _rows(spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, 
     uniform = (chosen != -torch.inf).to(chosen.dtype) / seen.number[:, None]
     if weight is not None:
         uniform = uniform * weight[classes]
-    selected = candidates.Candidates(chosen, classes, position)
     every = seen.cross_entropy(chosen)
-    return smoothed_rows(selected, target, counted, every, uniform, seen.mean, spec, k, weight)
+    return smoothed_rows(chosen, classes, position, target, counted, every, uniform, seen.mean, spec, k, weight)
 
 
 @documented

@@ -12,7 +12,7 @@ Whoever does not have the scores of all classes (the head, the sharded loss) mak
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,28 +25,32 @@ from anyk.checks import working_dtype
 from anyk.conventions import ClassIndices, Conventions, Counted, Scores, Shape
 
 
-@runtime_checkable
-class Measure(Protocol):
-    """What is measured of a row, as far as the conventions need to know."""
+class Measure:
+    """What is measured of a row, as far as this module needs to know; unless a loss says otherwise, as it is here."""
 
     @property
     def sorts(self) -> bool:
-        """whether the candidates shall come in descending order even if all are kept"""
+        """Whether the candidates shall come in descending order even if all are kept."""
+        return False
 
     @property
     def uses_softmax(self) -> bool:
-        """whether it uses the softmax cross-entropy over all classes"""
+        """Whether it uses the softmax cross-entropy over all classes."""
+        return False
 
     @property
     def uses_operator(self) -> bool:
-        """whether it asks for more than the softmax of the target"""
+        """Whether it asks for more than the softmax of the target."""
+        return True
 
     def added_smoothing(self, label_smoothing: float) -> float:
-        """where the cross-entropy alone is smoothed: the weight of its mean over all classes, which is added to the loss; 0
-        where the labels are smoothed themselves"""
+        """Where label smoothing is the cross-entropy's alone: the weight of its mean over all classes, which is added to the
+        loss; 0 where the labels are smoothed themselves."""
+        return 0.0
 
     def outside(self, cross_entropy: Tensor, label_smoothing: float) -> Tensor:
-        """what a target outside the candidates costs, from its softmax cross-entropy over all classes"""
+        """What a target outside the candidates costs, from its softmax cross-entropy over all classes."""
+        return cross_entropy
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -260,7 +264,9 @@ class Rows(NamedTuple):
 
 
 def smoothed_rows(
-    kept: candidates.Candidates,
+    scores: Float[Tensor, "rows m"],
+    classes: Int[Tensor, "rows m"],
+    position: Int[Tensor, " rows"],
     target: Int[Tensor, " rows"],
     counted: Counted,
     cross_entropy: Float[Tensor, "rows m"],
@@ -273,7 +279,7 @@ def smoothed_rows(
     """Label smoothing for whoever has the candidates and sums over all classes, but not the scores of all of them.
 
     Args:
-        kept: the candidates.
+        scores, classes, position: of the candidates, and the target's place among them.
         target: class indices.
         counted: which rows count.
         cross_entropy: that of each candidate, over all classes.
@@ -283,7 +289,6 @@ def smoothed_rows(
         k: number of classes that every row must have beside padding.
         class_weight: of all classes.
     """
-    scores, classes, position = kept
     amount = counted.conventions.label_smoothing
     if weight := measure.added_smoothing(amount):
         own = candidates.at(cross_entropy, position) if measure.uses_softmax else None

@@ -382,14 +382,6 @@ def test_gradients(operator):
     assert gradgradcheck(lambda s: operator(s, 3), (scores,))
 
 
-@every_operator
-def test_log_inclusion_is_the_logarithm(operator):
-    torch.manual_seed(7)
-    scores, target = torch.randn(20, 8, dtype=torch.float64), torch.randint(8, (20,))
-    logarithm = operator.log_inclusion(scores, target, 5)
-    torch.testing.assert_close(logarithm.exp(), operator.inclusion(scores, target, 5))
-
-
 # ---- temperature --------------------------------------------------------------------------------------------------------
 
 

@@ -118,10 +118,11 @@ class Operator(nn.Module, ABC):
         n = scores.shape[-1]
         k = checks.count("k", k, 1, n, "the number of classes")
         target = checks.class_indices(target, scores.shape[:-1], n)
-        kept = candidates.select(scores, target, sort=self.sorts)
-        real = real_mask(kept.scores)
+        classes, position = candidates.choose(scores, target, sort=self.sorts)
+        scores = scores.gather(-1, classes)
+        real = real_mask(scores)
         checks.real_classes(real, k)
-        return self.candidate_log_inclusion(kept.scores, kept.position, real, k)
+        return self.candidate_log_inclusion(scores, position, real, k)
 
     def candidate_log_inclusion(
         self,
