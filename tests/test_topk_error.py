@@ -128,7 +128,7 @@ def test_ce_weight_0_has_no_softmax():
 
 
 @every_operator
-def test_power_0_is_the_limit(operator):
+def test_q_0_is_the_limit(operator):
     scores, target = batch(dtype=torch.float64)
     log_inclusion = operator.log_inclusion(scores, target, 5).clamp(max=0)
     expected = -(log_inclusion * torch.tensor([0.5, 0, 0.2, 0, 0.3], dtype=torch.float64)).sum(-1)

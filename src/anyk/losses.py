@@ -515,6 +515,10 @@ class TopKLoss(nn.Module, ABC):
     another precision does not touch it, a checkpoint does not bring back an old one, and one of ``torch.nn.CrossEntropyLoss``
     fits.
 
+    Args:
+        spec: what is measured of an example.
+        conventions: what the loss shares with ``torch.nn.CrossEntropyLoss``.
+
     Example:
         >>> isinstance(anyk.TopKErrorLoss(5), anyk.TopKLoss)
         True

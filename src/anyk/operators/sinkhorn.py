@@ -91,7 +91,7 @@ class SinkhornSort(Operator, name="sinkhorn"):
         """The dual solution, one number for each rank; the scores are in descending order."""
         n = scores.shape[-1]
         number = torch.full_like(position, n) if real is None else real.sum(-1)
-        anchors, masses, used = self._ranks(number[..., None], n, k)
+        anchors, masses, used = self._rank_side(number[..., None], n, k)
         # Everything is measured from the target's place outwards, so that far outliers do not cost the digits near it.
         home = position.clamp(max=anchors.shape[-1] - 1)
         anchors = anchors - candidates.at(anchors, home)[..., None]
@@ -105,7 +105,7 @@ class SinkhornSort(Operator, name="sinkhorn"):
         attach = _Potentials.apply if checks.eager(scores) else _attached_potentials
         return attach(scores, start, solved, sides), sides
 
-    def _ranks(self, number: Tensor, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _rank_side(self, number: Tensor, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Anchors, masses, and which ranks are used, each (..., rows), for rows of ``number`` (..., 1) classes."""
         if self.anchors == "all" or k == n:
             rank = torch.arange(1, n + 1, device=number.device)
@@ -193,8 +193,8 @@ class _Sides(NamedTuple):
 
 def _logits(scores: Tensor, sides: _Sides, potentials: Tensor) -> Tensor:
     """Logits (..., ranks, classes) whose softmax over the ranks is the plan. Ranks that are not used take no mass."""
-    ranks = potentials.masked_fill(~sides.used, -torch.inf)
-    return torch.addcmul(ranks[..., :, None], sides.anchors[..., :, None], scores[..., None, :], value=2)
+    used = potentials.masked_fill(~sides.used, -torch.inf)
+    return torch.addcmul(used[..., :, None], sides.anchors[..., :, None], scores[..., None, :], value=2)
 
 
 def _plan(scores: Tensor, sides: _Sides, potentials: Tensor) -> Tensor:
