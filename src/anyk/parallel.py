@@ -90,7 +90,9 @@ class Sharded(nn.Module):
             example_p_k, spec = shard.local("example_p_k", example_p_k), spec.for_examples()
         if conventions.label_smoothing == 1 and not spec.added_smoothing(1):
             raise ValueError("label_smoothing: expected a number below 1, got 1")
-        slices = _Slices.of(shard, self.slices, _settings(spec, conventions, example_p_k))
+        # The settings are compared only where the slices are asked for: to sum the numbers up waits for the device.
+        settings = _settings(spec, conventions, example_p_k) if self.slices is None else ""
+        slices = _Slices.of(shard, self.slices, settings)
         scores, n = shard.scores, slices.number
         target = checks.class_indices(shard.target, scores.shape[:1], n, conventions.ignore_index)
         p_k, k, m = spec.fit(scores, n, scores.shape[:1], example_p_k)
