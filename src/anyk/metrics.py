@@ -104,6 +104,7 @@ def topk_accuracy(
         {1: tensor(0.2500), 2: tensor(0.5000)}
     """
     ks = checked_ks(ks)
+    checks.one_of("average", average, get_args(Average))
     ranked = _Ranked.of(scores, target, ignore_index)
     return {k: ranked.mean(ranked.hits(k).long(), average) for k in ks}
 
@@ -126,6 +127,7 @@ def mean_reciprocal_rank(
         >>> anyk.mean_reciprocal_rank(torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.3, 0.2]]), torch.tensor([1, 2]))
         tensor(0.4167)
     """
+    checks.one_of("average", average, get_args(Average))
     ranked = _Ranked.of(scores, target, ignore_index)
     return ranked.mean(1 / ranked.ranks, average)
 
@@ -159,6 +161,7 @@ def ndcg(
         {2: tensor(0.3155), 3: tensor(0.5655)}
     """
     ks = checked_ks(ks)
+    checks.one_of("average", average, get_args(Average))
     ranked = _Ranked.of(scores, target, ignore_index)
     gains = 1 / (1 + ranked.ranks).log2()
     return {k: ranked.mean(torch.where(ranked.ranks <= k, gains, 0), average) for k in ks}
@@ -187,7 +190,6 @@ class _Ranked(NamedTuple):
 
     def mean(self, values: Tensor, average: Average) -> Tensor:
         """The mean of what each target has. No size depends on the data: it does not wait for the device."""
-        checks.one_of("average", average, get_args(Average))
         values = torch.where(self.counted, values, 0)
         if average == "micro":
             return values.sum() / self.counted.sum()
