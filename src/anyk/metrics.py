@@ -66,7 +66,7 @@ def topk_hits(
         {1: tensor(0), 2: tensor(1)}
     """
     ks = checked_ks(ks)
-    ranked = _Ranked.of(scores, target, ignore_index)
+    ranked = Ranked.of(scores, target, ignore_index)
     return {k: ranked.hits(k).sum() for k in ks}
 
 
@@ -105,8 +105,8 @@ def topk_accuracy(
     """
     ks = checked_ks(ks)
     checks.one_of("average", average, get_args(Average))
-    ranked = _Ranked.of(scores, target, ignore_index)
-    return {k: ranked.mean(ranked.hits(k).long(), average) for k in ks}
+    ranked = Ranked.of(scores, target, ignore_index)
+    return {k: ranked.accuracy(k, average) for k in ks}
 
 
 @documented
@@ -128,8 +128,8 @@ def mean_reciprocal_rank(
         tensor(0.4167)
     """
     checks.one_of("average", average, get_args(Average))
-    ranked = _Ranked.of(scores, target, ignore_index)
-    return ranked.mean(1 / ranked.ranks, average)
+    ranked = Ranked.of(scores, target, ignore_index)
+    return ranked.mean_reciprocal_rank(average)
 
 
 @documented
@@ -162,13 +162,12 @@ def ndcg(
     """
     ks = checked_ks(ks)
     checks.one_of("average", average, get_args(Average))
-    ranked = _Ranked.of(scores, target, ignore_index)
-    gains = 1 / (1 + ranked.ranks).log2()
-    return {k: ranked.mean(torch.where(ranked.ranks <= k, gains, 0), average) for k in ks}
+    ranked = Ranked.of(scores, target, ignore_index)
+    return {k: ranked.ndcg(k, average) for k in ks}
 
 
-class _Ranked(NamedTuple):
-    """Targets with their ranks, as one row."""
+class Ranked(NamedTuple):
+    """Targets with their ranks, as one row: what the metrics are computed from, in the precision of the ranks."""
 
     target: Tensor
     """class 0 in the place of those that do not count"""
@@ -178,7 +177,7 @@ class _Ranked(NamedTuple):
     classes: int
 
     @classmethod
-    def of(cls, scores: Tensor, target: Tensor, ignore_index: int) -> _Ranked:
+    def of(cls, scores: Tensor, target: Tensor, ignore_index: int) -> Ranked:
         target = checks.tensor("target", target)
         counted = target != ignore_index
         target = target * counted
@@ -187,6 +186,15 @@ class _Ranked(NamedTuple):
 
     def hits(self, k: int) -> Tensor:
         return (self.ranks <= k) & self.counted
+
+    def accuracy(self, k: int, average: Average) -> Tensor:
+        return self.mean(self.hits(k).to(self.ranks.dtype), average)
+
+    def mean_reciprocal_rank(self, average: Average) -> Tensor:
+        return self.mean(1 / self.ranks, average)
+
+    def ndcg(self, k: int, average: Average) -> Tensor:
+        return self.mean(torch.where(self.ranks <= k, 1 / (1 + self.ranks).log2(), 0), average)
 
     def mean(self, values: Tensor, average: Average) -> Tensor:
         """The mean of what each target has. No size depends on the data: it does not wait for the device."""
