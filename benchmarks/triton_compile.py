@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 import anyk
 from anyk.kernels import triton as host
 from anyk.kernels import triton_kernels as kernels
-from anyk.kernels.description import NETWORK, Description, describe
+from anyk.kernels.loss_description import NETWORK, Description
 from anyk.losses import cross_entropy_spec, error_spec
 from anyk.registry import SWAPS
 
@@ -67,7 +67,7 @@ class Job:
 
 
 def candidates(name: str, spec: Any, m: int = CANDIDATES, n: int = CLASSES, gradient: bool = True) -> Job:
-    description = describe(spec, n, len(P_K), m)
+    description = spec.describe(n, len(P_K), m)
     assert isinstance(description, Description), description
     constants = host.candidate_constants(description, "all", False, gradient)
     warps = constants.pop("num_warps")
@@ -115,7 +115,7 @@ def jobs(quick: bool) -> list[Job]:
         candidates("odd_even", loss(anyk.SortingNetwork("odd_even"))),
         candidates("splitter, given, all classes", loss(anyk.SortingNetwork(wires="given")), n=CANDIDATES),
         *(candidates(name, loss(operator())) for name, operator in operators.items()),
-        candidates("KSubset, error", error_spec(P_K, anyk.KSubset(), None, 0.2, 0.7, 0.0)),
+        candidates("KSubset, error", error_spec(P_K, anyk.KSubset(), None, 0.2, 0.7)),
         candidates("splitter, mixed", loss(anyk.SortingNetwork(), "mixed")),
         candidates("splitter, operator", loss(anyk.SortingNetwork(), "operator")),
         candidates("splitter, logistic", loss(anyk.SortingNetwork()), gradient=False),

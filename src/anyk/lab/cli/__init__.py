@@ -15,7 +15,7 @@ from anyk.lab.cli import compare, embed, export, import_arrays, info, parsing, p
 from anyk.lab.cli.words import command_line, say, warn
 from anyk.lab.did_you_mean import nearest
 from anyk.lab.errors import LabError, Stopped
-from anyk.lab.run import processes
+from anyk.lab.run import loss_names, processes
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "compare": compare.command,
@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(words: Sequence[str]) -> int:
+    words = _import_modules(words)
     first = words[0] if words else None
     if first in ("--version", "-h", "--help"):
         if processes.is_main():
@@ -90,6 +91,22 @@ def _run(words: Sequence[str]) -> int:
     return parsing.call(COMMANDS, words, is_main=processes.is_main())
 
 
+def _import_modules(words: Sequence[str]) -> list[str]:
+    """The words without each `--import MODULE`, after these modules were imported: they bring names for every command."""
+    rest: list[str] = []
+    given = iter(words)
+    for word in given:
+        option, equals, module = word.partition("=")
+        if option != "--import":
+            rest.append(word)
+            continue
+        module = module if equals else next(given, "")
+        if not module or module.startswith("-"):
+            raise LabError("--import should be followed by the name of a module.")
+        loss_names.import_modules([module])
+    return rest
+
+
 def _names() -> str:
     return f"the commands are {', '.join(COMMANDS)}."
 
@@ -101,6 +118,10 @@ def _overview() -> str:
     }
     parts["options"] = [
         ("-h, --help", "this page; anyk COMMAND --help lists the options of a command"),
+        (
+            "--import",
+            "MODULE, with any command: import a module of yours that registers losses first",
+        ),
         ("--version", f"which anyk this is: {anyk.__version__}"),
     ]
     lines = ["usage: anyk COMMAND [OPTIONS]", ""]

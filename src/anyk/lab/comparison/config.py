@@ -14,7 +14,7 @@ import tyro
 
 from anyk.lab import files
 from anyk.lab.errors import LabError
-from anyk.lab.run import names
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config, Setting
 from anyk.lab.run.loggers import LoggerName
 
@@ -110,7 +110,7 @@ def metric_of(setting: Setting) -> str:
 
 def _with_controls(losses: tuple[str, ...]) -> tuple[str, ...]:
     """Softmax first, each loss once, and gce where there are error losses."""
-    found = {loss: names.find(loss) for loss in (BASELINE, *losses)}
+    found = {loss: loss_names.find(loss) for loss in (BASELINE, *losses)}
     if len(found) == 1:
         raise LabError(f"losses should name something to compare with {BASELINE}, such as splitter, but {BASELINE} is alone.")
     listed = list(found)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from anyk.lab import statistics
 from anyk.lab.comparison.config import BASELINE, BOUNDED
 from anyk.lab.errors import Failure
-from anyk.lab.run import names
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import Run
 from anyk.lab.run.summaries import metrics_of
@@ -196,7 +196,7 @@ class Comparison:
     def controls_of(self, method: Method) -> list[Method]:
         """What has a part of what the method has, and no more: softmax with its learning rate; of an error loss, gce."""
         found = [control for control in self.controls if control.name == LEARNING_RATE_OF + method.name]
-        if names.find(method.config.loss).family == "error":
+        if loss_names.find(method.config.loss).family == "error":
             found += [other for other in self.methods if other.config.loss == BOUNDED]
         return found
 

@@ -28,7 +28,7 @@ from anyk.lab.data.tokens import Windows
 from anyk.lab.engines.engine import Outcome
 from anyk.lab.engines.local import Pool, as_completed
 from anyk.lab.errors import Failure, Stopped
-from anyk.lab.run import names
+from anyk.lab.run import loss_names
 from anyk.lab.run.batches import (
     check_seen,
     check_setting,
@@ -182,14 +182,14 @@ def axes(start: Config) -> list[Axis]:
     """What is tuned of a config: the learning rate, then the hyperparameter that the loss has of its own; where it has a share
     of cross-entropy, also whether that is smoothed, as softmax may be.
     """
-    loss = names.find(start.loss)
+    loss = loss_names.find(start.loss)
     name, rates = loss.hyperparameter, tuning.learning_rates(start.learning_rate)
-    if not names.KNOBS[name]:
+    if not loss_names.CANDIDATES[name]:
         # Factors of 4, then 2, and the root of 2 for extra tries; from 1/256 to 256 times the start.
         return [rates, tuning.geometric(name, getattr(start, name), base=2, places=2, powers=8, steps=(4, 2))]
-    found = [rates, tuning.listed(name, getattr(start, name), names.KNOBS[name])]
+    found = [rates, tuning.listed(name, getattr(start, name), loss_names.CANDIDATES[name])]
     if loss.family in ("error", "gce") and start.ce_weight > 0:
-        found.append(tuning.listed("label_smoothing", start.label_smoothing, names.SMOOTHED))
+        found.append(tuning.listed("label_smoothing", start.label_smoothing, loss_names.SMOOTHED))
     return found
 
 

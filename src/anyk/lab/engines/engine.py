@@ -3,14 +3,14 @@
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from anyk.lab.errors import Diverged, Failure, LabError, Stopped, explain
-from anyk.lab.run import training
+from anyk.lab.run import loss_names, training
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import FolderTaken, Run
 from anyk.lab.run.training import OnProgress, Progress
@@ -89,6 +89,7 @@ def attempt(
     report: Callable[[Progress], None],
     stop: threading.Event,
     leaving_seconds: float,
+    imports: Sequence[str] = (),
 ) -> Outcome:
     """Run the config with these fields to its end, or until ``stop`` is set. Every error becomes an outcome.
 
@@ -99,9 +100,11 @@ def attempt(
         stop: set it to end the run with a checkpoint.
         leaving_seconds: how long to wait for a former process of the same run, which may live although it seemed dead, to
             leave the folder.
+        imports: modules that bring losses, imported first.
     """
     deadline = time.monotonic() + leaving_seconds
     try:
+        loss_names.import_modules(imports)
         config = Config.from_json(fields)
         while True:
             try:

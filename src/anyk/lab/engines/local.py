@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from anyk import _compat
 from anyk.lab.engines.engine import Engine, Outcome, attempt, throttled
-from anyk.lab.run import processes
+from anyk.lab.run import loss_names, processes
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import OnProgress
@@ -71,7 +71,8 @@ class Pool(Engine):
         with self._guard:
             if self._stopping.is_set():
                 return Outcome()
-            process = self._context.Process(target=_work, args=(there, os.fspath(folder), config.to_json()), daemon=True)
+            arguments = (there, os.fspath(folder), config.to_json(), loss_names.imported)
+            process = self._context.Process(target=_work, args=arguments, daemon=True)
             with _interrupts_wait(), _without_main():
                 process.start()
             self._running.add(process)
@@ -136,7 +137,7 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _work(parent: Connection, folder: str, fields: dict[str, Any]) -> None:
+def _work(parent: Connection, folder: str, fields: dict[str, Any], imports: Sequence[str]) -> None:
     """One run, in a process of its own."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -145,7 +146,7 @@ def _work(parent: Connection, folder: str, fields: dict[str, Any]) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     forward_to(parent.send)
     processes.die_with_parent()
-    outcome = attempt(fields, folder, throttled(parent.send, 0.2), stop, LEAVING_SECONDS)
+    outcome = attempt(fields, folder, throttled(parent.send, 0.2), stop, LEAVING_SECONDS, imports)
     try:
         parent.send(outcome)
     except OSError:

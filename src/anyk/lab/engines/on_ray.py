@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from typing import Any, Self, TextIO
 from anyk import info
 from anyk.lab.engines.engine import Engine, Outcome, attempt, throttled
 from anyk.lab.errors import LabError, first_line
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import OnProgress, Progress
@@ -139,7 +140,7 @@ class Cluster(Engine):
             scheduling_strategy="SPREAD",
         )
         place = (os.fspath(folder.absolute()), os.fspath(self._marker), os.getcwd(), list(sys.argv))
-        return task.remote(*place, config.to_json(), self._board)
+        return task.remote(*place, config.to_json(), loss_names.imported, self._board)
 
     def _outcome(self, task: Any, folder: Path) -> Outcome:
         try:
@@ -320,7 +321,15 @@ def _look() -> Callable[[str, str], dict[str, Any]]:
     return look
 
 
-def _work(folder: str, marker: str, started_in: str, command: list[str], fields: dict[str, Any], board: Any) -> Outcome:
+def _work(
+    folder: str,
+    marker: str,
+    started_in: str,
+    command: list[str],
+    fields: dict[str, Any],
+    imports: Sequence[str],
+    board: Any,
+) -> Outcome:
     """One run. What it raises is its outcome, and only the death of this process makes Ray start it again."""
     if not os.path.exists(marker):  # a node that joined after the check
         return Outcome(error=f"the node {socket.gethostname()} does not see the folder {os.path.dirname(folder)}")
@@ -335,6 +344,6 @@ def _work(folder: str, marker: str, started_in: str, command: list[str], fields:
         board.write.remote(folder, progress.step, progress.steps, progress.line)
 
     try:
-        return attempt(fields, folder, throttled(report, 0.5), stop, LEAVING_SECONDS)
+        return attempt(fields, folder, throttled(report, 0.5), stop, LEAVING_SECONDS, imports)
     finally:
         signal.signal(signal.SIGINT, former)
