@@ -21,7 +21,8 @@ from triton.compiler import ASTSource
 import anyk
 from anyk.kernels import triton as host
 from anyk.kernels import triton_kernels as kernels
-from anyk.kernels.description import NETWORK, Description, describe
+from anyk.kernels.abi import Operator
+from anyk.kernels.description import Description, describe
 from anyk.losses import cross_entropy_spec, error_spec
 from anyk.registry import SWAPS
 
@@ -87,7 +88,7 @@ def candidates(name: str, spec: Any, m: int = CANDIDATES, n: int = CLASSES, grad
     constants = host.candidate_constants(described(spec, n, m), "all", False, gradient)
     warps = constants.pop("num_warps")
     absent = {"class_weight"}
-    if constants["OPERATOR"] != NETWORK:
+    if constants["OPERATOR"] != Operator.NETWORK:
         absent |= {"table", "starts", "outputs", "ranks"}
     if constants["AS_GIVEN"]:
         absent |= {"classes"}
@@ -199,7 +200,7 @@ def moved(description: Description, rows: int) -> dict[str, int]:
     sizes = host._sizes(description)
     assert sizes is not None
     # What is written on the way there is read on the way back; a network first arranges its wires.
-    slots = sizes.slots + 2 * (sizes.operator == NETWORK)  # no more than MOST_IN_REGISTERS lanes
+    slots = sizes.slots + 2 * (sizes.operator == Operator.NETWORK)  # no more than MOST_IN_REGISTERS lanes
     scratch = 2 * rows * slots * sizes.lanes * (8 if sizes.wide else 4)
     return {
         "torch.topk": rows * (4 * n + 12 * m),

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from anyk import networks, swaps
+from anyk import networks
+from anyk.kernels import abi
 from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SoftSort, SortingNetwork
 from anyk.operators.sorting_network import Kind
 from anyk.registry import NETWORKS, SWAPS
@@ -21,27 +22,17 @@ from anyk.registry import NETWORKS, SWAPS
 if TYPE_CHECKING:
     from anyk.losses import Spec
 
-# These numbers are those of csrc/anyk.h.
-NETWORK, LAPSUM, KSUBSET, SOFTSORT, NEURALSORT = range(5)
-SEPARATE, MIXED, OPERATOR, ERROR = range(4)
-TARGET, SORTED, GIVEN = range(3)
 _OPERATORS: dict[type[Operator], int] = {
-    SortingNetwork: NETWORK,
-    LapSum: LAPSUM,
-    KSubset: KSUBSET,
-    SoftSort: SOFTSORT,
-    NeuralSort: NEURALSORT,
+    SortingNetwork: abi.Operator.NETWORK,
+    LapSum: abi.Operator.LAPSUM,
+    KSubset: abi.Operator.KSUBSET,
+    SoftSort: abi.Operator.SOFTSORT,
+    NeuralSort: abi.Operator.NEURALSORT,
 }
-_FAMILIES = {"separate": SEPARATE, "mixed": MIXED, "operator": OPERATOR}
-_WIRES = {"target": TARGET, "sorted": SORTED, "given": GIVEN}
-_BUILT_IN = {
-    name: (number, SWAPS[name])
-    for number, name in enumerate(("logistic", "logistic_art", "cauchy", "gaussian", "reciprocal", "optimal"))
-}
-ART_ROUNDING = swaps.ART_ROUNDING
+_BUILT_IN = {swap.name.lower(): (swap, SWAPS[swap.name.lower()]) for swap in abi.Swap}
 MOST_WIRES = 4096
 """of a network; a kernel keeps every comparator of a row at hand"""
-FEWEST_SORTED, MOST_SORTED = 24, 128
+FEWEST_SORTED, MOST_SORTED = 24, abi.Limit.MOST_SORTED
 """so many scores are sorted by a (hard) network, many rows at once"""
 
 
@@ -102,10 +93,10 @@ def describe(spec: Spec, n: int, k: int, m: int | None, given: bool = False) -> 
     if isinstance(temperature, Tensor):
         return "its temperature is a tensor"
     m = n if m is None else m
-    swap, wires, wiring = 0, TARGET, None
+    swap, wires, wiring = 0, int(abi.Wires.TARGET), None
     if isinstance(operator, SoftSort) and operator.power != 1:
         return "SoftSort has another power than 1"
-    if code == KSUBSET:
+    if code == abi.Operator.KSUBSET:
         # Its sums grow to the number of subsets, which float64 must hold.
         size = min(k, m // 2)
         if math.lgamma(m + 1) - math.lgamma(size + 1) - math.lgamma(m - size + 1) > 600:
@@ -116,13 +107,13 @@ def describe(spec: Spec, n: int, k: int, m: int | None, given: bool = False) -> 
             return f"the swap {operator.swap!r} is not one of anyk's own"
         if m > MOST_WIRES:
             return f"a network of {m} wires is too large"
-        swap, wires = number, _WIRES[operator.wires]
+        swap, wires = number, abi.Wires[operator.wires.upper()]
         wiring = wiring_of(operator.kind, NETWORKS[operator.kind], m, k)
     ce_weight, q, smoothing = 0.0, 1.0, 0.0
     if type(spec) is CrossEntropySpec:  # what a subclass computes is not known here
-        family, all_classes = _FAMILIES[spec.top1], spec.softmax_over == "all"
+        family, all_classes = abi.Family[spec.top1.upper()], spec.softmax_over == "all"
     elif type(spec) is ErrorSpec:
-        family, all_classes = ERROR, True
+        family, all_classes = abi.Family.ERROR, True
         ce_weight, q, smoothing = float(spec.ce_weight), float(spec.q), float(spec.label_smoothing)
     else:
         return f"the loss {type(spec).__name__} has none"
