@@ -135,26 +135,6 @@ def test_the_constants_are_those_of_the_plain_code():
 
     assert value(code.LOG_ZERO) == base.LOG_ZERO
     assert value(code.LOG_TAIL_WEIGHT) == sorting_network.LOG_TAIL_WEIGHT
-    assert value(code.MOST_IN_REGISTERS) == kernel.MOST_IN_REGISTERS
-    assert value(code.ART_ROUNDING) == swaps.ART_ROUNDING
-    names = [
-        "NETWORK",
-        "LAPSUM",
-        "KSUBSET",
-        "SOFTSORT",
-        "NEURALSORT",
-        "SEPARATE",
-        "MIXED",
-        "ERROR",
-        "TARGET",
-        "SORTED",
-        "GIVEN",
-    ]
-    for constant in names:
-        assert value(getattr(code, constant)) == getattr(descriptions, constant)
-    assert value(code.PURE) == descriptions.OPERATOR
-    for number, swap in enumerate(("logistic", "logistic_art", "cauchy", "gaussian", "reciprocal", "optimal")):
-        assert value(getattr(code, swap.upper())) == number == descriptions._BUILT_IN[swap][0]
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=name)

@@ -15,72 +15,19 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any
 
-
-class Operator(IntEnum):
-    NETWORK = 0
-    LAPSUM = 1
-    KSUBSET = 2
-    SOFTSORT = 3
-    NEURALSORT = 4
-
-
-class Swap(IntEnum):
-    """The soft comparators of :mod:`anyk.swaps`, by their names."""
-
-    LOGISTIC = 0
-    LOGISTIC_ART = 1
-    CAUCHY = 2
-    GAUSSIAN = 3
-    RECIPROCAL = 4
-    OPTIMAL = 5
-
-
-class Wires(IntEnum):
-    """Which wires of a network the candidates start on."""
-
-    TARGET = 0
-    SORTED = 1
-    GIVEN = 2
-
-
-class Family(IntEnum):
-    """What becomes of log T: the cross-entropy family by its ``top1``, or the bounded family."""
-
-    SEPARATE = 0
-    MIXED = 1
-    OPERATOR = 2
-    ERROR = 3
-
-
-class Dtype(IntEnum):
-    FLOAT32 = 0
-    BFLOAT16 = 1
-    FLOAT16 = 2
-
-
-class PKOf(IntEnum):
-    """Whose P_K it is: one for all rows, one for each class, one for each row."""
-
-    OF_ALL = 0
-    OF_CLASS = 1
-    OF_ROW = 2
-
-
-class Reduction(IntEnum):
-    MEAN = 0
-    SUM = 1
-    NONE = 2
-
-
-class Status(IntEnum):
-    """What a call returns. Whatever is not FINE is left to the plain code, which computes it or says what is wrong."""
-
-    FINE = 0
-    BAD_TARGET = 1
-    PADDED_TARGET = 2
-    TOO_FEW = 3
-    NO_MEMORY = 4
-    STRANGE = 5
+Operator = IntEnum("Operator", "NETWORK LAPSUM KSUBSET SOFTSORT NEURALSORT", start=0)
+# The soft comparators of anyk.swaps, by their names.
+Swap = IntEnum("Swap", "LOGISTIC LOGISTIC_ART CAUCHY GAUSSIAN RECIPROCAL OPTIMAL", start=0)
+# Which wires of a network the candidates start on.
+Wires = IntEnum("Wires", "TARGET SORTED GIVEN", start=0)
+# The cross-entropy family by its `top1`, and the bounded family.
+Family = IntEnum("Family", "SEPARATE MIXED OPERATOR ERROR", start=0)
+Dtype = IntEnum("Dtype", "FLOAT32 BFLOAT16 FLOAT16", start=0)
+# One P_K for all rows, one for each class, or one for each row.
+PKOf = IntEnum("PKOf", "OF_ALL OF_CLASS OF_ROW", start=0)
+Reduction = IntEnum("Reduction", "MEAN SUM NONE", start=0)
+# What a call returns. Whatever is not FINE is left to the plain code, which computes it or says what is wrong.
+Status = IntEnum("Status", "FINE BAD_TARGET PADDED_TARGET TOO_FEW NO_MEMORY STRANGE", start=0)
 
 
 class Limit(IntEnum):
@@ -90,7 +37,7 @@ class Limit(IntEnum):
     """so many scores at most are sorted by a network, many rows at once"""
 
 
-ENUMERATIONS = (Operator, Swap, Wires, Family, Dtype, PKOf, Reduction, Status, Limit)
+ENUMERATIONS: tuple[type[IntEnum], ...] = (Operator, Swap, Wires, Family, Dtype, PKOf, Reduction, Status, Limit)
 
 
 def _fields(kind: type, names: str) -> list[tuple[str, type]]:

@@ -135,32 +135,28 @@ def _objects(compiler: list[str], folder: Path, sanitize: bool) -> list[Path]:
     (folder / "abi.h").write_text(runpy.run_path(str(ABI))["header"]())
     flags = [*FLAGS, f"-I{folder}", *(SANITIZE if sanitize else ())]
     x86 = sysconfig.get_platform().endswith(("x86_64", "amd64"))
-    variants: dict[str, tuple[str, ...]] = {"baseline": (), **(X86_VARIANTS if x86 else {})}
+    variants = {name: own for name, own in X86_VARIANTS.items() if x86 and _knows(compiler, own, folder)} | {"baseline": ()}
 
-    def kernels(variant: str) -> Path | None:
+    def kernels(variant: str) -> Path:
         target = folder / f"kernels-{variant}.o"
-        try:
-            _compile(compiler, "kernels.c", target, [*flags, f"-DVARIANT={variant}", *variants[variant]])
-        except Failed:
-            if not variants[variant] or _knows(compiler, variants[variant], folder / f"nothing-{variant}"):
-                raise
-            return None
+        _compile(compiler, "kernels.c", target, [*flags, f"-DVARIANT={variant}", *variants[variant]])
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        built = {variant: target for variant, target in zip(variants, pool.map(kernels, variants), strict=True) if target}
-    have = [f"-DHAS_{variant.upper()}" for variant in built if variant != "baseline"]
+        built = list(pool.map(kernels, variants))
+    have = [f"-DHAS_{variant.upper()}" for variant in variants]
     (folder / "stamp.c").write_text(f'const char anyk_stamp[] = "{_stamp(sanitize)}";\n')
-    objects = [*built.values(), folder / "anyk.o", folder / "stamp.o"]
+    objects = [*built, folder / "anyk.o", folder / "stamp.o"]
     _compile(compiler, "anyk.c", folder / "anyk.o", [*flags, *have])
     _compile(compiler, str(folder / "stamp.c"), folder / "stamp.o", list(FLAGS))
     return objects
 
 
-def _knows(compiler: list[str], flags: tuple[str, ...], empty: Path) -> bool:
-    empty.with_suffix(".c").write_text("typedef int nothing;\n")
+def _knows(compiler: list[str], flags: tuple[str, ...], folder: Path) -> bool:
+    """Whether the compiler has these instructions."""
+    (folder / "empty.c").write_text("typedef int nothing;\n")
     try:
-        _compile(compiler, str(empty.with_suffix(".c")), empty.with_suffix(".o"), list(flags))
+        _compile(compiler, str(folder / "empty.c"), folder / "empty.o", list(flags))
     except Failed:
         return False
     return True

@@ -82,8 +82,15 @@ def loss(
         return None
     if not checks.eager(scores) or scores.dtype not in _DTYPES or scores.ndim != 2 or not scores.numel():
         return None
-    call = _Call.of(description, scores, target, p_k, conventions, plain)
-    if call is None or not _agrees(call, scores):
+    sizes = _sizes(description)
+    if sizes is None:
+        return None
+    values = p_k.values.detach().to(device=scores.device, dtype=torch.float32).contiguous()
+    weight = conventions.class_weights(description.n, scores)
+    if weight is not None:
+        weight = weight.detach().to(device=scores.device, dtype=torch.float32).contiguous()
+    call = _Call(description, sizes, target.contiguous(), PK(values, p_k.of), conventions, weight, plain)
+    if not _agrees(call, scores):
         return None
     if torch.is_grad_enabled() and scores.requires_grad:
         return _Loss.apply(scores, call)  # type: ignore[no-untyped-call]
@@ -190,25 +197,6 @@ class _Call:
     conventions: Conventions
     class_weight: Tensor | None
     plain: Callable[[Tensor], Tensor]
-
-    @classmethod
-    def of(
-        cls,
-        description: Description,
-        scores: Tensor,
-        target: Tensor,
-        p_k: PK,
-        conventions: Conventions,
-        plain: Callable[[Tensor], Tensor],
-    ) -> _Call | None:
-        sizes = _sizes(description)
-        if sizes is None:
-            return None
-        values = p_k.values.detach().to(device=scores.device, dtype=torch.float32).contiguous()
-        weight = conventions.class_weights(description.n, scores)
-        if weight is not None:
-            weight = weight.detach().to(device=scores.device, dtype=torch.float32).contiguous()
-        return cls(description, sizes, target.contiguous(), PK(values, p_k.of), conventions, weight, plain)
 
     @property
     def smoothing(self) -> float:

@@ -1,6 +1,22 @@
 /* Passes over a row of scores. _select.h includes this once for each dtype: S is the stored type, NAME(x) the name of x for it.
    The functions called pass_… are inlined with arguments that are constants then, one loop for each case. */
 
+/* The last scores of a row, fewer than two vectors: filled up with -inf. */
+INLINE Pair NAME(load_last)(const S *p, int64_t count) {
+    S padded[2 * W];
+    for (int l = 0; l < 2 * W; l++) padded[l] = l < count ? p[l] : NAME(narrow)(-INFINITY);
+    return NAME(load_pair)(padded);
+}
+
+static float NAME(maximum)(const S *row, int64_t n) {
+    vf top = splatf(-INFINITY);
+    for (int64_t i = 0; i < n; i += 2 * W) {
+        Pair x = i + 2 * W <= n ? NAME(load_pair)(row + i) : NAME(load_last)(row + i, n - i);
+        top = largerf(x.b, largerf(x.a, top));
+    }
+    return largest_of(top);
+}
+
 /* Returns the largest score, and the maxima of `groups` W strided groups of scores. The last scores, too few for all groups, are
    in none of them: a threshold that is made of the maxima is as good without them. */
 INLINE float NAME(pass_maxima)(const S *row, int64_t n, const int groups, vf *maxima) {
@@ -13,19 +29,12 @@ INLINE float NAME(pass_maxima)(const S *row, int64_t n, const int groups, vf *ma
             best[g] = largerf(x.a, best[g]);
             best[g + 1] = largerf(x.b, best[g + 1]);
         }
-    vf top = best[0];
+    vf top = splatf(NAME(maximum)(row + i, n - i));
     for (int g = 0; g < groups; g++) {
         maxima[g] = best[g];
         top = largerf(best[g], top);
     }
-    for (; i + W <= n; i += W) top = largerf(NAME(load)(row + i), top);
-    float maximum = -INFINITY;
-    for (int l = 0; l < W; l++) maximum = top[l] > maximum ? top[l] : maximum;
-    for (; i < n; i++) {
-        float x = NAME(widen)(row[i]);
-        maximum = x > maximum ? x : maximum;
-    }
-    return maximum;
+    return largest_of(top);
 }
 
 static float NAME(group_maxima)(const S *row, int64_t n, int groups, vf *maxima) {
@@ -35,28 +44,6 @@ static float NAME(group_maxima)(const S *row, int64_t n, int groups, vf *maxima)
     case 8: return NAME(pass_maxima)(row, n, 8, maxima);
     default: return NAME(pass_maxima)(row, n, 16, maxima);
     }
-}
-
-static float NAME(maximum)(const S *row, int64_t n) {
-    float maximum = -INFINITY;
-    int64_t i = 0;
-    if (n >= W) {
-        vf top = NAME(load)(row);
-        for (i = W; i + W <= n; i += W) top = largerf(NAME(load)(row + i), top);
-        for (int l = 0; l < W; l++) maximum = top[l] > maximum ? top[l] : maximum;
-    }
-    for (; i < n; i++) {
-        float x = NAME(widen)(row[i]);
-        maximum = x > maximum ? x : maximum;
-    }
-    return maximum;
-}
-
-/* The last scores of a row, fewer than two vectors: filled up with -inf. */
-INLINE Pair NAME(load_last)(const S *p, int64_t count) {
-    S padded[2 * W];
-    for (int l = 0; l < 2 * W; l++) padded[l] = l < count ? p[l] : NAME(narrow)(-INFINITY);
-    return NAME(load_pair)(padded);
 }
 
 /* Of the scores [first, n) of a row: keeps what reaches the threshold, unless `kept` is NULL, and adds to the sums, if asked. */

@@ -15,7 +15,7 @@ typedef struct {
     int32_t *rivals;        /* (k, lanes) networks: where in x the best, second best, … of the others stand */
     vd *log_t, *grad_log_t; /* (k) */
     int has_padding;        /* in any of the rows */
-    vd *scratch;            /* (scratch_size) */
+    Arena scratch;          /* what the operator keeps from its forward to its backward pass */
 } Block;
 enum { PADDED_RIVAL = -1, NO_RIVAL = -2 }; /* instead of a rival's position: it is padding; there are fewer others */
 
@@ -24,15 +24,10 @@ enum { PADDED_RIVAL = -1, NO_RIVAL = -2 }; /* instead of a rival's position: it 
 #define LOG_TAIL_WEIGHT (-30)
 #define PI 3.14159265358979323846
 
-static int64_t scratch_size(const Spec *spec) {
-    switch (spec->operator) {
-    case NETWORK: return 3 * spec->size + 3 * spec->m + 4 * spec->k + (spec->size + spec->m) / (LANES * 8) + 1;
-    case LAPSUM: return 3 * spec->m + 3 * spec->k + 8;
-    case KSUBSET: return spec->m * (spec->k + 4) + spec->k * (spec->k + 4);
-    case SOFTSORT: return spec->m + spec->k * (spec->m + 6);
-    default: return spec->m * 3 + spec->k * (spec->m + 4);
-    }
-}
+/* How an operator is called. Each lays its scratch memory out at its start, in the same way whenever it is called. */
+typedef enum { LAY_OUT, FORWARD, BACKWARD } Pass;
+
+static vd *take_quantities(Block *b, int64_t count) { return take(&b->scratch, count * LANES * 8); }
 
 /* One vector of integers of the rows. */
 INLINE vl lanes_of(const int32_t *numbers, int v) {
@@ -122,9 +117,8 @@ INLINE void comparator_forward(Block *b, const int32_t *comparator, vd *restrict
     }
 }
 
-INLINE void network_forward(Block *b, const int swap, const int padded, int8_t *reached) {
+INLINE void network_forward(Block *b, const int swap, const int padded, vd *saved, vd *c, int8_t *reached) {
     const Spec *spec = b->spec;
-    vd *c = b->scratch + 3 * spec->size * NV, *saved = b->scratch;
     int8_t *wires = reached + spec->size;
     memset(wires, 0, (size_t)b->m);
     for (int lane = 0; lane < LANES; lane++) wires[b->position[lane]] = 1;
@@ -161,10 +155,10 @@ INLINE void comparator_backward(const int32_t *comparator, vd *restrict grad_s, 
     }
 }
 
-INLINE void network_backward(Block *b, const int swap, const int padded, vd *grad_c, const int8_t *reached) {
+INLINE void network_backward(Block *b, const int swap, const int padded, vd *saved, vd *grad_c, const int8_t *reached) {
     const Spec *spec = b->spec;
     const int32_t *comparator = spec->comparators + 3 * spec->size;
-    vd *saved = b->scratch + 3 * spec->size * NV;
+    saved += 3 * spec->size * NV;
     for (int64_t index = spec->size; index-- > 0;) {
         comparator -= 3;
         saved -= 3 * NV;
@@ -185,14 +179,16 @@ INLINE void network_backward(Block *b, const int swap, const int padded, vd *gra
     default: function(b, OPTIMAL, __VA_ARGS__); break;                       \
     }
 
-static void network(Block *b, int backward) {
+static void network(Block *b, Pass pass) {
     const Spec *spec = b->spec;
-    vd *c = b->scratch + 3 * spec->size * NV, *grad_c = c + spec->m * NV;
-    vd *t = grad_c + spec->m * NV, *tail = t + b->k * NV, *tail_slope = tail + b->k * NV;
-    int8_t *reached = (int8_t *)(tail_slope + b->k * NV); /* (comparators, wires) */
+    vd *saved = take_quantities(b, 3 * spec->size); /* of each comparator */
+    vd *c = take_quantities(b, b->m), *grad_c = take_quantities(b, b->m);
+    vd *t = take_quantities(b, b->k), *tail = take_quantities(b, b->k), *tail_slope = take_quantities(b, b->k);
+    int8_t *reached = take(&b->scratch, spec->size + b->m); /* comparators and wires where the column is not zero */
+    if (pass == LAY_OUT) return;
     int swap = spec->swap;
     int polynomial = swap == CAUCHY || swap == RECIPROCAL || swap == OPTIMAL;
-    if (!backward) {
+    if (pass == FORWARD) {
         /* The best others' leads, before the network changes the scores. */
         for (int64_t j = 0; j < b->k; j++) {
             EACH {
@@ -225,9 +221,9 @@ static void network(Block *b, int backward) {
             }
         }
         if (b->has_padding) {
-            FOR_SWAP(network_forward, 1, reached)
+            FOR_SWAP(network_forward, 1, saved, c, reached)
         } else {
-            FOR_SWAP(network_forward, 0, reached)
+            FOR_SWAP(network_forward, 0, saved, c, reached)
         }
         for (int64_t j = 0; j < b->k; j++)
             EACH {
@@ -251,9 +247,9 @@ static void network(Block *b, int backward) {
             t[j * NV + v] = g * exponential(tail[j * NV + v] - log_t) * tail_slope[j * NV + v]; /* by the lead */
         }
     if (b->has_padding) {
-        FOR_SWAP(network_backward, 1, grad_c, reached)
+        FOR_SWAP(network_backward, 1, saved, grad_c, reached)
     } else {
-        FOR_SWAP(network_backward, 0, grad_c, reached)
+        FOR_SWAP(network_backward, 0, saved, grad_c, reached)
     }
     for (int64_t j = 0; j < b->k; j++)
         EACH for (int l = 0; l < BYTES / 8; l++) {
@@ -267,13 +263,14 @@ static void network(Block *b, int backward) {
 }
 
 /* LapSum: x descending, padding at its end far below */
-static void lapsum(Block *b, int backward) {
+static void lapsum(Block *b, Pass pass) {
     int64_t m = b->m, k = b->k, first = 2 * k + 1 < m ? 2 * k + 1 : m;
-    vd *better = b->scratch, *worse = better + m * NV, *close = worse + m * NV;
-    vd *threshold = close + m * NV, *margin = threshold + k * NV;
+    vd *better = take_quantities(b, m), *worse = take_quantities(b, m), *close = take_quantities(b, m);
+    vd *threshold = take_quantities(b, k), *margin = take_quantities(b, k);
+    if (pass == LAY_OUT) return;
     const vd *x = b->x;
     const double none = -1e37;
-    if (!backward) {
+    if (pass == FORWARD) {
         EACH {
             vl real_count = lanes_of(b->real_count, v);
             for (int64_t i = 0; i + 1 < m; i++)
@@ -348,15 +345,16 @@ static void lapsum(Block *b, int backward) {
 }
 
 /* KSubset: x are the others, descending, then the target */
-static void ksubset(Block *b, int backward) {
+static void ksubset(Block *b, Pass pass) {
     int64_t others = b->m - 1, k = b->k, used = k < others ? k : others;
-    vd *grown = b->scratch;                      /* (k, others): F_j of the first i + 1 */
-    vd *weight = grown + k * b->m * NV;       /* (others) e^(x_i - x_q), q the last used, from there on */
-    vd *direct = weight + b->m * NV;          /* (others) the gradient by what the round before has grown */
-    vd *pairs = direct + b->m * NV;           /* (k, k) e^(x_i - x_j), j <= i < q; (j, q): e^(x_q - x_j) */
-    vd *slope = pairs + k * k * NV;           /* (k) of log T by the ratio */
+    vd *grown = take_quantities(b, k * b->m); /* (k, m): F_j of the first i + 1 others */
+    vd *weight = take_quantities(b, b->m);    /* e^(x_i - x_q), q the last used, from there on */
+    vd *direct = take_quantities(b, b->m);    /* the gradient by what the round before has grown */
+    vd *pairs = take_quantities(b, k * k);    /* (k, k) e^(x_i - x_j), j <= i < q; (j, q): e^(x_q - x_j) */
+    vd *slope = take_quantities(b, k);        /* of log T by the ratio */
+    if (pass == LAY_OUT) return;
     const vd *x = b->x;
-    if (!backward) {
+    if (pass == FORWARD) {
         EACH {
             vl real_count = lanes_of(b->real_count, v) - 1; /* of the others */
             int64_t q = used - 1;
@@ -422,8 +420,8 @@ static void ksubset(Block *b, int backward) {
 }
 
 /* log T as the logarithm of the running sums of e^column; backward: replaces the column by the gradient by it. */
-INLINE void log_sums(Block *b, vd *column, int backward, int v) {
-    if (!backward) {
+INLINE void log_sums(Block *b, vd *column, Pass pass, int v) {
+    if (pass == FORWARD) {
         vd sum = column[v];
         b->log_t[v] = sum;
         for (int64_t r = 1; r < b->k; r++) {
@@ -443,16 +441,17 @@ INLINE void log_sums(Block *b, vd *column, int backward, int v) {
 }
 
 /* SoftSort: x descending, padding at its end */
-static void softsort(Block *b, int backward) {
+static void softsort(Block *b, Pass pass) {
     int64_t m = b->m, k = b->k;
-    vd *weight = b->scratch;                        /* (m) e^(x_i - x_q), q = k - 1, from there on */
-    vd *pairs = weight + m * NV;                 /* (k, k) e^-|x_i - x_r|; (r, q): e^(x_q - x_r) */
-    vd *column = pairs + k * k * NV, *sums = column + k * NV;
+    vd *weight = take_quantities(b, m);    /* e^(x_i - x_q), q = k - 1, from there on */
+    vd *pairs = take_quantities(b, k * k); /* (k, k) e^-|x_i - x_r|; (r, q): e^(x_q - x_r) */
+    vd *column = take_quantities(b, k), *sums = take_quantities(b, k);
+    if (pass == LAY_OUT) return;
     const vd *x = b->x;
     int64_t q = k - 1;
     EACH {
         vl real_count = lanes_of(b->real_count, v), position = lanes_of(b->position, v);
-        if (!backward) {
+        if (pass == FORWARD) {
             for (int64_t i = q; i < m; i++)
                 weight[i * NV + v] = only(i < real_count, exponential(x[i * NV + v] - x[q * NV + v]));
             for (int64_t r = 0; r < k; r++) {
@@ -465,10 +464,10 @@ static void softsort(Block *b, int backward) {
                 sums[r * NV + v] = sum;
                 column[r * NV + v] = -absolute(x[r * NV + v]) - logarithm(sum); /* the target's x is 0 */
             }
-            log_sums(b, column, 0, v);
+            log_sums(b, column, FORWARD, v);
             continue;
         }
-        log_sums(b, column, 1, v);
+        log_sums(b, column, BACKWARD, v);
         for (int64_t r = 0; r < k; r++) {
             vd g = column[r * NV + v], share = g / sums[r * NV + v], own = {0}, here = x[r * NV + v];
             vd step = share * pairs[(r * k + q) * NV + v];
@@ -492,15 +491,16 @@ static void softsort(Block *b, int backward) {
 }
 
 /* NeuralSort: x descending, padding at its end */
-static void neuralsort(Block *b, int backward) {
+static void neuralsort(Block *b, Pass pass) {
     int64_t m = b->m, k = b->k;
-    vd *better = b->scratch, *grad_better = better + m * NV;
-    vd *weight = grad_better + m * NV;                /* (k, m) e^(exponent - the largest of the rank) */
-    vd *column = weight + k * m * NV, *sums = column + k * NV;
+    vd *better = take_quantities(b, m), *grad_better = take_quantities(b, m);
+    vd *weight = take_quantities(b, k * m); /* (k, m) e^(exponent - the largest of the rank) */
+    vd *column = take_quantities(b, k), *sums = take_quantities(b, k);
+    if (pass == LAY_OUT) return;
     const vd *x = b->x;
     EACH {
         vl real_count = lanes_of(b->real_count, v), position = lanes_of(b->position, v);
-        if (!backward) {
+        if (pass == FORWARD) {
             vd total = {0};
             better[v] = total;
             for (int64_t i = 1; i < m; i++) {
@@ -520,10 +520,10 @@ static void neuralsort(Block *b, int backward) {
                 sums[r * NV + v] = sum;
                 column[r * NV + v] = own - logarithm(sum);
             }
-            log_sums(b, column, 0, v);
+            log_sums(b, column, FORWARD, v);
             continue;
         }
-        log_sums(b, column, 1, v);
+        log_sums(b, column, BACKWARD, v);
         for (int64_t i = 0; i < m; i++) grad_better[i * NV + v] = (vd){0};
         for (int64_t r = 0; r < k; r++) {
             double factor = -1 - 2 * (double)r;
@@ -544,13 +544,14 @@ static void neuralsort(Block *b, int backward) {
     }
 }
 
-static void run_operator(Block *b, int backward) {
+static void run_operator(Block *b, Pass pass) {
+    b->scratch.used = 0;
     switch (b->spec->operator) {
-    case NETWORK: network(b, backward); break;
-    case LAPSUM: lapsum(b, backward); break;
-    case KSUBSET: ksubset(b, backward); break;
-    case SOFTSORT: softsort(b, backward); break;
-    default: neuralsort(b, backward);
+    case NETWORK: network(b, pass); break;
+    case LAPSUM: lapsum(b, pass); break;
+    case KSUBSET: ksubset(b, pass); break;
+    case SOFTSORT: softsort(b, pass); break;
+    default: neuralsort(b, pass);
     }
 }
 

@@ -342,6 +342,18 @@ static void merge_sort(Item *items, Item *buffer, int64_t count) {
     }
 }
 
+/* How many scores are above each score of the vectors from *g on, `together` of them at once. */
+INLINE void rank_vectors(const Kept *kept, const int together, vi *ranks, int *g) {
+    vf x[4];
+    vi above[4];
+    for (int u = 0; u < together; u++) x[u] = load_f32(kept->score + (*g + u) * W), above[u] = (vi){0};
+    for (int64_t j = 0; j < kept->count; j++) {
+        vf y = splatf(kept->score[j]);
+        for (int u = 0; u < together; u++) above[u] = count_if_above(above[u], y, x[u]);
+    }
+    for (int u = 0; u < together; u++) ranks[(*g)++] = above[u];
+}
+
 /* Sorts what was kept, descending, the earlier class first among equals, and keeps the wanted ones. Up to 320 scores are ranked
    by comparing each with all. There must be room for W more scores than were kept, and in both arrays for as many items. */
 static void sort_kept(Kept *kept, Item *items, Item *buffer) {
@@ -354,30 +366,13 @@ static void sort_kept(Kept *kept, Item *items, Item *buffer) {
         vi ranks[320 / W + 1];
         int vectors = (int)((count + W - 1) / W);
         for (int64_t i = count; i < vectors * W; i++) kept->score[i] = -INFINITY;
-        for (int g = 0; g < vectors; g += 4) {
-            vi r0 = {0}, r1 = {0}, r2 = {0}, r3 = {0};
-            vf x0 = load_f32(kept->score + g * W), x1 = x0, x2 = x0, x3 = x0;
-            if (g + 1 < vectors) x1 = load_f32(kept->score + (g + 1) * W);
-            if (g + 2 < vectors) x2 = load_f32(kept->score + (g + 2) * W);
-            if (g + 3 < vectors) x3 = load_f32(kept->score + (g + 3) * W);
-            if (g + 1 >= vectors)
-                for (int64_t j = 0; j < count; j++) r0 = count_if_above(r0, splatf(kept->score[j]), x0);
-            else if (g + 2 >= vectors)
-                for (int64_t j = 0; j < count; j++) {
-                    vf y = splatf(kept->score[j]);
-                    r0 = count_if_above(r0, y, x0), r1 = count_if_above(r1, y, x1);
-                }
+        for (int g = 0; g < vectors;)
+            if (vectors - g >= 4)
+                rank_vectors(kept, 4, ranks, &g);
+            else if (vectors - g >= 2)
+                rank_vectors(kept, 2, ranks, &g);
             else
-                for (int64_t j = 0; j < count; j++) {
-                    vf y = splatf(kept->score[j]);
-                    r0 = count_if_above(r0, y, x0), r1 = count_if_above(r1, y, x1);
-                    r2 = count_if_above(r2, y, x2), r3 = count_if_above(r3, y, x3);
-                }
-            ranks[g] = r0;
-            if (g + 1 < vectors) ranks[g + 1] = r1;
-            if (g + 2 < vectors) ranks[g + 2] = r2;
-            if (g + 3 < vectors) ranks[g + 3] = r3;
-        }
+                rank_vectors(kept, 1, ranks, &g);
         const int32_t *rank = (const int32_t *)ranks;
         for (int64_t i = 0; i < count; i++) items[i].class = -1;
         for (int64_t i = 0; i < count; i++) {

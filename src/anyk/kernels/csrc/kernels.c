@@ -92,7 +92,8 @@ static Work lay_out(const Spec *spec, const Batch *batch, Arena *arena) {
     b->grad_x = take(arena, m * vector);
     b->log_t = take(arena, k * vector);
     b->grad_log_t = take(arena, k * vector);
-    b->scratch = take(arena, scratch_size(spec) * vector);
+    run_operator(b, LAY_OUT); /* counts what it takes */
+    b->scratch.memory = take(arena, b->scratch.used);
     b->position = take(arena, LANES * 4);
     b->real_count = take(arena, LANES * 4);
     b->rivals = take(arena, LANES * 4 * k);
@@ -387,14 +388,14 @@ static int forward_blocks(Work *work, int64_t first, int64_t last) {
         if (spec->uses_softmax) add_log_sums(work);
         if (work->over_candidates) softmax_over_candidates(work);
         if (runs)
-            run_operator(b, 0);
+            run_operator(b, FORWARD);
         else
             EACH b->log_t[v] = (vd){0};
         loss_of_log_t(b, work->p_k, work->cross_entropy, work->loss, work->grad_cross_entropy, work->shares);
         for (int lane = 0; lane < lanes; lane++) write_loss(work, start + lane, lane);
         if (!batch->gradient) continue;
         memset(b->grad_x, 0, (size_t)(spec->m * LANES * 8));
-        if (runs) run_operator(b, 1);
+        if (runs) run_operator(b, BACKWARD);
         for (int lane = 0; lane < lanes; lane++) write_gradient(work, start + lane, lane);
     }
     return FINE;
