@@ -60,7 +60,7 @@ class Job:
     softmax: bool = True
     """the softmax covers all classes; otherwise the candidates alone, with sparse gradients"""
     chunked: bool = True
-    """the scores are not stored (LinearTopKCrossEntropy)"""
+    """the scores are not stored (LinearHead)"""
 
     @property
     def group_rows(self) -> int:
@@ -196,7 +196,8 @@ def measured_step(job: Job) -> float:
     x, target = torch.randn(job.rows, job.d), torch.randint(job.n, (job.rows,))
     over = "all" if job.softmax else "candidates"
     if job.chunked:
-        head = anyk.LinearTopKCrossEntropy(job.d, job.n, P_K, m=job.m, softmax_over=over, sparse=not job.softmax)
+        loss = anyk.TopKCrossEntropyLoss(P_K, m=job.m, softmax_over=over)
+        head = anyk.LinearHead(job.d, job.n, loss, sparse=not job.softmax)
 
         def step() -> None:
             head.zero_grad()

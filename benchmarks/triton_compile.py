@@ -22,7 +22,7 @@ import anyk
 from anyk.kernels import triton as host
 from anyk.kernels import triton_kernels as kernels
 from anyk.kernels.abi import Operator
-from anyk.kernels.description import Description, describe
+from anyk.kernels.loss_description import Description
 from anyk.losses import cross_entropy_spec, error_spec
 from anyk.registry import SWAPS
 
@@ -79,7 +79,7 @@ class Job:
 
 
 def described(spec: Any, n: int, m: int) -> Description:
-    description = describe(spec, n, len(P_K), m)
+    description = spec.describe(n, len(P_K), m)
     assert isinstance(description, Description), description
     return description
 
@@ -144,7 +144,7 @@ def jobs(quick: bool) -> list[Job]:
         candidates("KSubset", loss(anyk.KSubset())),
         candidates("SoftSort", loss(anyk.SoftSort())),
         candidates("NeuralSort", loss(anyk.NeuralSort())),
-        candidates("KSubset, error", error_spec(P_K, anyk.KSubset(), None, 0.2, 0.7, 0.0)),
+        candidates("KSubset, error", error_spec(P_K, anyk.KSubset(), None, 0.2, 0.7)),
         candidates("splitter, mixed", loss(anyk.SortingNetwork(), "mixed")),
         candidates("splitter, operator", loss(anyk.SortingNetwork(), "operator")),
         candidates("splitter, logistic", loss(anyk.SortingNetwork()), gradient=False),

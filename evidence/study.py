@@ -27,7 +27,7 @@ from anyk.lab.errors import LabError
 from anyk.lab.files import write_atomically
 from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
-from anyk.lab.run.names import find
+from anyk.lab.run.loss_names import find
 
 SUMMARIES = Path(__file__).parent / "summaries"
 #: of the runs that tune; the others count from 1

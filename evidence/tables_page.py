@@ -11,7 +11,7 @@ import study
 from anyk import networks
 from anyk.lab import statistics, tables
 from anyk.lab.run.config import Config
-from anyk.lab.run.names import find
+from anyk.lab.run.loss_names import find
 from claims import TITLES, Evidence, p_k_title
 from layout import escaped, grid_table, lines_of, paragraph, section_table, shown, size_of, temperature_of, title_of, without
 from study import Cell, cell

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from anyk.lab.comparison.outcome import ByClass, Comparison, Example, Guess, Method, Moves, SeedRun, Try
-from anyk.lab.run import names
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
 from anyk.lab.statistics import contrast
@@ -47,7 +47,7 @@ def method(name, tests, *, epochs=0, config=None, tries=None):
     return Method(name, config, tries, tuple(run(seed, test, epochs) for seed, test in enumerate(tests)))
 
 
-LOSSES = ["error:lapsum" if name == "error:OPERATOR" else name for name in names.names()]
+LOSSES = ["error:lapsum" if name == "error:OPERATOR" else name for name in loss_names.names()]
 
 
 def accuracies(top1, top5, top10=None, seeds=5, noise=0.002, salt=0):

@@ -24,7 +24,7 @@ def test_public_names_are_documented_with_an_example(thing):
     if inspect.isclass(thing):
         for name, method in inspect.getmembers(thing, inspect.isfunction):
             if not name.startswith("_") and method.__module__.startswith("anyk") and name not in ("extra_repr", "forward"):
-                assert method.__doc__, f"{thing.__name__}.{name}"
+                assert inspect.getdoc(method), f"{thing.__name__}.{name}"
 
 
 def code_blocks():

@@ -2,9 +2,9 @@
 
 from anyk import networks, parallel, registry
 from anyk.baselines import SmoothTopKLoss, SoftmaxAtKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
-from anyk.head import LinearHead, LinearTopKCrossEntropy
+from anyk.head import LinearHead
 from anyk.kernels import backend
-from anyk.losses import TopKCrossEntropyLoss, TopKErrorLoss, topk_cross_entropy, topk_error
+from anyk.losses import TopKCrossEntropyLoss, TopKErrorLoss, TopKLoss, topk_cross_entropy, topk_error
 from anyk.metrics import mean_reciprocal_rank, ndcg, target_ranks, topk_accuracy, topk_hits
 from anyk.operators import KSubset, LapSum, NeuralSort, Operator, SinkhornSort, SoftSort, SortingNetwork
 
@@ -14,7 +14,6 @@ __all__ = [
     "KSubset",
     "LapSum",
     "LinearHead",
-    "LinearTopKCrossEntropy",
     "NeuralSort",
     "Operator",
     "SinkhornSort",
@@ -25,6 +24,7 @@ __all__ = [
     "TopKCrossEntropyLoss",
     "TopKErrorLoss",
     "TopKHingeLoss",
+    "TopKLoss",
     "TruncatedTopKEntropyLoss",
     "backend",
     "mean_reciprocal_rank",

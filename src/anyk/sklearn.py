@@ -32,9 +32,9 @@ try:
 except ImportError:
     raise ImportError('anyk.sklearn needs scikit-learn 1.6 or later: pip install "anyk[sklearn]"') from None
 
-from anyk import checks, losses, metrics, registry
+from anyk import checks, losses, metrics
 from anyk import p_k as p_ks
-from anyk.operators import Operator
+from anyk.operators import Operator, by_name
 
 __all__ = ["TopKClassifier", "topk_score", "topk_scorer"]
 
@@ -339,7 +339,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(operator, Operator):
             operator = copy.deepcopy(operator).requires_grad_(False).to(self.device)
         else:
-            operator = registry.operator(operator, temperature=self.temperature)
+            operator = by_name(operator, temperature=self.temperature)
         m = self.m
         if m is not None and m != "auto":
             m = min(checks.at_least_one("m", m), n_classes)

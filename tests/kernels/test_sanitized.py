@@ -12,7 +12,6 @@ import pytest
 
 import anyk
 from anyk.kernels import abi, build, native
-from anyk.kernels.description import describe
 from anyk.losses import cross_entropy_spec, error_spec
 from anyk.registry import SWAPS
 
@@ -57,19 +56,18 @@ def losses(seed: int) -> list[dict[str, object]]:
             lambda t: anyk.SortingNetwork(draw.choice(["splitter", "bitonic", "odd_even"]), t, draw.choice(list(SWAPS)),
                                           draw.choice(["target", "sorted", "given"])),
         ])(temperature)  # fmt: skip
-        p_k = [1 / k] * k
+        p_k, smoothing = [1 / k] * k, 0.0
         if draw.random() < 0.5:
             top1, over = draw.choice(["separate", "mixed", "operator"]), draw.choice(["all", "candidates"])
             spec = cross_entropy_spec(p_k, operator, m, top1, over)
         else:
             ce_weight = draw.choice([0.0, 0.2])
-            spec = error_spec(
-                p_k, operator, m, ce_weight, draw.choice([0.0, 0.5, 1.0]), draw.choice([0.0, 0.1]) if ce_weight else 0.0
-            )
+            spec = error_spec(p_k, operator, m, ce_weight, draw.choice([0.0, 0.5, 1.0]))
+            smoothing = draw.choice([0.0, 0.1]) if ce_weight else 0.0
         if spec.is_cross_entropy(k):
             continue
         given = spec.uses_softmax and m == n and draw.random() < 0.3
-        description = describe(spec, n, k, m, given)
+        description = spec.describe(n, k, m, smoothing, given)
         assert not isinstance(description, str)
         prepared = native.prepare(description)
         assert not isinstance(prepared, str)

@@ -12,7 +12,6 @@ import torch
 import anyk
 from anyk import checks, swaps
 from anyk.conventions import Conventions
-from anyk.kernels import description as descriptions
 from anyk.kernels import triton as kernel
 from anyk.losses import cross_entropy_spec, error_spec
 from anyk.losses import plain_loss as topk_loss
@@ -75,8 +74,8 @@ def cross_entropy(operator=None, top1="separate", over="all", m=None, p_k=P_K):
     return cross_entropy_spec(p_k, operator, m, top1, over)
 
 
-def error(operator=None, ce_weight=0.2, q=0.7, smoothing=0.0, m=None, p_k=P_K):
-    return error_spec(p_k, operator, m, ce_weight, q, smoothing)
+def error(operator=None, ce_weight=0.2, q=0.7, m=None, p_k=P_K):
+    return error_spec(p_k, operator, m, ce_weight, q)
 
 
 def batch(rows=6, n=12, spread=3.0, seed=0):
@@ -87,7 +86,7 @@ def batch(rows=6, n=12, spread=3.0, seed=0):
 def fused(spec, scores, target, conventions, example_p_k=None):
     """The kernels' loss; they must serve."""
     p_k, k, m = spec.fit(scores, scores.shape[1], scores.shape[:1], example_p_k)
-    description = descriptions.describe(spec, scores.shape[1], k, m)
+    description = spec.describe(scores.shape[1], k, m, conventions.label_smoothing)
     assert not isinstance(description, str), description
     plain = lambda scores: topk_loss(spec, scores, target, conventions, example_p_k)  # noqa: E731
     result = kernel.loss(description, scores, target, p_k, conventions, plain)
@@ -158,14 +157,16 @@ def test_every_operator(operator, m):
         (error, {"ce_weight": 0.0}),
         (error, {"q": 0.0}),
         (error, {"q": 1.0}),
-        (error, {"smoothing": 0.1}),
+        (error, {"conventions": Conventions(label_smoothing=0.1)}),
     ],
 )
 def test_every_family(operator, make, options):
     scores, target = batch(seed=1)
     scores[2, 3:5] = -torch.inf
     target[2] = 1
-    agree(make(operator, m=6, **options), scores, target)
+    options = dict(options)
+    conventions = options.pop("conventions", NONE)
+    agree(make(operator, m=6, **options), scores, target, conventions)
 
 
 @pytest.mark.parametrize("swap", swaps.SWAPS)
@@ -195,7 +196,8 @@ def test_reductions_ignored_rows_and_weights(reduction, weighted):
     conventions = Conventions(reduction, weight=weight)
     agree(cross_entropy(NETWORKS[0], m=6), scores, target, conventions)
     incoming = torch.randn(9) if reduction == "none" else torch.tensor(3.0)
-    agree(error(anyk.KSubset(), m=6, smoothing=0 if weighted else 0.1), scores, target, conventions, incoming=incoming)
+    conventions = Conventions(reduction, weight=weight, label_smoothing=0 if weighted else 0.1)
+    agree(error(anyk.KSubset(), m=6), scores, target, conventions, incoming=incoming)
 
 
 def test_nothing_counts():
@@ -297,7 +299,7 @@ def test_more_classes_than_a_block_and_more_rows_than_scratch(monkeypatch):
     monkeypatch.setattr(kernel, "MOST_SCRATCH", 4096)
     monkeypatch.setattr(kernel, "LEAST_ROWS", 1)
     scores, target = batch(rows=20, n=4500)
-    agree(error(NETWORKS[0], m=6, smoothing=0.1), scores, target, Conventions())
+    agree(error(NETWORKS[0], m=6), scores, target, Conventions(label_smoothing=0.1))
     agree(error(anyk.KSubset(), m=6), scores, target, Conventions())
 
 
@@ -369,7 +371,7 @@ def test_no_gradient_unless_it_is_wanted(operator, monkeypatch):
 def test_what_it_does_not_serve():
     def served(scores, spec):
         p_k, k, m = spec.fit(scores, scores.shape[1], scores.shape[:1], None)
-        description = descriptions.describe(spec, scores.shape[1], k, m)
+        description = spec.describe(scores.shape[1], k, m)
         target = torch.zeros(len(scores), dtype=torch.long)
         return kernel.loss(description, scores, target, p_k, Conventions(), lambda scores: scores.sum()) is not None
 
@@ -385,7 +387,7 @@ def test_the_first_use_is_compared(monkeypatch):
     scores.requires_grad_()
     spec, calls = cross_entropy(NETWORKS[0], m=6), []
     p_k, k, m = spec.fit(scores, 12, scores.shape[:1], None)
-    description = descriptions.describe(spec, 12, k, m)
+    description = spec.describe(12, k, m)
 
     def plain(scores):
         calls.append(len(scores))

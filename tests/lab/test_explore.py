@@ -215,11 +215,12 @@ def test_candidates_agree_with_the_library(page, page_file, m):
         op = operator(settings, temperature)
         rows, targets = (part[:4] if settings["operator"] == "sinkhorn" else part for part in usual_and_far)
         settings = {**settings, "temperature": temperature, "pK": p_k, "m": m}
-        kept = candidates.select(rows, targets, m)
+        classes, _ = candidates.choose(rows, targets, m)
         matrix = torch.zeros(len(rows), 5, N, dtype=torch.float64)
-        matrix.scatter_(-1, kept.classes[:, None, :].expand(-1, 5, -1), op(kept.scores, 5))
-        each = candidates.select(rows[:, None, :].expand(-1, N, -1), torch.arange(N).expand(len(rows), N), m)
-        inclusion = op.candidate_log_inclusion(each.scores, each.position, None, 5).exp()
+        matrix.scatter_(-1, classes[:, None, :].expand(-1, 5, -1), op(rows.gather(-1, classes), 5))
+        each = rows[:, None, :].expand(-1, N, -1)
+        each_classes, position = candidates.choose(each, torch.arange(N).expand(len(rows), N), m)
+        inclusion = op.candidate_log_inclusion(each.gather(-1, each_classes), position, None, 5).exp()
         matrices[0].extend(with_scores(settings, rows, targets))
         matrices[1].extend(torch.cat([matrix.flatten(1), inclusion.flatten(1)], 1))
         for softmax_over, top1 in itertools.product(("all", "candidates"), MODES):

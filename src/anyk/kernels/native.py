@@ -20,7 +20,7 @@ from torch import Tensor
 from anyk import _compat, checks
 from anyk.conventions import Conventions
 from anyk.kernels import abi
-from anyk.kernels.description import Description
+from anyk.kernels.loss_description import Description
 from anyk.p_k import PK
 
 FILE = "_native.so"

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyk import checks, derivatives
+from anyk import autograd, checks
 from anyk.conventions import Conventions
 from anyk.kernels.abi import Family, Operator, PKOf, Wires
-from anyk.kernels.description import Description, Wiring
+from anyk.kernels.loss_description import Description, Wiring
 from anyk.p_k import PK
 
 MOST_CANDIDATES = 4096
@@ -333,7 +333,7 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         call: _Call = ctx.call
         scores, *saved = ctx.saved_tensors
-        plain = derivatives.of_plain(call.plain, [scores], [gradient])
+        plain = autograd.plain_gradients(call.plain, [scores], [gradient])
         if plain is not None:
             return plain[0], None
         return call.backward(scores, _Saved(*saved), gradient), None

@@ -36,7 +36,7 @@ SELECTIONS: dict[str, tuple[str, Callable[[int, int], Network]]] = {
 
 def drawable() -> dict[str, tuple[str, Callable[[int, int], Network]]]:
     """All networks that can be drawn, by name: their titles, and what builds them."""
-    known = {name: NETWORKS[name] for name in NETWORKS.names()}
+    known = {name: NETWORKS[name] for name in NETWORKS}
     return {name: (kind.title, kind.build) for name, kind in known.items()} | SELECTIONS
 
 

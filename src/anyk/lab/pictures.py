@@ -13,15 +13,15 @@ from torch import Tensor
 from anyk.lab import figures
 from anyk.lab.errors import LabError
 from anyk.lab.figures import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
-from anyk.lab.run import names
+from anyk.lab.run import loss_names
 from anyk.losses import Top1, topk_cross_entropy
-from anyk.operators import Operator
-from anyk.registry import operator as make_operator
+from anyk.operators import Operator, names
+from anyk.operators import by_name as make_operator
 
 
 def operator_titles() -> dict[str, str]:
     """The operators that can be drawn, by name, with their titles."""
-    return {name: names.find(name).title for name in names.operators()}
+    return {name: loss_names.find(name).title for name in names()}
 
 
 def matrix(

@@ -9,9 +9,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from anyk import candidates
+from anyk.docstrings import documented
+from anyk.kernels.loss_description import KSUBSET, OperatorDescription
 from anyk.operators.base import LOG_ZERO, Operator, rows_from_inclusion
 
 
+@documented
 class KSubset(Operator, name="ksubset"):
     """Inclusion in a random subset of size j whose weight is the product of its members' e^(s/t).
 
@@ -21,13 +24,20 @@ class KSubset(Operator, name="ksubset"):
     Cost: O(n log n + k n) for T, O(n log n + k^2 n) for P.
 
     Args:
-        temperature: t, a positive number or a one-element tensor.
+        {temperature}
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])
         >>> anyk.KSubset()(scores, k=1)
         tensor([[0.0900, 0.6652, 0.2447]])
     """
+
+    kernel_code = KSUBSET
+
+    def kernel_description(self, m: int, k: int) -> OperatorDescription | str:
+        if log_subsets(m, k) > 600:  # its sums grow to the number of subsets, which float64 must hold
+            return "there are too many subsets"
+        return super().kernel_description(m, k)
 
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
         return rows_from_inclusion(_inclusion_of_all(scores, real, k))
@@ -38,6 +48,12 @@ class KSubset(Operator, name="ksubset"):
         rest_real = None if real is None else candidates.others(real, position)
         # A single class has no others: 0 times its score keeps the constant T = 1 in the graph.
         return logsigmoid(-log_polynomial_ratios(rest, rest_real, k)) + 0 * target[..., None]
+
+
+def log_subsets(n: int, k: int) -> float:
+    """The logarithm of the largest number of subsets of up to k of n."""
+    size = min(k, n // 2)
+    return math.lgamma(n + 1) - math.lgamma(size + 1) - math.lgamma(n - size + 1)
 
 
 def log_polynomial_ratios(scores: Tensor, real: Tensor | None, k: int) -> Tensor:
@@ -53,9 +69,7 @@ def log_polynomial_ratios(scores: Tensor, real: Tensor | None, k: int) -> Tensor
     n = scores.shape[-1]
     if n == 0:
         return scores.new_full((*scores.shape[:-1], k), LOG_ZERO)
-    size = min(k, n // 2)
-    log_subsets = math.lgamma(n + 1) - math.lgamma(size + 1) - math.lgamma(n - size + 1)
-    if scores.dtype != torch.float64 and log_subsets > 60:  # beyond float32
+    if scores.dtype != torch.float64 and log_subsets(n, k) > 60:  # beyond float32
         return log_polynomial_ratios(scores.double(), real, k).to(scores.dtype)
     ratios = []
     subsets = scores.new_ones(()).expand(*scores.shape[:-1], n + 1)

@@ -8,13 +8,15 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from anyk import candidates, checks, derivatives
+from anyk import autograd, candidates, checks
+from anyk.docstrings import documented
 from anyk.operators.base import Operator, by_class, in_order, log_cumulative
 
 Anchors = Literal["all", "topk"]
 REPEATS = 2  # further steps with the Laplacian of each Newton step
 
 
+@documented
 class SinkhornSort(Operator, name="sinkhorn"):
     r"""Entropic optimal transport between n rank anchors -1, …, -n and the scores.
 
@@ -29,7 +31,7 @@ class SinkhornSort(Operator, name="sinkhorn"):
     Cost: O(n^3) for each of a few Newton steps, with ``anchors="topk"`` O(k^2 n). Cheap steps with the same matrix follow each.
 
     Args:
-        temperature: t, a positive number or a one-element tensor.
+        {temperature}
         anchors: ``"all"`` n ranks; ``"topk"`` merges the ranks past k into one anchor of mass (n-k)/n at their mean. That
             is cheaper and a different operator: T_j then depends on k.
         tolerance: largest error of a row sum of P.
@@ -274,7 +276,7 @@ class _Potentials(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         scores, start, solved, *rest = ctx.saved_tensors
         sides = _Sides(*rest)
-        plain = derivatives.of_plain(
+        plain = autograd.plain_gradients(
             lambda scores, start: _attached_potentials(scores, start, solved, sides), [scores, start], [gradient]
         )
         if plain is not None:

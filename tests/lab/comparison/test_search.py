@@ -23,7 +23,7 @@ from anyk.lab.comparison.verdict import verdict
 from anyk.lab.errors import Diverged, LabError
 from anyk.lab.run import training
 from anyk.lab.run.config import Config, Setting
-from anyk.lab.run.names import KNOBS, names
+from anyk.lab.run.loss_names import CANDIDATES, names
 
 
 @pytest.fixture(scope="module")
@@ -313,8 +313,8 @@ def test_each_loss_tunes_its_learning_rate_and_one_hyperparameter_of_its_own() -
         assert isinstance(rate, Axis)
         assert (rate.name, rate.values[rate.start]) == ("learning_rate", 1e-3)
         assert hyperparameter.values[hyperparameter.start] == getattr(Config(), hyperparameter.name)
-        if KNOBS[hyperparameter.name]:
-            assert hyperparameter.values == KNOBS[hyperparameter.name]
+        if CANDIDATES[hyperparameter.name]:
+            assert hyperparameter.values == CANDIDATES[hyperparameter.name]
 
 
 def test_times_are_words() -> None:

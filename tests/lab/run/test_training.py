@@ -22,7 +22,7 @@ import lab_data
 from anyk import info
 from anyk.lab.data import split
 from anyk.lab.errors import LabError
-from anyk.lab.run import evaluation, losses, names, summaries, training
+from anyk.lab.run import evaluation, loss_names, losses, summaries, training
 from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
 
@@ -53,7 +53,7 @@ def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]], dict[str, Any]]:
     return b"".join(tensors), metrics, result
 
 
-@pytest.mark.parametrize("loss", [*names.names()[:3], "error:splitter", *names.names()[4:]])
+@pytest.mark.parametrize("loss", [*loss_names.names()[:3], "error:splitter", *loss_names.names()[4:]])
 def test_every_loss_learns(loss: str, data: str, tmp_path: Path) -> None:
     # SL@K with less pushes all targets away before it has begun.
     temperature = 8.0 if loss == "softmax_at_k" else 1.0

@@ -12,7 +12,7 @@
 
 #define LANES 16 /* rows that are computed side by side */
 
-/* A top-k loss for rows of n scores: anyk/kernels/description.py. */
+/* A top-k loss for rows of n scores: anyk/kernels/loss_description.py. */
 typedef struct {
     int64_t n, m, k; /* classes, candidates of a row, entries of P_K */
     int32_t operator, swap, wires, family;

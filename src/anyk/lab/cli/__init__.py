@@ -16,7 +16,7 @@ from anyk.lab.cli.signals import interrupt, no_more_signals
 from anyk.lab.cli.words import command_line, say, understood, warn
 from anyk.lab.errors import LabError, Stopped
 from anyk.lab.nearest import nearest
-from anyk.lab.run import processes
+from anyk.lab.run import loss_names, processes
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "compare": compare.command,
@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(words: Sequence[str]) -> int:
+    words = _import_modules(words)
     first = words[0] if words else None
     if first in ("--version", "-h", "--help"):
         if processes.speaks():
@@ -94,6 +95,22 @@ def _run(words: Sequence[str]) -> int:
     return parsing.call(COMMANDS, words, speaks=processes.speaks())
 
 
+def _import_modules(words: Sequence[str]) -> list[str]:
+    """The words without each `--import MODULE`, after these modules were imported: they bring names for every command."""
+    rest: list[str] = []
+    given = iter(words)
+    for word in given:
+        option, equals, module = word.partition("=")
+        if option != "--import":
+            rest.append(word)
+            continue
+        module = module if equals else next(given, "")
+        if not module or module.startswith("-"):
+            raise LabError("--import should be followed by the name of a module.")
+        loss_names.import_modules([module])
+    return rest
+
+
 def _names() -> str:
     return f"the commands are {', '.join(COMMANDS)}."
 
@@ -105,6 +122,10 @@ def _overview() -> str:
     }
     parts["options"] = [
         ("-h, --help", "this page; anyk COMMAND --help lists the options of a command"),
+        (
+            "--import",
+            "MODULE, with any command: import a module of yours that registers losses first",
+        ),
         ("--version", f"which anyk this is: {anyk.__version__}"),
     ]
     lines = ["usage: anyk COMMAND [OPTIONS]", ""]

@@ -14,7 +14,7 @@ import numpy as np
 
 from anyk.lab import statistics
 from anyk.lab.errors import Failure
-from anyk.lab.run import names
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
 from anyk.lab.run.summaries import metrics_of
@@ -221,7 +221,7 @@ def _pairs(comparison: Comparison) -> Iterator[tuple[Method, Method]]:
 def controls_of(comparison: Comparison, method: Method) -> list[Method]:
     """What has a part of what the method has, and no more: softmax with its learning rate; of an error loss, gce."""
     found = [control for control in comparison.controls if control.name == LEARNING_RATE_OF + method.name]
-    if names.find(method.config.loss).family == "error":
+    if loss_names.find(method.config.loss).family == "error":
         found += [other for other in comparison.methods if other.config.loss == BOUNDED]
     return found
 

@@ -36,7 +36,7 @@ from anyk.lab.data.tokens import Windows
 from anyk.lab.engines.attempt import Outcome
 from anyk.lab.engines.local import Pool, wait_in_turns
 from anyk.lab.errors import Failure, LabError, Stopped
-from anyk.lab.run import names
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config, Setting
 from anyk.lab.run.folder import Run
 from anyk.lab.run.losses import criterion, trained_ks
@@ -211,12 +211,12 @@ def axes(start: Config) -> list[Axis]:
     """What is tuned of a config: its learning rate, and the hyperparameter that its loss has of its own; of a loss with a
     share of cross-entropy, also
     whether that is smoothed, as softmax may be."""
-    loss = names.find(start.loss)
+    loss = loss_names.find(start.loss)
     value = getattr(start, hyperparameter := loss.hyperparameter)
-    if names.KNOBS[hyperparameter]:
-        own = [tuning.learning_rates(start.learning_rate), tuning.listed(hyperparameter, value, names.KNOBS[hyperparameter])]
+    if tried := loss_names.CANDIDATES[hyperparameter]:
+        own = [tuning.learning_rates(start.learning_rate), tuning.listed(hyperparameter, value, tried)]
         guided = loss.family in ("error", "gce") and start.ce_weight > 0
-        return own + ([tuning.listed("label_smoothing", start.label_smoothing, names.SMOOTHED)] if guided else [])
+        return own + ([tuning.listed("label_smoothing", start.label_smoothing, loss_names.SMOOTHED)] if guided else [])
     # Factors of 4, then 2, and the root of 2 for extra tries; from 1/256 to 256 times the start.
     return [
         tuning.learning_rates(start.learning_rate),
@@ -464,7 +464,7 @@ class _Estimate:
 
 def _compared(losses: Sequence[str]) -> list[str]:
     """Softmax first, each once, and the control of what is there."""
-    found = {loss: names.find(loss) for loss in (BASELINE, *losses)}
+    found = {loss: loss_names.find(loss) for loss in (BASELINE, *losses)}
     if len(found) == 1:
         raise LabError(f"losses should name something to compare with {BASELINE}, such as splitter, but {BASELINE} is alone.")
     listed = list(found)

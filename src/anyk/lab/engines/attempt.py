@@ -2,13 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from anyk.lab.errors import Diverged, Failure, LabError, Stopped, explain
-from anyk.lab.run import training
+from anyk.lab.run import loss_names, training
 from anyk.lab.run.config import Config
 from anyk.lab.run.folder import FolderTaken, Run
 from anyk.lab.run.training import Progress
@@ -45,13 +45,15 @@ def attempt(
     tell: Callable[[Progress], None],
     stop: threading.Event,
     leaving_seconds: float,
+    imports: Sequence[str] = (),
 ) -> Outcome:
-    """Run the config with these fields to its end, or until ``stop`` is set.
+    """Import the modules, run the config with these fields to its end, or until ``stop`` is set.
 
     A former process of the same run, which may live although it seemed dead, has so many seconds to leave the folder.
     """
     deadline = time.monotonic() + leaving_seconds
     try:
+        loss_names.import_modules(imports)
         config = Config.from_json(fields)
         while True:
             try:

@@ -18,6 +18,7 @@ from typing import Any
 from anyk import _compat
 from anyk.lab import notes
 from anyk.lab.engines.attempt import Outcome, attempt, ended, throttled
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
 from anyk.lab.run.training import Progress
@@ -76,7 +77,8 @@ class Pool:
         with self._guard:
             if self._stopping.is_set():
                 return Outcome()
-            process = self._context.Process(target=_work, args=(there, os.fspath(folder), config.to_json()), daemon=True)
+            arguments = (there, os.fspath(folder), config.to_json(), loss_names.imported)
+            process = self._context.Process(target=_work, args=arguments, daemon=True)
             with _interrupts_wait(), _without_main():
                 process.start()
             self._running.add(process)
@@ -141,7 +143,7 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _work(parent: Connection, folder: str, fields: dict[str, Any]) -> None:
+def _work(parent: Connection, folder: str, fields: dict[str, Any], imports: Sequence[str]) -> None:
     """One run, in a process of its own."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -150,7 +152,7 @@ def _work(parent: Connection, folder: str, fields: dict[str, Any]) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     notes.hand_on(parent.send)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    outcome = attempt(fields, folder, throttled(parent.send, 0.2), stop, LEAVING_SECONDS)
+    outcome = attempt(fields, folder, throttled(parent.send, 0.2), stop, LEAVING_SECONDS, imports)
     try:
         parent.send(outcome)
     except OSError:

@@ -22,6 +22,7 @@ from typing import Any, TextIO
 from anyk import info
 from anyk.lab.engines.attempt import Outcome, attempt, ended, throttled
 from anyk.lab.errors import LabError
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
 from anyk.lab.run.folder import Run
 from anyk.lab.run.training import Progress
@@ -139,7 +140,7 @@ class Cluster:
             scheduling_strategy="SPREAD",
         )
         place = _Place(os.fspath(folder.absolute()), os.fspath(self._marker), os.getcwd(), list(sys.argv))
-        return task.remote(place, config.to_json(), self._board)
+        return task.remote(place, config.to_json(), loss_names.imported, self._board)
 
     def _outcome(self, task: Any, folder: Path) -> Outcome:
         try:
@@ -332,7 +333,7 @@ def _look() -> Callable[[str, str], dict[str, Any]]:
     return look
 
 
-def _work(place: _Place, fields: dict[str, Any], board: Any) -> Outcome:
+def _work(place: _Place, fields: dict[str, Any], imports: Sequence[str], board: Any) -> Outcome:
     """One run. What it raises is its outcome, and only the death of this process makes Ray start it again."""
     if not os.path.exists(place.marker):  # a node that joined after the check
         return Outcome(error=f"the node {socket.gethostname()} does not see the folder {os.path.dirname(place.folder)}")
@@ -347,6 +348,6 @@ def _work(place: _Place, fields: dict[str, Any], board: Any) -> Outcome:
         board.tell.remote(place.folder, progress.step, progress.steps, progress.line)
 
     try:
-        return attempt(fields, place.folder, throttled(tell, 0.5), stop, LEAVING_SECONDS)
+        return attempt(fields, place.folder, throttled(tell, 0.5), stop, LEAVING_SECONDS, imports)
     finally:
         signal.signal(signal.SIGINT, former)

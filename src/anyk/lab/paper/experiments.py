@@ -17,8 +17,8 @@ from anyk import networks
 from anyk.lab.errors import LabError
 from anyk.lab.paper import numbers
 from anyk.lab.paper.numbers import Cell, Regime
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
-from anyk.lab.run.names import check_network
 from anyk.lab.statistics import mean, std
 from anyk.lab.tables import Column, Table, Value
 
@@ -108,7 +108,7 @@ class Experiment:
         """
         if source not in ("paper", "official"):
             raise LabError(f"source should be paper or official, but is {source!r}.")
-        check_network(network)
+        loss_names.check("network", network)
         if not grid or not all(factor > 0 for factor in grid):
             raise LabError(f"grid should be positive factors of the temperature, but is {list(grid)}.")
         if isinstance(seeds, int) and seeds < 1:

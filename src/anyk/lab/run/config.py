@@ -18,7 +18,7 @@ import tyro
 
 from anyk.lab.errors import LabError
 from anyk.lab.nearest import nearest
-from anyk.lab.run import names, own_models
+from anyk.lab.run import loss_names, own_models
 
 Metric = Literal["top1", "top5", "top10", "mean", "mrr", "ndcg10", "macro_top1", "macro_top5"]
 Augmentation = Literal["auto", "crop", "flip", "affine"]
@@ -200,7 +200,7 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
         for name, ks in (("measure", self.measure), ("ks", self.ks)):
             if any(k < 1 for k in ks):
                 raise LabError(f"{name} should be k of at least 1, but is {list(ks)}.")
-        names.check_swap(self.swap)
+        loss_names.check("swap", self.swap)
         if self.model != "auto" and not own_models.is_word(self.model):
             known = ", ".join(("auto", *own_models.BUILT_IN))
             raise LabError(f"model should be {known}, module:function or timm:NAME, but is {self.model!r}.")
@@ -300,7 +300,7 @@ class Config(Seed, LossName, Setting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        loss = names.find(self.loss)
+        loss = loss_names.find(self.loss)
         if loss.family in ("error", "gce") and self.label_smoothing > 0 and self.ce_weight == 0:
             raise LabError(
                 "label_smoothing is that of the cross-entropy, but ce_weight is 0: give a larger one, or no smoothing."

@@ -1,4 +1,4 @@
-"""The rooms of the lab: no module needs one that needs it, and the core needs none of them."""
+"""Which module needs which: no two need each other, the core nothing of the lab, the kernels neither losses nor operators."""
 
 import ast
 import graphlib
@@ -33,23 +33,36 @@ def imported(tree: ast.AST) -> Iterator[str]:
 GRAPH = {name: set(imported(tree)) for name, tree in MODULES.items()}
 
 
-def in_lab(name: str) -> bool:
-    return name == "anyk.lab" or name.startswith("anyk.lab.")
+def inside(package: str) -> set[str]:
+    return {name for name in GRAPH if name == package or name.startswith(f"{package}.")}
+
+
+def needed_by(names: set[str]) -> set[str]:
+    """These modules, and all that they need."""
+    found, new = set(names), set(names)
+    while new:
+        new = set().union(*(GRAPH[name] for name in new)) - found
+        found |= new
+    return found
 
 
 def test_the_graph_is_found() -> None:
-    assert "anyk.lab.run.training" in GRAPH["anyk.lab.engines.attempt"]
-    assert "anyk.lab.comparison.verdict" in GRAPH["anyk.lab.cli.compare"]  # inside of a function
+    assert "anyk.kernels" in GRAPH["anyk.losses"]
+    assert "anyk.kernels.triton" in GRAPH["anyk.kernels"]  # inside of a function
+    assert "anyk.checks" in needed_by({"anyk.lab"})
 
 
-def test_no_modules_of_the_lab_need_each_other() -> None:
-    lab = {name: {other for other in needs if in_lab(other)} for name, needs in GRAPH.items() if in_lab(name)}
+def test_no_modules_need_each_other() -> None:
     try:
-        list(graphlib.TopologicalSorter(lab).static_order())
+        list(graphlib.TopologicalSorter(GRAPH).static_order())
     except graphlib.CycleError as error:
         raise AssertionError(" -> ".join(error.args[1])) from None
 
 
 def test_the_core_needs_nothing_of_the_lab() -> None:
-    needs = {name: {other for other in needs if in_lab(other)} for name, needs in GRAPH.items() if not in_lab(name)}
-    assert {name: found for name, found in needs.items() if found and name not in DOORS} == {}
+    lab = inside("anyk.lab")
+    assert {name: GRAPH[name] & lab for name in GRAPH.keys() - lab - DOORS if GRAPH[name] & lab} == {}
+
+
+def test_the_kernels_need_neither_losses_nor_operators() -> None:
+    assert not needed_by(inside("anyk.kernels")) & {"anyk.losses", *inside("anyk.operators")}

@@ -1,4 +1,4 @@
-"""The losses of the lab by name. They are looked up when a name is used, in the registry of the core:
+"""The losses of the lab by name, as `--loss` and `--losses` take them. They are looked up when a name is used:
 
 softmax            plain cross-entropy, what all others are measured against
 splitter, lapsum   the name of an operator or of a network: TopKCrossEntropyLoss with it
@@ -8,27 +8,50 @@ gce                generalised cross-entropy, the error for k = 1 by softmax: bo
 smooth, hinge      the name of a loss for one k: also truncated, softmax_at_k
 """
 
+import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 
 import anyk
-from anyk import registry
+from anyk import operators, registry
 from anyk.lab.errors import LabError
+from anyk.lab.run.own_models import working_folder_on_path
 
-#: the values that are tried of a hyperparameter; the temperature has no end that is known before
-KNOBS: dict[str, tuple[float, ...]] = {
+#: the values that are tried of a hyperparameter; of the temperature, no range is known before
+CANDIDATES: dict[str, tuple[float, ...]] = {
     "label_smoothing": (0.0, 0.05, 0.1, 0.2),
     "q": (0.25, 0.5, 0.75, 1.0),
     "ce_weight": (0.1, 0.2, 0.5, 0.8),
     "temperature": (),
 }
-#: the label smoothing of a share of cross-entropy that is tried
+#: the label smoothing that is tried beside the hyperparameter of a loss with a share of cross-entropy
 SMOOTHED = (0.0, 0.1)
 Family = Literal["softmax", "cross_entropy", "error", "gce", "one k"]
+
+#: the modules that were imported for their losses; the processes of runs import them too
+imported: list[str] = []
+
+
+def import_modules(modules: Iterable[str]) -> None:
+    """Import modules that register losses, operators, networks or swaps: `--import` of the command line.
+
+    In a script, call this instead of importing them: the lab's runs are processes of their own, which import them as well.
+
+    Args:
+        modules: their names; modules in the working folder are found.
+    """
+    for module in modules:
+        with working_folder_on_path():
+            try:
+                importlib.import_module(module)
+            except Exception as error:  # whatever the module does while it is imported
+                raise LabError(f"--import {module} failed ({type(error).__name__}: {error}).") from None
+        if module not in imported:
+            imported.append(module)
 
 
 @dataclass(frozen=True)
@@ -47,27 +70,28 @@ class Loss:
 
     @property
     def title(self) -> str:
-        """What to call it."""
+        """The name to show."""
         if self.operator is None:
             return {"softmax": "Softmax", "gce": "Generalised cross-entropy"}.get(self.family) or self.make.__name__
-        network = self.operator in registry.NETWORKS
-        title = registry.NETWORKS[self.operator].title if network else registry.OPERATORS[self.operator].__name__
+        network = registry.NETWORKS.get(self.operator)
+        title: str = network.title if network else registry.OPERATORS[self.operator].__name__
         return title if self.family == "cross_entropy" else f"Top-k error, {title}"
 
     @property
     def make(self) -> type[nn.Module]:
         """The class of the loss."""
         if self.family == "one k":
-            return registry.LOSSES[self.name]
+            registered: type[nn.Module] = registry.LOSSES[self.name]
+            return registered
         if self.family == "softmax":
             return nn.CrossEntropyLoss
         return anyk.TopKCrossEntropyLoss if self.family == "cross_entropy" else anyk.TopKErrorLoss
 
     @property
-    def operator_class(self) -> Callable[..., anyk.Operator]:
-        """What makes the operator: gets the settings, and before them the kind if it is a network."""
-        assert self.operator is not None
-        return anyk.SortingNetwork if self.operator in registry.NETWORKS else registry.OPERATORS[self.operator]
+    def operator_class(self) -> type[anyk.Operator]:
+        """The class of the operator. That of a network has the kind among its arguments."""
+        found: type[anyk.Operator] = registry.OPERATORS.get(self.operator or "", anyk.SortingNetwork)
+        return found
 
     @property
     def has_temperature(self) -> bool:
@@ -77,7 +101,7 @@ class Loss:
 
     @property
     def hyperparameter(self) -> str:
-        """The field of a config that is tuned beside the learning rate: what the loss has of its own."""
+        """The field of a config that is tuned beside the learning rate."""
         if self.family in ("gce", "error"):
             return "q" if self.family == "gce" else "ce_weight"
         return "temperature" if self.has_temperature else "label_smoothing"
@@ -91,10 +115,6 @@ class Loss:
         """The arguments of the loss that a config gives, other than P_K, m and the operator."""
         own = ("temperature",) if self.family == "one k" else ("top1", "softmax_over", "ce_weight", "q")
         return _given(self.make, config, own) | _given(nn.CrossEntropyLoss, config, ("label_smoothing",))
-
-    def make_operator(self, **settings: Any) -> anyk.Operator:
-        """The operator with these settings."""
-        return self.operator_class(**settings)
 
 
 def _given(make: Callable[..., Any], config: object, fields: Sequence[str]) -> dict[str, Any]:
@@ -112,39 +132,27 @@ def find(name: str) -> Loss:
     family, colon, operator = name.partition(":")
     if name in ("softmax", "gce"):
         return Loss(name, name)  # type: ignore[arg-type]
-    if family == "error" and (not colon or registry.is_operator(operator)):
+    if family == "error" and (not colon or operator in operators.names()):
         return Loss(name, "error", operator or "lapsum")
+    if name in operators.names():
+        return Loss(name, "cross_entropy", name)
     if name in registry.LOSSES:
         return Loss(name, "one k")
-    if registry.is_operator(name):
-        return Loss(name, "cross_entropy", name)
-    if name in registry.LOSSES:  # of an extension that was imported just now
-        return Loss(name, "one k")
-    raise LabError(f"{registry.unknown('loss', names(), name)}.")
-
-
-def operators() -> tuple[str, ...]:
-    """The names of all operators and networks."""
-    return registry.operator_names()
+    raise _unknown("loss", names(), name)
 
 
 def names() -> tuple[str, ...]:
     """All names, the errors with other operators in one word."""
-    return ("softmax", "gce", "error", "error:OPERATOR", *operators(), *registry.LOSSES.names())
+    return ("softmax", "gce", "error", "error:OPERATOR", *operators.names(), *registry.LOSSES)
 
 
-def check_network(name: str) -> None:
-    """Raise if there is no such network."""
-    _check(registry.NETWORKS, "network", name)
+def check(field: Literal["network", "swap"], name: str) -> None:
+    """Raise if there is no such network or swap."""
+    known = {"network": registry.NETWORKS, "swap": registry.SWAPS}[field]
+    if name not in known:
+        raise _unknown(field, known, name)
 
 
-def check_swap(name: str) -> None:
-    """Raise if there is no such swap."""
-    _check(registry.SWAPS, "swap", name)
-
-
-def _check(known: registry.Registry[Any], field: str, name: str) -> None:
-    try:
-        known.look_up(field, name)
-    except ValueError as error:
-        raise LabError(f"{error}.") from None
+def _unknown(field: str, known: Iterable[str], name: str) -> LabError:
+    listed = ", ".join(map(repr, known))
+    return LabError(f"{field}: expected one of {listed}, got {name!r}; --import MODULE brings those of another package.")
