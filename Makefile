@@ -87,7 +87,7 @@ format: $(VENV)/test
 	$(BIN)/ruff format .
 
 # The folder too: a file may be gone. Without a compiler it says so and there is no library; a compiler that fails is an error.
-$(LIBRARY): src/anyk/kernels/build.py src/anyk/kernels/csrc $(wildcard src/anyk/kernels/csrc/*)
+$(LIBRARY): src/anyk/kernels/build.py src/anyk/kernels/abi.py src/anyk/kernels/csrc $(wildcard src/anyk/kernels/csrc/*)
 	$(PYTHON) $<
 
 # torch comes first and from the constraints: a range would let pip take a newer build with a few gigabytes of CUDA

@@ -21,7 +21,8 @@ from triton.compiler import ASTSource
 import anyk
 from anyk.kernels import triton as host
 from anyk.kernels import triton_kernels as kernels
-from anyk.kernels.loss_description import NETWORK, Description
+from anyk.kernels.abi import Operator
+from anyk.kernels.loss_description import Description
 from anyk.losses import cross_entropy_spec, error_spec
 from anyk.registry import SWAPS
 
@@ -72,7 +73,7 @@ def candidates(name: str, spec: Any, m: int = CANDIDATES, n: int = CLASSES, grad
     constants = host.candidate_constants(description, "all", False, gradient)
     warps = constants.pop("num_warps")
     absent = {"class_weight", "classes" if constants["AS_GIVEN"] else "leaders"}
-    if constants["OPERATOR"] != NETWORK:
+    if constants["OPERATOR"] != Operator.NETWORK:
         absent |= {"table", "starts", "outputs", "ranks"}
     if constants["SOFTMAX"] != 1:
         absent |= {"sums", "coefficients"}

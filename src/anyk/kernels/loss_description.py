@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from anyk import networks
+from anyk.kernels import abi
 
-# These numbers are those of csrc/anyk.h.
-NETWORK, LAPSUM, KSUBSET, SOFTSORT, NEURALSORT = range(5)
-SEPARATE, MIXED, OPERATOR, ERROR = range(4)
-TARGET, SORTED, GIVEN = range(3)
-SWAPS = ("logistic", "logistic_art", "cauchy", "gaussian", "reciprocal", "optimal")
+NETWORK, LAPSUM, KSUBSET, SOFTSORT, NEURALSORT = abi.Operator
+SEPARATE, MIXED, OPERATOR, ERROR = abi.Family
+TARGET, SORTED, GIVEN = abi.Wires
+SWAPS = tuple(swap.name.lower() for swap in abi.Swap)
 """the swaps that the kernels have, by their numbers"""
 MOST_WIRES = 4096
 """of a network; a kernel keeps every comparator of a row at hand"""
-FEWEST_SORTED, MOST_SORTED = 24, 128
+FEWEST_SORTED, MOST_SORTED = 24, abi.Limit.MOST_SORTED
 """so many scores are sorted by a (hard) network, many rows at once"""
 
 
