@@ -137,8 +137,12 @@ def test_the_core_imports_and_trains_without_the_extras(bare):
 def test_version_and_info_without_the_lab(bare):
     assert run(bare / "anyk", "--version").stdout == f"anyk {anyk.__version__}\n"
     words = run(bare / "anyk", "info").stdout
-    assert importlib.metadata.version("torch") in words
-    assert INSTALL in words
+    assert re.search(rf"^\[lab\] +missing .*tyro.*: {re.escape(INSTALL)}$", words, re.MULTILINE)
+    assert "cache" not in words
+    assert re.search(r"^native +(not )?used", words, re.MULTILINE)
+    facts = json.loads(run(bare / "anyk", "info", "--json").stdout)
+    assert facts["versions"]["torch"] == importlib.metadata.version("torch")
+    assert facts["extras"]["lab"]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["info", "--yaml"]])

@@ -282,7 +282,7 @@ def test_one_file_larger_than_the_memory_is_opened(tmp_path: Path, monkeypatch: 
     """A private writable mapping of it would be refused. (The file is a hole: it takes no room on the disk.)"""
     monkeypatch.setattr(embeddings, "_inspected", lambda *_: "")
     width = 4096
-    rows = 2 * (info.memory()["total"] or 1 << 36) // (2 * width)
+    rows = 2 * (info.usable_memory() or 1 << 36) // (2 * width)
     tensors = {"labels": ("I64", [rows], 8 * rows), "embeddings": ("F16", [rows, width], 2 * width * rows)}
     header, end = {}, 0
     for name, (dtype, shape, size) in tensors.items():

@@ -1,4 +1,4 @@
-"""From a config's words to a loss of the core."""
+"""The loss of a config: which class of the core, with which arguments, and how they change over a run."""
 
 import csv
 from pathlib import Path
@@ -105,7 +105,7 @@ def reschedule(loss: nn.Module, config: Config, progress: float) -> None:
     """Move the temperature, P_K and the ce_weight to where they stand after this fraction of the run."""
     if (config.temperature_end, config.p_k_end, config.ce_weight_end) == (None, None, None) or not isinstance(loss, TopKLoss):
         return
-    moves = loss_names.find(config.loss).operator is not None  # the control has one k and no temperature
+    moves = loss_names.find(config.loss).operator is not None  # gce has one k, and no temperature to move
     if config.temperature_end is not None and moves:
         start = config.temperature
         loss.operator.temperature = start * (config.temperature_end / start) ** progress
