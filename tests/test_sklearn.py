@@ -373,7 +373,7 @@ def test_not_converged(blobs):
         ({"operator": "quick"}, r"operator: expected one of 'splitter', .* got 'quick'"),
         ({"temperature": -1}, r"temperature: .* got -1"),
         ({"m": 2}, r"p_k: expected at most as many entries as m = 2, got 5"),
-        ({"m": "all"}, r"m: expected one of 'auto', got 'all'"),
+        ({"m": "all"}, r"m: .* got 'all'"),
         ({"top1": "none"}, r"top1: .* got 'none'"),
         ({"hidden_layer_sizes": (0,)}, r"hidden_layer_sizes: .* got 0"),
         ({"hidden_layer_sizes": 10}, r"hidden_layer_sizes: expected a sequence of integers, got 10"),

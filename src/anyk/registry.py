@@ -33,7 +33,7 @@ def register(table: dict[str, Any], name: str, entry: Any) -> None:
 
     Args:
         table: one of the four tables of this module.
-        name: what to call it; a taken name is an error, unless the same class is defined again, as in a notebook.
+        name: what to call it; a taken name is an error, unless it is the same class once more, from a notebook cell run twice.
         entry: the class of an operator or of a loss, a ``Kind`` of network or a ``Swap``.
 
     Example:

@@ -246,8 +246,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> np.ndarray:
         """The class with the highest score, (n_samples,)."""
-        best = self._scores(X).argmax(1)
-        return self.classes_[best]
+        return self.classes_[self._scores(X).argmax(1)]
 
     def predict_topk(self, X: Any, k: int = 5) -> np.ndarray:
         """The k classes with the highest scores, best first, (n_samples, k); of equal scores the first in ``classes_``."""
@@ -296,8 +295,6 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         checks.at_least_one("n_iter_no_change", self.n_iter_no_change)
         if self.max_iter is not None:
             checks.at_least_one("max_iter", self.max_iter)
-        if isinstance(self.m, str):
-            checks.one_of("m", self.m, ("auto",))
         for name, low, high, wanted in (
             ("alpha", 0, math.inf, "a number of at least 0"),
             ("tol", 0, math.inf, "a number of at least 0"),
@@ -330,9 +327,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             operator = copy.deepcopy(operator).requires_grad_(False).to(self.device)
         else:
             operator = by_name(operator, temperature=self.temperature)
-        m = self.m
-        if m is not None and m != "auto":
-            m = min(checks.at_least_one("m", m), n_classes)
+        m = self.m if self.m in (None, "auto") else min(checks.at_least_one("m", self.m), n_classes)
         shared = {"p_k": self.p_k_.tolist(), "operator": operator, "m": m, "reduction": "none"}
         if self.loss == "error":
             return partial(losses.topk_error, ce_weight=self.ce_weight, q=self.q, **shared)
@@ -522,8 +517,7 @@ def _unscaled(parameters: list[np.ndarray], centre: np.ndarray, scale: np.ndarra
 
 def _possible_p_k(p_k: Any, n_classes: int) -> np.ndarray:
     """P_K over the k for which a guess can be wrong: below the number of classes."""
-    values = p_ks.read(p_k).values
-    given = np.array(values) if isinstance(values, tuple) else values.detach().cpu().double().numpy()
+    given = p_ks.read(p_k).values.detach().cpu().double().numpy()
     possible = given[..., : max(1, n_classes - 1)]
     total = possible.sum(-1, keepdims=True)
     top1 = np.eye(1, possible.shape[-1])[0]
