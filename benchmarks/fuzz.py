@@ -51,9 +51,10 @@ from PIL import Image
 from safetensors.torch import save
 
 from anyk.lab import data as datasets
-from anyk.lab import embedding, prediction
+from anyk.lab import embed as embedding
+from anyk.lab import prediction
 from anyk.lab.comparison import results
-from anyk.lab.data import arrays, cifar, kept, sequences, tokens, unlabelled
+from anyk.lab.data import arrays, cifar, in_memory, labels, sequences, tokens
 from anyk.lab.data.sets import Dataset
 from anyk.lab.engines import sweep
 from anyk.lab.errors import LabError
@@ -443,7 +444,7 @@ def read_arrays(name: str) -> Callable[[Path], Iterable[Callable[[], Any]]]:
     def read(folder: Path) -> Iterable[Callable[[], Any]]:
         yield loaded(str(folder / name))
         for shape in ((4,), (3, 8, 8)):
-            yield lambda shape=shape: list(unlabelled.blocks(folder / name, shape, 16))
+            yield lambda shape=shape: list(arrays.blocks(folder / name, shape, 16))
 
     return read
 
@@ -543,8 +544,8 @@ def embedding_set() -> Files:
 
 def kept_images() -> Files:
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(kept.keep((images(), np.arange(24) % 4), folder))
-        return {"kept/images.safetensors": (place / kept.IMAGES).read_bytes()}
+        place = Path(in_memory.keep((images(), np.arange(24) % 4), folder))
+        return {"kept/images.safetensors": (place / in_memory.IMAGES).read_bytes()}
 
 
 def read_safetensors(folder: Path) -> Iterable[Callable[[], Any]]:
@@ -661,7 +662,7 @@ def read_json(folder: Path) -> Iterable[Callable[[], Any]]:
         if (folder / name).exists():
             yield lambda name=name: losses.read_p_k(folder / name, 2)
     if (folder / "classes.json").exists():
-        yield lambda: arrays._read_class_names(folder / "classes.json")
+        yield lambda: labels.read_names(folder / "classes.json")
     if (folder / "results.json").exists():
         yield lambda: results.read(folder / "results.json")
     if (folder / "set").exists():

@@ -62,7 +62,7 @@ def export(model: Classifier, path: Path, k: int = 5) -> None:
             names = {"input_names": [name], "output_names": ["classes", "probabilities"]}
             exported: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)  # type: ignore[arg-type]
     except Exception as error:  # a network of one's own may hold anything
-        raise LabError(f"the model cannot be exported: {_first_line(error)}") from None
+        raise LabError(f"the model cannot be exported: {files.first_line(error)}") from None
     about = {"classes": list(model.classes), "shape": list(model.plan.shape), "anyk": anyk.__version__}
     exported.model.metadata_props.update(
         {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in about.items()}
@@ -110,11 +110,6 @@ def _compare(path: Path, module: nn.Module, examples: Tensor) -> None:
         raise LabError(
             f"nothing was written: the exported model gives other probabilities than the model, by {difference:.1g}."
         )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lab_data
-from anyk.lab.data import arrays, load, split
+from anyk.lab.data import load, split
 from anyk.lab.errors import LabError
 from anyk.lab.run import models
 
@@ -19,11 +19,6 @@ RANDOM = np.random.default_rng(0)
 COLOUR = RANDOM.integers(0, 256, (12, 9, 8, 3), dtype=np.uint8)
 GRAY = RANDOM.integers(0, 256, (12, 9, 8), dtype=np.uint8)
 Y = np.arange(12) % 4
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANYK_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 def test_the_layout_of_medmnist(tmp_path: Path) -> None:
@@ -282,8 +277,3 @@ def test_one_image_of_ones_own(anyk: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "other.npy", COLOUR[:, :8])
     code, _, err = anyk("predict", "run", "other.npy")
     assert (code, "should have one array of the shape (examples, 3, 9, 8), but has (12, 8, 8, 3)" in err) == (1, True)
-
-
-def test_shapes_that_hold_no_images() -> None:
-    for shape in ((5,), (5, 3), (5, 4, 4, 4), (5, 4, 4, 4, 3)):
-        assert arrays.image_shape(shape) is None

@@ -23,8 +23,8 @@ from PIL import EpsImagePlugin, Image
 from safetensors.torch import save_file
 from torch import nn
 
-from anyk.lab import data, embedding, files, notes
-from anyk.lab.data import arrays, cifar, completion, folders, limits, pickles, sets
+from anyk.lab import data, files, notes
+from anyk.lab.data import arrays, cifar, completion, image_folders, images, labels, pickles, sets, untrusted
 from anyk.lab.errors import LabError
 from anyk.lab.run import losses, models
 from anyk.lab.run.config import Config
@@ -43,7 +43,7 @@ def refused(path, match):
 @pytest.fixture
 def little(monkeypatch):
     """A megabyte is much to unpack to: bombs are made faster."""
-    monkeypatch.setattr(limits, "FREE", 1 << 20)
+    monkeypatch.setattr(untrusted, "FREE", 1 << 20)
 
 
 # --- .npz and .npy ----------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_damage_in_a_compressed_npz(tmp_path):
     whole = path.read_bytes()
     for place in range(60, 400, 7):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
-        refused(path, r"a.npz cannot be read by numpy \(.*\): copy it or make it again")
+        refused(path, "a.npz is damaged or not a file of numpy")
 
 
 def test_an_npz_that_claims_to_be_encrypted(tmp_path):
@@ -96,7 +96,7 @@ def test_a_header_that_claims_more_than_the_file_has(tmp_path, shape, dtype):
 def test_a_header_that_claims_to_be_long(tmp_path):
     (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**32 - 1) + b"{'descr': '<f4'}")
     np.save(tmp_path / "a_labels.npy", Y)
-    refused(tmp_path / "a.npy", r"cannot be read by numpy \(Ran out of input\)")
+    refused(tmp_path / "a.npy", "Ran out of input")
 
 
 @pytest.mark.parametrize(
@@ -517,15 +517,15 @@ def test_an_archive_with_holes_is_not_filled(tmp_path):
 
 
 def test_images_that_unpack_to_more_than_they_should(tmp_path, little, monkeypatch, caplog):
-    monkeypatch.setattr(folders, "_FREE_PIXELS", 1_000_000)
+    monkeypatch.setattr(images, "_FREE_PIXELS", 1_000_000)
     path = tmp_path / "a.png"
     for mode, megabytes in (("RGB", 16), ("RGBA", 16), ("L", 4), ("1", 4), ("P", 4)):
         Image.new(mode, (2000, 2000)).save(path)
-        for read in (folders.read_pixels, embedding.read_image):
+        for read in (images.read_pixels, images.read_image):
             with pytest.raises(LabError, match=f"a.png would unpack to {megabytes} MB"):
                 read(path)
     Image.new("RGB", (1000, 1000)).save(path)
-    assert folders.read_pixels(path, 8).shape == (3, 8, 8)
+    assert images.read_pixels(path, 8).shape == (3, 8, 8)
     for place in ("1", "2"):
         (tmp_path / "set" / place).mkdir(parents=True)
         Image.new("RGB", (9, 9)).save(tmp_path / "set" / place / "1.png")
@@ -533,7 +533,7 @@ def test_images_that_unpack_to_more_than_they_should(tmp_path, little, monkeypat
     for _ in range(2):  # made, and from the cache
         caplog.clear()
         monkeypatch.setattr(notes, "_told", set())
-        folders.load(tmp_path / "set", size=8, cache=tmp_path / "cache")
+        image_folders.load(tmp_path / "set", size=8)
         assert re.search(r"left out: \S+2\.png \(would unpack to 4 MB, .*save it unpacked\.\)$", caplog.messages[0])
 
 
@@ -542,8 +542,8 @@ def test_scans_and_smooth_photographs_are_read(tmp_path):
     Image.new("1", (4960, 7016), 1).save(tmp_path / "a.tif", compression="group4")
     Image.new("RGB", (6000, 4000), "skyblue").save(tmp_path / "a.jpg")
     for name in ("a.tif", "a.jpg"):
-        assert embedding.read_image(tmp_path / name).size in ((4960, 7016), (6000, 4000))
-        assert folders.read_pixels(tmp_path / name, 8).shape == (3, 8, 8)
+        assert images.read_image(tmp_path / name).size in ((4960, 7016), (6000, 4000))
+        assert images.read_pixels(tmp_path / name, 8).shape == (3, 8, 8)
 
 
 def test_a_program_is_no_image(tmp_path):
@@ -551,7 +551,7 @@ def test_a_program_is_no_image(tmp_path):
     script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) print\n%%EOF\n"
     (tmp_path / "a.png").write_bytes(script)
     assert Image.open(io.BytesIO(script)).format == "EPS"
-    for read in (folders.read_pixels, embedding.read_image):
+    for read in (images.read_pixels, images.read_image):
         with pytest.raises(OSError, match="cannot identify image file"):
             read(tmp_path / "a.png")
 
@@ -572,7 +572,7 @@ def test_an_image_in_an_envelope_is_no_image(tmp_path, monkeypatch):
     assert Image.open(io.BytesIO(iptc(script))).format == "IPTC"
     for content in (iptc(script), iptc(large.getvalue()), icon.getvalue()):
         (tmp_path / "a.jpg").write_bytes(content)
-        for read in (folders.read_pixels, embedding.read_image):
+        for read in (images.read_pixels, images.read_image):
             with pytest.raises(OSError, match="cannot identify image file"):
                 read(tmp_path / "a.jpg")
     assert not started
@@ -583,7 +583,7 @@ def test_images_are_what_they_are_whatever_their_name(tmp_path, kind):
     if kind in ("AVIF", "WEBP", "JPEG2000") and kind not in Image.SAVE:
         pytest.skip("this Pillow does not have it")
     Image.new("RGB", (20, 20), "red").save(tmp_path / "a.jpg", kind)
-    assert folders.read_pixels(tmp_path / "a.jpg", 8).float().mean((1, 2)).tolist() == pytest.approx([255, 0, 0], abs=3)
+    assert images.read_pixels(tmp_path / "a.jpg", 8).float().mean((1, 2)).tolist() == pytest.approx([255, 0, 0], abs=3)
 
 
 def test_statistics_of_large_images_take_few_at_a_time(monkeypatch):
@@ -626,7 +626,7 @@ def test_json_that_no_program_wrote(tmp_path):
         with pytest.raises(LabError, match=r"should hold one row of weights for each class"):
             losses.read_p_k(tmp_path / name, 2)
     with pytest.raises(LabError, match=r"cannot be read as a list of class names"):
-        arrays._read_class_names(tmp_path / "p_k.json")
+        labels.read_names(tmp_path / "p_k.json")
 
 
 def test_numbers_of_any_length_in_a_config():
@@ -719,4 +719,4 @@ def test_nothing_warns(tmp_path):
     (tmp_path / "a" / "2.png").write_bytes(whole[:-20] + zlib.compress(b"x"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(folders.load(tmp_path, size=8, cache=tmp_path / "cache").train) >= 2
+        assert len(image_folders.load(tmp_path, size=8).train) >= 2

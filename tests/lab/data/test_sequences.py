@@ -13,11 +13,6 @@ from anyk.lab.data import movielens, sequences, tokens
 from anyk.lab.errors import LabError
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("ANYK_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def names(dataset, split):
     """The targets of a split by name; `?` for one that is no class."""
     return [dataset.classes[label] if label >= 0 else "?" for label in split.labels.tolist()]
@@ -106,7 +101,7 @@ def test_an_unseen_item_counts_as_a_miss_with_lines(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(lines))
     dataset = data.load(f"sequences:{tmp_path / 'a.txt'}", split="lines")
     assert dataset.classes == ("b", "a")
-    assert dataset.test.labels.tolist() == [0, tokens.UNSEEN, 1] * 2
+    assert dataset.test.labels.tolist() == [0, tokens.OUT_OF_VOCABULARY, 1] * 2
     assert dataset.remarks == ("2 of the 6 test targets are not in the training part: no guess is right.",)
 
 

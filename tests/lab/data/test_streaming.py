@@ -491,7 +491,7 @@ def test_pages_are_given_back(tmp_path: Path) -> None:
         assert found
         return int(found[1])
 
-    part, *_ = embeddings._open(tmp_path / "rows.safetensors")
+    part = embeddings.read_split(tmp_path / "rows.safetensors")[0].maps[0]
     assert float(part.rows.sum()) == 8192 * 1024
     assert mapped() >= 32_768
     part.release(0, 8192)

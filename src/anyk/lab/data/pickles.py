@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyk.lab.data import limits
+from anyk.lab.data import untrusted
 
 _TORCH_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """How files of torch.save began before they were zip files."""
@@ -44,7 +44,7 @@ def read(path: Path) -> Any:
         size = path.stat().st_size
         if start == _TORCH_MAGIC:
             return _Making(size).made(_of_old_torch(file.read()))
-        return _Making(size).made(_DataUnpickler(limits.Known(file, size)).load())
+        return _Making(size).made(_DataUnpickler(untrusted.SizedFile(file, size)).load())
 
 
 def load(content: bytes) -> Any:
@@ -53,7 +53,7 @@ def load(content: bytes) -> Any:
 
 
 def _unpickled(content: bytes, storage: PersistentLoad | None = None) -> Any:
-    return _DataUnpickler(limits.Known(io.BytesIO(content), len(content)), storage).load()
+    return _DataUnpickler(untrusted.SizedFile(io.BytesIO(content), len(content)), storage).load()
 
 
 # --- what is to be made -----------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class _DataUnpickler(pickle._Unpickler):
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
 
-    def __init__(self, file: limits.Known, storage: PersistentLoad | None = None) -> None:
+    def __init__(self, file: untrusted.SizedFile, storage: PersistentLoad | None = None) -> None:
         super().__init__(file, encoding="latin1")  # bytes of Python 2 become text
         self._storage = storage
 
@@ -296,7 +296,7 @@ _DataUnpickler.dispatch[pickle.BYTEARRAY8[0]] = _bytearray
 
 
 def _of_zip(path: Path) -> Any:
-    with limits.opened_zip(path) as archive:
+    with untrusted.opened_zip(path) as archive:
         members = {member.filename: member for member in archive.infolist()}
         tree = [name for name in members if name == "data.pkl" or name.endswith("/data.pkl")]
         if len(tree) != 1:
@@ -342,7 +342,7 @@ def _of_old_torch(content: bytes) -> Any:
         return storages.setdefault(key, _Storage(None, kind.dtype))
 
     file = io.BytesIO(content)
-    known = limits.Known(file, len(content))
+    known = untrusted.SizedFile(file, len(content))
     for _ in range(3):  # magic, version, machine
         _DataUnpickler(known).load()
     tree, keys = _DataUnpickler(known, storage).load(), _DataUnpickler(known).load()

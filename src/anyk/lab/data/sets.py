@@ -1,7 +1,7 @@
 """A data set in memory or memory-mapped, and its split into train, validation and test."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -247,8 +247,3 @@ def check_classes(dataset: Dataset, sources: Mapping[str, str]) -> None:
             f"{sources['train']} has no training example of class {missing[0]} ({dataset.classes[missing[0]]}){others}: "
             "add examples, or remove the class and renumber the labels."
         )
-
-
-def class_names(classes: Sequence[str] | None, count: int) -> tuple[str, ...]:
-    """The given names, or numbers."""
-    return tuple(classes) if classes is not None else tuple(map(str, range(count)))

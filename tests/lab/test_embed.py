@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from anyk.lab import embedding as module
+from anyk.lab import embed as module
 from anyk.lab.data import embeddings
-from anyk.lab.embedding import embed
+from anyk.lab.embed import embed
 from anyk.lab.errors import LabError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -198,7 +198,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(images, tmp_path):
     whole = embed(images, "whole", "tiny_backbone:pair", **settings)
     code = """
         import os, signal, sys
-        from anyk.lab.embedding import embed
+        from anyk.lab.embed import embed
         def kill(done, total):
             if done >= 10:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -247,7 +247,7 @@ def test_a_damaged_shard_is_named(images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shard = tmp_path / "out.partial" / "train-000001.shard"
     shard.write_bytes(shard.read_bytes()[:100])
-    with pytest.raises(LabError, match=r"train-000001.shard is damaged .* remove it and call again"):
+    with pytest.raises(LabError, match=r"train-000001\.shard is damaged"):
         embed(images, "out", "tiny_backbone:pair", shard_size=4)
     shard.unlink()
     assert embed(images, "out", "tiny_backbone:pair", shard_size=4).train == 15
@@ -358,7 +358,7 @@ def test_folders_that_do_not_fit(tmp_path):
         embed("flat", "out")
     draw(tmp_path / "images" / "train" / "ant", 2, 0)
     draw(tmp_path / "images" / "test" / "bee", 2, 0)
-    with pytest.raises(LabError, match=r"test/bee is a class without training images"):
+    with pytest.raises(LabError, match="test/bee is a class that"):
         embed("images", "out", "tiny_backbone:pair")
     with pytest.raises(LabError, match=r"batch_size and shard_size should be at least 1"):
         embed("images", "out", batch_size=0)
