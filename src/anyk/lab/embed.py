@@ -326,7 +326,10 @@ def _assemble(shards: dict[str, list[Path]], out: Path, classes: list[str], plan
         full = []
         for path in paths:
             examples, metadata = embeddings.read_split(path)
-            skipped += [(name, reason) for name, reason in json.loads(metadata["skipped"])]
+            try:
+                skipped += [(str(name), str(reason)) for name, reason in files.parsed(metadata["skipped"])]
+            except (KeyError, ValueError, TypeError):
+                raise LabError(f"{path} is no shard of an embedding set: remove it and call again.") from None
             full += [examples] if len(examples) else []
         if full:
             maps = tuple(part for examples in full for part in examples.maps)

@@ -142,10 +142,7 @@ def of_items(
         parts = parts_by_hash(keys(), shares)
         classes, stream = corpus.encode(tokens.trained(parts, begins))
         return tokens.divided(name, classes, stream, begins, parts, out_of_vocabulary=True, remarks=remarks, tokens="items")
-    trained = torch.ones(int(begins[-1]), dtype=torch.bool)
-    ends = begins[1:][begins.diff() >= 3]
-    trained[ends - 1] = trained[ends - 2] = False
-    classes, stream = corpus.encode(trained)
+    classes, stream = corpus.encode(tokens.last_parts(begins) == 0)
     return tokens.last_of_each(name, classes, stream, begins, remarks=remarks, tokens="items")
 
 

@@ -7,7 +7,7 @@ is padding before the first token of a sequence.
 import array
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,21 +203,8 @@ def divided(
     """
     sequence = torch.arange(len(begins) - 1).repeat_interleave(begins.diff())
     part = torch.tensor(parts, dtype=torch.int8)[sequence]
-    outside = stream >= len(classes)
-    first = torch.zeros(len(stream), dtype=torch.bool)
-    first[begins[:-1][begins.diff() > 0]] = True  # nothing stands before it
-    guessed = ~first & ((~outside | (part > 0)) if out_of_vocabulary else ~outside)
     groups = sequence if groups is None else groups[sequence]
-    split = _splitter(stream, begins, len(classes), groups)
-    train, test = split(guessed & (part < 2)), split(guessed & (part == 2))
-    validation = (part[train.places] == 1).nonzero().flatten()
-    remarks = list(remarks)
-    if out_of_vocabulary:
-        remarks += _out_of_vocabulary(test)
-    elif bool((tested := ~first & (part == 2)).any()) and (share := float(outside[tested].double().mean())):
-        outsiders = f"{_percent(share)} of the test tokens are outside the vocabulary"
-        remarks.append(f"{outsiders}: they are read, but not to be guessed.")
-    return _dataset(name, classes, train, test, validation, remarks=tuple(remarks), **facts)
+    return _dataset(name, classes, stream, begins, part, groups, out_of_vocabulary, remarks, facts)
 
 
 def last_of_each(
@@ -229,16 +216,17 @@ def last_of_each(
     guess hits. The arguments are those of :func:`divided`.
     """
     sequence = torch.arange(len(begins) - 1).repeat_interleave(begins.diff())
-    ends, long = begins[1:], begins.diff() >= 3
-    role = torch.zeros(len(stream), dtype=torch.int8)
-    role[ends[long] - 1], role[ends[long] - 2] = 2, 1
-    role[begins[:-1][begins.diff() > 0]] = 3  # nothing stands before it
-    split = _splitter(stream, begins, len(classes), sequence)
-    train, test = split(((role == 0) & (stream < len(classes))) | (role == 1)), split(role == 2)
-    validation = (role[train.places] == 1).nonzero().flatten()
     of = "of fewer than three tokens"
-    short = counted(int((~long).sum()), f"sequence {of} is", f"sequences {of} are", "for training alone.")
-    return _dataset(name, classes, train, test, validation, remarks=(*remarks, *short, *_out_of_vocabulary(test)), **facts)
+    short = counted(int((begins.diff() < 3).sum()), f"sequence {of} is", f"sequences {of} are", "for training alone.")
+    return _dataset(name, classes, stream, begins, last_parts(begins), sequence, True, (*remarks, *short), facts)
+
+
+def last_parts(begins: Tensor) -> Tensor:
+    """(T,): 2 (test) for the last token of each sequence of three or more, 1 (validation) for the one before it, else 0."""
+    part = torch.zeros(int(begins[-1]), dtype=torch.int8)
+    ends = begins[1:][begins.diff() >= 3]
+    part[ends - 1], part[ends - 2] = 2, 1
+    return part
 
 
 def counted(count: int, one: str, many: str, rest: str) -> list[str]:
@@ -248,23 +236,6 @@ def counted(count: int, one: str, many: str, rest: str) -> list[str]:
     (['1 line is empty.'], ['1,200 lines are empty.'], [])
     """
     return [f"{count:,} {one if count == 1 else many} {rest}"] if count else []
-
-
-def _splitter(stream: Tensor, begins: Tensor, classes: int, groups: Tensor) -> Callable[[Tensor], SequenceSplit]:
-    """Makes a split of the places where a mask over the stream is true."""
-
-    def split(wanted: Tensor) -> SequenceSplit:
-        places = wanted.nonzero().flatten()
-        labels = stream[places].long()
-        labels = torch.where(labels < classes, labels, OUT_OF_VOCABULARY)
-        return SequenceSplit((stream,), labels, (), groups[places], places, begins, classes + 1)
-
-    return split
-
-
-def _out_of_vocabulary(test: SequenceSplit) -> list[str]:
-    of, count = f"of the {len(test):,} test targets", int((test.labels == OUT_OF_VOCABULARY).sum())
-    return counted(count, f"{of} is", f"{of} are", "not in the training part: no guess is right.")
 
 
 def _percent(share: float) -> str:
@@ -279,12 +250,42 @@ def _percent(share: float) -> str:
 
 
 def _dataset(
-    name: str, classes: Sequence[str], train: SequenceSplit, test: SequenceSplit, validation: Tensor, **facts: Any
+    name: str,
+    classes: Sequence[str],
+    stream: Tensor,
+    begins: Tensor,
+    part: Tensor,
+    groups: Tensor,
+    out_of_vocabulary: bool,
+    remarks: Iterable[str],
+    facts: dict[str, Any],
 ) -> Dataset:
+    """A data set from the part, 0, 1 or 2, and the group of each token."""
     if len(classes) < 2:
         kinds = "one kind" if classes else "no kind"
         raise LabError(f"{name} has {kinds} of token to guess in its training part, but at least two are needed.")
+
+    def split(wanted: Tensor) -> SequenceSplit:
+        places = wanted.nonzero().flatten()
+        labels = stream[places].long()
+        labels = torch.where(labels < len(classes), labels, OUT_OF_VOCABULARY)
+        return SequenceSplit((stream,), labels, (), groups[places], places, begins, len(classes) + 1)
+
+    outside = stream >= len(classes)
+    target = torch.ones(len(stream), dtype=torch.bool)
+    target[begins[:-1][begins.diff() > 0]] = False  # there is nothing before the first token of a sequence
+    tested = target & (part == 2)
+    target &= (~outside | (part > 0)) if out_of_vocabulary else ~outside
+    train, test = split(target & (part < 2)), split(target & (part == 2))
+    validation = (part[train.places] == 1).nonzero().flatten()
     for what, count in (("training", len(train) - len(validation)), ("validation", len(validation)), ("the test", len(test))):
         if not count:
             raise LabError(f"{name} has no token to guess for {what}: give more or longer sequences.")
-    return Dataset(name, "sequences", tuple(classes), train, test, "", validation=validation, **facts)
+    remarks = list(remarks)
+    if out_of_vocabulary:
+        of, count = f"of the {len(test):,} test targets", int((test.labels == OUT_OF_VOCABULARY).sum())
+        remarks += counted(count, f"{of} is", f"{of} are", "not in the training part: no guess is right.")
+    elif share := float(outside[tested].double().mean()):
+        outsiders = f"{_percent(share)} of the test tokens are outside the vocabulary"
+        remarks.append(f"{outsiders}: they are read, but not to be guessed.")
+    return Dataset(name, "sequences", tuple(classes), train, test, "", validation=validation, remarks=tuple(remarks), **facts)
