@@ -81,36 +81,6 @@ def test_other_dtypes_are_stored_as_float32_and_parts_are_joined(tmp_path):
     assert read.train.parts[0].dtype == torch.float16
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_large_set_is_not_read_into_memory(tmp_path):
-    rows = 100_000
-    tensors = {"labels": ("I64", [rows], 8 * rows), "embeddings": ("F16", [rows, 512], 1024 * rows)}
-    header, end = {}, 0
-    for name, (dtype, shape, size) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header).encode()
-    with open(tmp_path / "train.safetensors", "wb") as file:  # 103 MB of zeros that take no room on the disk
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.write((torch.arange(rows) % 2).numpy().tobytes())
-        file.truncate(8 + len(text) + end)
-    (tmp_path / "dataset.json").write_text(json.dumps({"classes": ["a", "b"]}))
-    code = """
-        import re, sys, torch
-        from anyk.lab.data import embeddings
-        def anonymous():
-            return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
-        before = anonymous()
-        dataset = embeddings.read(sys.argv[1])
-        dataset.train.take(torch.arange(0, len(dataset.train), 1000))
-        print(anonymous() - before)
-    """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert float(result.stdout) < 50
-
-
 def test_a_file_is_read_through_once(folder, monkeypatch):
     calls = []
     digest = embeddings.digest
@@ -351,29 +321,6 @@ def test_a_kill_while_writing_leaves_the_old_set(folder):
         os.utime(path, (time.time() - 7200,) * 2)
     embeddings.write(folder, small(), force=True)
     assert not left.exists()
-
-
-def test_values_too_large_for_half_are_refused(tmp_path):
-    dataset = Dataset(
-        "big", "embeddings", ("a",), Split((torch.full((3, 2), 1e6),), torch.zeros(3, dtype=torch.int64)), None, ""
-    )
-    with pytest.raises(LabError, match=r"big has values beyond 65504, the largest of float16: store float32"):
-        embeddings.write(tmp_path / "set", dataset, dtype=torch.float16)
-    assert not list(tmp_path.iterdir())
-
-
-def shared_embeddings():
-    given = os.environ.get("ANYK_SHARED_DATA")
-    places = [pathlib.Path(given)] if given else [parent / "shared" / "data" for parent in ROOT.parents]
-    return next((place / "cifar100-effnet-lite0" for place in places if (place / "cifar100-effnet-lite0").is_dir()), None)
-
-
-@pytest.mark.skipif(shared_embeddings() is None, reason="no shared/data/cifar100-effnet-lite0 above this repository")
-def test_real_embeddings_are_read():
-    dataset = embeddings.read(shared_embeddings())
-    assert len(dataset.classes) == 100
-    assert (len(dataset.train), len(dataset.test), dataset.train.shape) == (50000, 10000, (512,))
-    assert dataset.train.parts[0].dtype == torch.float16
 
 
 def test_groups_are_of_all_files_or_of_none(tmp_path):

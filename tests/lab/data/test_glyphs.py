@@ -1,7 +1,5 @@
 """Glyphs: the same bits every time, fonts kept apart, look-alikes kept, nothing blank; and DATA by name."""
 
-import sys
-import types
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 
@@ -136,18 +134,3 @@ def test_data_by_name(tmp_path):
         data.load(str(tmp_path / "a.txt"))
     with pytest.raises(LabError, match="no images"):
         data.load(str(tmp_path))
-
-
-def test_embeddings_and_arrays_by_path(monkeypatch, tmp_path):
-    for module in ("embeddings", "arrays"):
-        stand_in = types.SimpleNamespace(read=lambda path, module=module: (module, path.name), SUFFIXES=(".npz",))
-        monkeypatch.setitem(sys.modules, f"anyk.lab.data.{module}", stand_in)
-        monkeypatch.setattr(data, module, stand_in, raising=False)
-    (tmp_path / "described").mkdir()
-    (tmp_path / "described" / "dataset.json").touch()
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "bare" / "train-00.safetensors").touch()
-    (tmp_path / "x.npz").touch()
-    assert data.load(str(tmp_path / "described")) == ("embeddings", "described")
-    assert data.load(str(tmp_path / "bare")) == ("embeddings", "bare")
-    assert data.load(str(tmp_path / "x.npz")) == ("arrays", "x.npz")

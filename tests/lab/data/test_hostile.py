@@ -59,16 +59,6 @@ def test_refused_in_a_line(tmp_path, little, kind, name):
 # --- .npz and .csv ----------------------------------------------------------------------------------------------------
 
 
-def test_damage_in_a_compressed_npz(tmp_path):
-    path = tmp_path / "a.npz"
-    np.savez_compressed(path, x=np.random.default_rng(0).random((50, 3)), y=np.arange(50) % 2)
-    whole = path.read_bytes()
-    for place in range(60, 400, 7):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
-        with pytest.raises(LabError, match=r"a\.npz is damaged or not a file of numpy"):
-            arrays.read(path)
-
-
 def test_a_file_may_unpack_to_a_hundred_times_its_size(tmp_path, little):
     path = tmp_path / "a.npz"
     path.write_bytes(hostile.npz_files(12)["bomb"][0]["data.npz"])

@@ -7,7 +7,6 @@ import json
 import mmap
 import os
 import re
-import signal
 import subprocess
 import sys
 import textwrap
@@ -259,24 +258,6 @@ def test_the_whole_of_a_set_can_be_written_in_shards(shards: Path, tmp_path: Pat
         embeddings.write(tmp_path / "none", dataset, shard_rows=0)
 
 
-def test_a_damaged_or_lost_shard_is_named(shards: Path) -> None:
-    path = shards / "train-2.safetensors"
-    whole = path.read_bytes()
-    before = embeddings.read(shards).fingerprint
-    path.write_bytes(whole[:-100])
-    with pytest.raises(LabError, match=r"train-2\.safetensors is damaged"):
-        embeddings.read(shards)
-    path.write_bytes(whole[:-8] + b"\xff" * 8)
-    with pytest.raises(LabError, match=r"train-2\.safetensors have the value nan in row 99"):
-        embeddings.read(shards)
-    path.write_bytes(whole)
-    assert embeddings.read(shards).fingerprint == before
-    listed = embeddings.write(shards.with_name("listed"), embeddings.read(shards), shard_rows=48)
-    (listed / "train-00003.safetensors").unlink()
-    with pytest.raises(LabError, match=r"listed has lost train-00003\.safetensors, which dataset\.json lists"):
-        embeddings.read(listed)
-
-
 @pytest.mark.skipif(not hasattr(os, "sysconf"), reason="needs the size of the memory")
 def test_one_file_larger_than_the_memory_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A private writable mapping of it would be refused. (The file is a hole: it takes no room on the disk.)"""
@@ -356,29 +337,6 @@ def test_the_stream_changes_nothing_but_where_rows_come_from(
     monkeypatch.setattr(training, "read_data", lambda _: in_memory)
     training.train(streamed(points), tmp_path / "in memory")
     assert outcome(tmp_path / "streamed") == outcome(tmp_path / "in memory")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGKILL")
-def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_bits(points: Path, tmp_path: Path) -> None:
-    config = streamed(points, epochs=2)
-    code = """
-        import json, os, signal, sys
-        from anyk.lab.run import evaluation, reading, training
-        from anyk.lab.run.config import Config
-        training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.0
-        def kill(progress):
-            if progress.step == int(sys.argv[3]):
-                os.kill(os.getpid(), signal.SIGKILL)
-        training.train(Config.from_json(json.loads(sys.argv[1])), sys.argv[2], on_progress=kill)
-    """
-    arguments = [sys.executable, "-c", textwrap.dedent(code), json.dumps(config.to_json()), str(tmp_path / "killed")]
-    killed = subprocess.run([*arguments, "8"], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert (tmp_path / "killed" / "checkpoint.safetensors").exists()
-    assert not (tmp_path / "killed" / "result.json").exists()
-    training.train(config, tmp_path / "killed")
-    training.train(config, tmp_path / "one")
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "one")
 
 
 def test_another_machine_goes_on_with_the_order_that_was_begun(
