@@ -85,9 +85,8 @@ NUMBERS += [2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)]
 TEXTS = ["", "nan", "inf", "-inf", "1e999", "1e-400", "-1", "0x10", "1_0", "9" * 20, "9" * 5000, "x" * 100_000]
 TEXTS += ["\u0661", "\0", "\ufeff", "\u2028", "\x85", "\U0001f600", "\t", "\r", "\n", '"', "'", "::", ",", ";", "#"]
 TEXTS += ["../../x", "/dev/zero", "a\0b"]
-DEEP = "@deep@"
 VALUES: list[Any] = [None, True, False, -1, 1.5, 10**30, 10**400, math.nan, math.inf, "\ud800"]
-VALUES += [[], {}, [[]], [None], {"": None}, DEEP, [1] * 2000, *NUMBERS, *TEXTS]
+VALUES += [[], {}, [[]], [None], {"": None}, hostile.DEEP, [1] * 2000, *NUMBERS, *TEXTS]
 
 
 def changed(content: bytes, form: str, draw: random.Random) -> bytes:
@@ -173,7 +172,7 @@ def change_value(value: Any, draw: random.Random) -> Any:
 
 
 def written(value: Any) -> str:
-    return json.dumps(value).replace(f'"{DEEP}"', "[" * 20_000 + "]" * 20_000)
+    return json.dumps(value).replace(f'"{hostile.DEEP}"', hostile.DEEP)
 
 
 def change_json(content: bytes, draw: random.Random) -> bytes:
@@ -225,8 +224,23 @@ def form_of(name: str) -> str:
     return Path(name).suffix.removeprefix(".")
 
 
+def change_member(members: list[tuple[str, bytes]], draw: random.Random) -> list[tuple[str, bytes]]:
+    """The members of an archive, of which one is gone, renamed or changed."""
+    place = draw.randrange(len(members))
+    name, content = members[place]
+    names = ("../../x.npy", "/x.npy", "x.npy", "y.npy", "\0.npy", "a/" * 300 + "x.npy", "", "../../train", "/train", "train")
+    match draw.randrange(8):
+        case 0:
+            members[place] = draw.choice(names), content
+        case 1:
+            del members[place]
+        case _:
+            members[place] = name, changed(content, form_of(name), draw)
+    return members
+
+
 def change_zip(content: bytes, draw: random.Random) -> bytes:
-    """A member, a name, or what the directory claims of one."""
+    """A member, or what the directory claims of one."""
     if draw.random() < 0.4:
         place = draw.choice([match.start() for match in re.finditer(rb"PK\x01\x02|PK\x03\x04", content)])
         made = bytearray(content)
@@ -237,59 +251,22 @@ def change_zip(content: bytes, draw: random.Random) -> bytes:
         made[place + offset : place + offset + width] = (number % 2 ** (8 * width)).to_bytes(width, "little")
         return bytes(made)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        members = [(info, archive.read(info)) for info in archive.infolist()]
-    chosen = draw.randrange(len(members))
-    out = io.BytesIO()
-    with warnings.catch_warnings(), zipfile.ZipFile(out, "w") as archive:
-        warnings.simplefilter("ignore")  # of two members with one name
-        for place, (info, data) in enumerate(members):
-            name = info.filename
-            if place == chosen:
-                match draw.randrange(8):
-                    case 0:
-                        name = draw.choice(("../../x.npy", "/x.npy", "x.npy", "y.npy", "\0.npy", "a/" * 300 + "x.npy", ""))
-                    case 1:
-                        continue
-                    case _:
-                        data = changed(data, form_of(name), draw)
-            archive.writestr(name, data, info.compress_type)
-    return out.getvalue()
+        method = archive.infolist()[0].compress_type
+        members = change_member([(name, archive.read(name)) for name in archive.namelist()], draw)
+    return hostile.zipped(dict(members), method)
 
 
-def change_tar(content: bytes, draw: random.Random) -> bytes:
-    """The size, the kind or the name of a member, with its checksum set right; or the content of one."""
+def change_tar_gz(content: bytes, draw: random.Random) -> bytes:
+    """A member; or the size or the kind of one, with its checksum set right."""
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        members = [(member, archive.extractfile(member).read()) for member in archive if member.isfile()]  # type: ignore[union-attr]
-    chosen = draw.randrange(len(members))
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for place, (member, data) in enumerate(members):
-            if place != chosen:
-                archive.addfile(member, io.BytesIO(data))
-                continue
-            match draw.randrange(6):
-                case 0:
-                    member.size = abs(draw.choice(NUMBERS))
-                    archive.fileobj.write(member.tobuf())  # type: ignore[union-attr]
-                    archive.fileobj.write(data)  # type: ignore[union-attr]
-                case 1:
-                    member.type = draw.choice(
-                        (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.GNUTYPE_SPARSE, b"\xff")
-                    )
-                    member.linkname = draw.choice(("/etc/passwd", "train", "../../x"))
-                    archive.addfile(member)
-                case 2:
-                    member.name = draw.choice(("../../train", "/train", "train", "a/" * 200 + "test"))
-                    archive.addfile(member, io.BytesIO(data))
-                case _:
-                    data = changed(data, form_of(member.name), draw)
-                    member.size = len(data)
-                    archive.addfile(member, io.BytesIO(data))
-    return out.getvalue()
-
-
-def change_gzip(content: bytes, draw: random.Random) -> bytes:
-    return gzip.compress(changed(gzip.decompress(content), "tar", draw), 1)
+        members = [(member.name, archive.extractfile(member).read()) for member in archive if member.isfile()]  # type: ignore[union-attr]
+    if draw.random() < 0.7:
+        return tarred(dict(change_member(members, draw)))
+    (name, first), *_ = members
+    kind = draw.choice((tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.GNUTYPE_SPARSE, b"\xff"))
+    link = draw.choice(("/etc/passwd", "train", "../../x"))
+    header = hostile.member(name, size=abs(draw.choice(NUMBERS)), type=kind, linkname=link)
+    return gzip.compress(header + first + gzip.decompress(tarred(dict(members[1:]))), 1)
 
 
 PIECES = [*hostile.LENGTHS.values(), *hostile.MEMO, b"(lp0\n" + b"(lp1\ng0\na" * 50, b"]" * 5000 + b"a" * 4999]
@@ -320,8 +297,7 @@ FORMS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "pickle": change_pickle,
     "json": change_json,
     "safetensors": change_safetensors,
-    "gz": change_gzip,
-    "tar": change_tar,
+    "gz": change_tar_gz,
     **dict.fromkeys(("csv", "tsv", "txt", "md", "dat", "data", "item", "py", "jsonl"), change_text),
 }
 
@@ -470,14 +446,7 @@ def read_safetensors(folder: Path) -> Iterable[Callable[[], Any]]:
 
 
 def plans(inputs: int = 4) -> list[models.Plan]:
-    shape = {"classes": ("a", "b", "c", "d"), "hidden": 6, "dropout": 0.0}
-    pixels = {"mean": (0.5,) * 3, "std": (0.2,) * 3}
-    token = {"tokens": "items", "embedding": 4, "layers": 1}
-    made = [models.Plan("linear", (inputs,), feature_mean=(0.0,) * inputs, feature_std=(1.0,) * inputs, **shape)]
-    made += [models.Plan("mlp", (4,), **shape), models.Plan("cnn", (3, 8, 8), width=2, **shape, **pixels)]
-    made += [models.Plan(name, (5,), **shape, **token) for name in ("context", "gru")]  # type: ignore[arg-type]
-    made += [models.Plan("attention", (5,), heads=2, tied=True, mask_seen=True, **shape, **token)]  # type: ignore[arg-type]
-    return made
+    return [hostile.plan(model, inputs) for model in ("linear", "mlp", "cnn", "context", "gru", "attention")]
 
 
 def model_file(plan: models.Plan, described: str) -> Files:
@@ -492,21 +461,7 @@ def model_files(rows: int) -> Iterator[Files]:
 
 
 def model_hostile() -> Iterator[Files]:
-    linear, _, cnn, context, gru, attention = plans()
-    resnet = models.Plan("resnet18", (3, 8, 8), ("a", "b"), 6, 0.0, (0.5,) * 3, (0.2,) * 3)
-    for plan, lie in (
-        (linear, {"classes": ["\ud800", "b", "c", "d"]}),
-        (linear, {"shape": [2**61], "feature_mean": [], "feature_std": []}),
-        (cnn, {"width": 10**9}),
-        (gru, {"shape": [2**61]}),
-        (gru, {"hidden": 10**9, "layers": 1000}),
-        (attention, {"layers": 1000}),
-        (attention, {"heads": 10**9, "embedding": 10**9}),
-        (context, {"model": "os:system"}),
-        (cnn, {"model": "timm:resnet50", "shape": [3, 10**6, 10**6]}),
-        (resnet, {"shape": [3, 10**6, 10**6]}),
-        (linear, {"dropout": DEEP}),
-    ):
+    for plan, lie, _ in hostile.model_lies():
         yield model_file(plan, written({**plan.to_json(), **lie}))
 
 
@@ -662,7 +617,7 @@ def read_images(folder: Path) -> Iterable[Callable[[], Any]]:
         assert read is not None
         list(prediction._image_batches(iter([path]), read, 4, lambda _: None))
         preprocess = embed.centre_crop(8, 1.0, (0.5,) * 3, (0.5,) * 3)
-        encoder = embed.Encoder(torch.nn.Flatten(), preprocess, "cpu", torch.float32)
+        encoder = embed.Encoder(torch.nn.Flatten(), preprocess, "cpu")
         encoder.embed(folder, [(str(path.relative_to(folder)), 0)], 4, lambda _: None)
 
     yield lambda: datasets.load(str(folder / "data"))

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from anyk.lab.run.models import Plan
+
 Files = dict[str, bytes]
 """Contents by path, in the folder of a case."""
 Hostile = dict[str, tuple[Files, str]]
@@ -289,3 +291,44 @@ def image_files() -> Hostile:
     made = {"a program": SCRIPT, "a program in an envelope": iptc(SCRIPT), "an icon": picture("ICO", side=32)}
     made |= {"an image in an envelope": iptc(saved(lambda out: Image.new("1", (3000, 3000)).save(out, "PNG")))}
     return {name: ({"1.png": content}, "cannot identify image file") for name, content in made.items()}
+
+
+def plan(model: str, inputs: int = 4) -> Plan:
+    """A small model of four classes."""
+    common: dict[str, Any] = {"classes": ("a", "b", "c", "d"), "hidden": 6, "dropout": 0.0}
+    pixels = {"mean": (0.5,) * 3, "std": (0.2,) * 3}
+    token: dict[str, Any] = {"tokens": "items", "embedding": 4, "layers": 1}
+    if model in ("cnn", "resnet18"):
+        return Plan(model, (3, 8, 8), **common, **pixels, **({"width": 2} if model == "cnn" else {}))
+    if model in ("context", "gru"):
+        return Plan(model, (5,), **common, **token)
+    if model == "attention":
+        return Plan(model, (5,), heads=2, tied=True, mask_seen=True, **common, **token)
+    return Plan(model, (inputs,), **common)
+
+
+def model_lies() -> list[tuple[Plan, dict[str, Any], str]]:
+    """Descriptions of a model file that do not fit its weights: the plan, what is changed, and a pattern of the refusal."""
+    linear, cnn, gru, attention = map(plan, ("linear", "cnn", "gru", "attention"))
+    refused = r"model\.safetensors"
+    code = "which is code that reading a file does not import"
+    return [
+        (linear, {"shape": [5]}, r"the weights 1.weight should be torch.float32 \[4, 5\], but are torch.float32 \[4, 4\]"),
+        (linear, {"classes": ["a", "b", "c"]}, r"should be torch.float32 \[3, 4\], but are torch.float32 \[4, 4\]"),
+        (linear, {"model": "mlp"}, r"the weights 1.weight should be torch.float32 \[6, 4\]"),
+        (linear, {"classes": ["a", "b", "c", "\ud800"]}, "surrogates not allowed"),
+        (linear, {"classes": DEEP}, "nested too deeply"),
+        (linear, {"dropout": DEEP}, "nested too deeply"),
+        (linear, {"shape": [2**61]}, "cannot be used"),
+        (linear, {"model": "mlp", "hidden": 2**61}, "cannot be used"),
+        (linear, {"feature_mean": [10**400] * 4}, "feature_mean should be 0 or 4 numbers"),
+        (linear, {"model": "os:system", "tokens": "items", "layers": None}, code),
+        (linear, {"model": "os:system"}, code),
+        (cnn, {"width": 10**9}, refused),
+        (cnn, {"model": "timm:resnet50", "shape": [3, 10**6, 10**6]}, refused),
+        (gru, {"shape": [2**40]}, r"shape should be at most 1000000, but is \[1099511627776\]"),
+        (gru, {"hidden": 10**9, "layers": 1000}, refused),
+        (attention, {"layers": 1000}, refused),
+        (attention, {"heads": 10**9, "embedding": 10**9}, refused),
+        (plan("resnet18"), {"shape": [3, 8, 2**40]}, "shape should be of at most 8192 x 8192 pixels"),
+    ]

@@ -84,7 +84,8 @@ def embed(
     except OSError as error:
         raise LabError(f"{folder} cannot be read ({error.strerror}: {error.filename}).") from None
     # Before anything is written: a backbone that cannot be had should leave nothing behind.
-    encoder = Encoder(*load_backbone(backbone), device, torch.float16 if half else torch.float32)
+    encoder = Encoder(*load_backbone(backbone), device)
+    dtype = torch.float16 if half else torch.float32
     plan = {"backbone": backbone, "half": half, "batch_size": batch_size, "shard_size": shard_size, "images": digest}
     work = out.with_name(f"{out.name}.partial")
     with _entered(work, plan):
@@ -96,7 +97,7 @@ def embed(
                 wanted = listed[first : first + shard_size]
                 if not path.exists():
                     report = lambda count, before=done: progress and progress(before + count, total)  # noqa: E731
-                    _save_shard(*encoder.embed(folder, wanted, batch_size, report), path, encoder.dtype)
+                    _save_shard(*encoder.embed(folder, wanted, batch_size, report), path, dtype)
                 done += len(wanted)
                 shards[split].append(path)
     if progress is not None:
@@ -117,7 +118,7 @@ def features(paths: Iterable[str | Path], backbone: str = "efficientnet-lite0", 
         backbone: as for :func:`embed`.
         device: where the backbone runs.
     """
-    encoder = Encoder(*load_backbone(backbone), device, torch.float32)
+    encoder = Encoder(*load_backbone(backbone), device)
     found, listed = [], list(map(Path, paths))
     for path, pixels in zip(listed, decode_all(listed, read_image, encoder.preprocess), strict=True):
         if isinstance(pixels, str):
@@ -265,12 +266,12 @@ def _enter(work: Path, plan: dict[str, Any]) -> None:
 class Encoder:
     """A backbone at work."""
 
-    def __init__(self, model: nn.Module, preprocess: Preprocess, device: str, dtype: torch.dtype):
+    def __init__(self, model: nn.Module, preprocess: Preprocess, device: str):
         try:
             self.model = model.eval().requires_grad_(False).to(device)
         except (RuntimeError, AssertionError) as error:
             raise LabError(f"device {device} cannot be used ({files.first_line(error)}): try cpu.") from None
-        self.preprocess, self.device, self.dtype = preprocess, device, dtype
+        self.preprocess, self.device = preprocess, device
 
     def embed(
         self, folder: Path, wanted: list[_Image], batch_size: int, report: Callable[[int], Any]
@@ -292,7 +293,7 @@ class Encoder:
         return Split((rows,), torch.tensor(labels, dtype=torch.int64)), skipped
 
     def run(self, pixels: list[Tensor]) -> Tensor:
-        """Features (B, d) of preprocessed images, as they are stored."""
+        """Features (B, d) of preprocessed images, in float32."""
         sizes = {tuple(image.shape) for image in pixels}
         if len(sizes) > 1:
             raise LabError(f"the backbone's preprocess should give images of one size, but gave {sorted(sizes)[:2]}.")
@@ -302,18 +303,15 @@ class Encoder:
             shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise LabError(f"the backbone should give features (B, d) or (B, d, height, width), but gave {shape}.")
         features = (features.mean((2, 3)) if features.dim() == 4 else features).float()
-        stored = features.to(self.dtype).cpu()
         if not features.isfinite().all():
             raise LabError("the backbone gives values that are NaN or infinite: look at its weights and its preprocessing.")
-        if not stored.isfinite().all():
-            raise LabError("the backbone gives values too large for float16: store float32 (--float32, half=False).")
-        return stored
+        return features.cpu()
 
 
 def _save_shard(examples: Split, skipped: list[tuple[str, str]], path: Path, dtype: torch.dtype) -> None:
     try:
         with files.replacing(path) as fresh, fresh.open("wb") as file:
-            embeddings.write_split(file, examples, dtype, str(path), {"skipped": json.dumps(skipped)})
+            embeddings.write_split(file, examples, dtype, "the backbone", {"skipped": json.dumps(skipped)})
     except OSError as error:
         raise LabError(f"{path} cannot be written ({error.strerror}): make room and call again to go on.") from None
 

@@ -1,5 +1,4 @@
-"""What a trained model says of new examples: images, files of embeddings, tables and pixels, with labels or without, or
-sequences of tokens."""
+"""Predictions of a trained model for new examples: image files, array files and tables, with labels or without, and texts."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -104,7 +103,7 @@ def predict(
 def _continued(
     model: Classifier, paths: Sequence[Path], k: int, batch_size: int, device: str, unreadable: Callable[[str], None]
 ) -> Iterator[Prediction]:
-    """What follows each sequence of some files."""
+    """Predictions for what follows each sequence of some files."""
     suffixes = _SOURCES if model.plan.tokens == "python" else sequences.TEXTS
     kinds = f"files that end in {' or '.join(suffixes)}"
     for path in _expanded(paths, suffixes, kinds, unreadable, texts=True):
@@ -152,9 +151,10 @@ def _is_image(path: Path) -> bool:
 def _expanded(
     paths: Sequence[Path], suffixes: Collection[str], kinds: str, unreadable: Callable[[str], None], *, texts: bool = False
 ) -> Iterator[Path]:
-    """The files, and in the place of a folder those in it that such a model takes, by how their names end.
+    """The files, with those of the right suffix in place of a folder.
 
-    A file that is named is a text where the model takes ``texts``, however its name ends."""
+    Where the model takes ``texts``, a file that is named itself may have any suffix.
+    """
     for path in paths:
         if path.is_dir():
             inside = sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
@@ -191,7 +191,7 @@ def _image_reader(shape: tuple[int, ...], backbone: str | None, device: str) -> 
     if len(shape) == 1:
         if backbone is None:
             return None
-        encoder = Encoder(*load_backbone(backbone), device, torch.float32)
+        encoder = Encoder(*load_backbone(backbone), device)
 
         def features(pixels: list[Tensor]) -> Tensor:
             found = encoder.run(pixels)

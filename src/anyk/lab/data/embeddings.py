@@ -188,8 +188,8 @@ def write_split(
             if not _is_finite(stored):
                 if _is_finite(block):
                     fits = dtype == torch.float16 and _is_finite(block.float())
-                    way = "store float32, without half" if fits else "scale the embeddings down"
-                    raise LabError(f"{source} has values beyond {torch.finfo(dtype).max:g}, the largest of {name}: {way}.")
+                    remedy = "store float32 instead" if fits else "scale the embeddings down"
+                    raise LabError(f"{source} has values beyond {torch.finfo(dtype).max:g}, the largest of {name}: {remedy}.")
                 _raise_not_finite(block, first, source)
             file.write(_bytes(stored))
 
