@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import lab_data
 from anyk.lab.data import Dataset, Split, embeddings
 from anyk.lab.errors import LabError
 
@@ -111,19 +112,12 @@ def test_a_file_with_another_content_of_the_same_size_and_time_is_read_again(fol
 
 
 def test_of_a_set_that_lists_its_files_no_others_are_read(tmp_path):
-    folder = embeddings.write(tmp_path / "set", small(test=False), shard_rows=5)
+    folder = lab_data.write_shards(tmp_path / "set", small(test=False), 5)
     before = embeddings.read(folder)
     for name in ("train-old", "test-old"):
         save(folder, name, embeddings=numbers(seed=9), labels=LABELS)
     after = embeddings.read(folder)
     assert (len(after.train), after.test, after.fingerprint) == (12, None, before.fingerprint)
-
-
-@pytest.mark.parametrize("key", ["files", "classes"])
-def test_what_follows_from_the_dataset_is_not_taken_from_elsewhere(tmp_path, key):
-    with pytest.raises(LabError, match=f'about should not have "{key}"'):
-        embeddings.write(tmp_path / "set", small(), about={key: ["x"]})
-    assert not (tmp_path / "set").exists()
 
 
 def test_reading_works_without_a_place_for_the_cache(folder, monkeypatch, tmp_path):
@@ -326,11 +320,11 @@ def test_a_kill_while_writing_leaves_the_old_set(folder):
 def test_groups_are_of_all_files_or_of_none(tmp_path):
     groups = torch.arange(12) // 2
     data = Dataset("small", "embeddings", ("ant", "bee", "cat"), Split((numbers(),), LABELS, groups=groups), None, "")
-    folder = embeddings.write(tmp_path / "set", data, shard_rows=5)
+    folder = lab_data.write_shards(tmp_path / "set", data, 5)
     read = embeddings.read(folder)
     assert torch.equal(read.train.groups, groups)
     other = Split((numbers(),), LABELS, groups=groups.flip(0))
-    changed = embeddings.read(embeddings.write(folder, dataclasses.replace(data, train=other), shard_rows=5, force=True))
+    changed = embeddings.read(lab_data.write_shards(folder, dataclasses.replace(data, train=other), 5))
     assert changed.fingerprint != read.fingerprint
     file = folder / "train-00001.safetensors"
     tensors = load_file(file)

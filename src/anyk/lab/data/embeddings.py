@@ -93,7 +93,6 @@ def write(
     dtype: torch.dtype | None = None,
     about: Mapping[str, Any] | None = None,
     texts: Mapping[str, str] | None = None,
-    shard_rows: int | None = None,
     force: bool = False,
 ) -> Path:
     """Write an embedding set; the folder appears when everything in it is on the disk, and not before.
@@ -105,52 +104,25 @@ def write(
         folder: the new set
         dataset: what is written; its embeddings may have any real dtype
         dtype: float16 or float32; None keeps float16 and makes float32 of all others
-        about: more entries of dataset.json; "classes" and "files" come from the dataset
+        about: more entries of dataset.json
         texts: more text files, name to content
-        shard_rows: the most examples in one file; None: one file for each split
         force: replace a set that is there
 
     Raises:
         LabError: where the folder holds something already, or the dataset is not sound.
     """
     folder = Path(folder)
-    if shard_rows is not None and shard_rows < 1:
-        raise LabError(f"shard_rows should be at least 1, but is {shard_rows}.")
-    for key in ("classes", "files"):
-        if key in (about or {}):
-            raise LabError(f'about should not have "{key}", which follows from the dataset.')
     refuse_to_overwrite(folder, force)
     check(dataset, strict=False)
     splits = {"train": dataset.train} | ({"test": dataset.test} if dataset.test is not None else {})
-    description = {"name": dataset.name, "classes": list(dataset.classes), **(about or {})}
+    description = {**(about or {}), "name": dataset.name, "classes": list(dataset.classes)}
     with _appears_whole(folder) as building:
         for split, examples in splits.items():
-            for number, shard in enumerate(_shards(examples, shard_rows)):
-                name = f"{split}.safetensors" if shard_rows is None else f"{split}-{number:05d}.safetensors"
-                with open(building / name, "wb") as file:
-                    write_split(file, shard, dtype, source=dataset.name)
-                if shard_rows is not None:  # one of many can be forgotten in a copy
-                    description["files"] = [*description.get("files", []), name]
+            with open(building / f"{split}.safetensors", "wb") as file:
+                write_split(file, examples, dtype, source=dataset.name)
         for name, text in {**(texts or {}), "dataset.json": json.dumps(description, indent=1)}.items():
             (building / name).write_bytes(text.encode())
     return folder
-
-
-def _shards(examples: Split, rows: int | None) -> Iterator[Split]:
-    """Consecutive examples, so many at a time; their parts are views."""
-    if rows is None:
-        yield examples
-        return
-    starts = examples.starts.tolist()
-    for first in range(0, len(examples), rows):
-        end = min(first + rows, len(examples))
-        pieces = [
-            part[max(first - start, 0) : end - start]
-            for part, start in zip(examples.parts, starts, strict=False)
-            if start < end and start + len(part) > first
-        ]
-        groups = None if examples.groups is None else examples.groups[first:end]
-        yield Split(tuple(pieces), examples.labels[first:end], groups=groups)
 
 
 def write_split(
