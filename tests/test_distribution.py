@@ -3,6 +3,7 @@
 import ast
 import email
 import importlib.metadata
+import json
 import os
 import re
 import subprocess

@@ -43,9 +43,9 @@ def explain(error: Exception) -> str:
     return str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message that is not empty, or its type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def first_line(error: BaseException, most: int = 200) -> str:
+    """The first line of an error's message that is not empty, cut to ``most`` characters; or the name of its type."""
+    return next((line.strip()[:most] for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A trained model as an ONNX file, with what it does to its inputs before the network, and the first guesses after it."""
+"""A trained model as an ONNX file that includes its preprocessing and gives the k best classes."""
 
 import importlib
 import importlib.util
@@ -19,7 +19,7 @@ from anyk.lab.errors import LabError, first_line
 from anyk.lab.run.models import Classifier, Plan
 from anyk.lab.run.sequence_models import OTHERS
 
-_TOLERANCE = 1e-3  # of probabilities: what another order of additions comes to, and no wrong operator does
+_TOLERANCE = 1e-3  # of probabilities: above the effect of another summation order, below that of any wrong operator
 
 
 class _FirstGuesses(nn.Module):
@@ -88,7 +88,7 @@ def _examples(model: Classifier) -> tuple[str, Tensor]:
     if name == "images":
         return name, torch.randint(256, size, generator=generator, dtype=torch.uint8)
     classes = len(model.classes)
-    # Of classes that are no guess where they were seen, half: something should be left.
+    # Where classes that were seen are no guesses, half of the classes: some should be left.
     return name, torch.randint(max(classes // 2, 1) if model.plan.mask_seen else classes + OTHERS, size, generator=generator)
 
 
@@ -114,7 +114,7 @@ def _compare(path: Path, module: nn.Module, examples: Tensor) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter logs about operators that nobody asked for."""
+    """Silence what the exporter logs about operators that are not used."""
     former = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -12,7 +12,7 @@ import made
 from anyk.lab.comparison import changed_predictions
 from anyk.lab.comparison.changed_predictions import SHOWN_EXAMPLES, THUMBNAIL, count_classes, find_moves
 from anyk.lab.comparison.outcome import Confusion
-from anyk.lab.data import Dataset, Split, folders, split, tokens
+from anyk.lab.data import Dataset, Split, image_folders, split, tokens
 from anyk.lab.run.config import Config
 
 CLASSES = tuple("abcdefgh")
@@ -206,14 +206,15 @@ def test_images_are_small_and_have_rows(tmp_path, channels):
     assert found.examples[3].source == "row 3"
 
 
-def test_examples_of_a_folder_of_images_are_files(tmp_path):
+def test_examples_of_a_folder_of_images_are_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
     for number, name in enumerate(CLASSES):
         for part in ("train", "train2", "test"):
             folder = tmp_path / "images" / part.rstrip("2") / name
             folder.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (20, 20), (30 * number, 0, 0)).save(folder / f"{part}.png")
     (tmp_path / "images" / "test" / "b" / "a broken one.png").write_bytes(b"")
-    data = folders.load(tmp_path / "images", cache=tmp_path / "cache")
+    data = image_folders.load(tmp_path / "images")
     wrong = [[(label + 1) % 8, (label + 2) % 8, label] for label in range(8)]
     after = [row[::-1] for row in wrong]
     found = moved(tmp_path, data, wrong, after)
@@ -240,7 +241,7 @@ def test_of_sequences_the_tokens_before_are_shown(tmp_path, kind, most):
     # A target that is no class is in nobody's list, so it does not move.
     stream[-1 - len(sequences[3])] = 8
     unseen = tokens.last_of_each("made", CLASSES, stream, begins, tokens=kind)
-    assert unseen.test.labels.tolist() == [1, 0, tokens.UNSEEN]
+    assert unseen.test.labels.tolist() == [1, 0, tokens.OUT_OF_VOCABULARY]
     assert moved(tmp_path, unseen, wrong, right, Config(context=3)).into == 2
 
 

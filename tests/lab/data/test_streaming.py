@@ -248,35 +248,6 @@ def test_a_window_that_does_not_fit_into_the_memory_is_named(points: Path) -> No
             Stream(wide, 8, 3_000_000)
 
 
-def test_the_whole_of_a_set_can_be_written_in_shards(shards: Path, tmp_path: Path) -> None:
-    dataset = embeddings.read(shards)
-    again = embeddings.read(embeddings.write(tmp_path / "again", dataset, shard_rows=48))
-    assert [len(part) for part in again.train.parts] == [48] * 6 + [2]
-    index = torch.randperm(len(dataset.train))
-    assert torch.equal(again.train.take(index), dataset.train.take(index))
-    assert torch.equal(again.train.labels, dataset.train.labels)
-    with pytest.raises(LabError, match="shard_rows should be at least 1, but is 0"):
-        embeddings.write(tmp_path / "none", dataset, shard_rows=0)
-
-
-def test_a_damaged_or_lost_shard_is_named(shards: Path) -> None:
-    path = shards / "train-2.safetensors"
-    whole = path.read_bytes()
-    before = embeddings.read(shards).fingerprint
-    path.write_bytes(whole[:-100])
-    with pytest.raises(LabError, match=r"train-2\.safetensors is damaged"):
-        embeddings.read(shards)
-    path.write_bytes(whole[:-8] + b"\xff" * 8)
-    with pytest.raises(LabError, match=r"train-2\.safetensors have the value nan in row 99"):
-        embeddings.read(shards)
-    path.write_bytes(whole)
-    assert embeddings.read(shards).fingerprint == before
-    listed = embeddings.write(shards.with_name("listed"), embeddings.read(shards), shard_rows=48)
-    (listed / "train-00003.safetensors").unlink()
-    with pytest.raises(LabError, match=r"listed has lost train-00003\.safetensors, which dataset\.json lists"):
-        embeddings.read(listed)
-
-
 @pytest.mark.skipif(not hasattr(os, "sysconf"), reason="needs the size of the memory")
 def test_one_file_larger_than_the_memory_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A private writable mapping of it would be refused. (The file is a hole: it takes no room on the disk.)"""
@@ -320,7 +291,7 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The set of the other training tests, in seven files."""
     monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
     dataset = embeddings.read(lab_data.write_embedding_set(tmp_path / "whole"))
-    return embeddings.write(tmp_path / "points", dataset, shard_rows=37, dtype=torch.float16)
+    return lab_data.write_shards(tmp_path / "points", dataset, 37, torch.float16)
 
 
 def test_a_run_stopped_in_the_middle_of_an_epoch_ends_with_the_same_bits(points: Path, tmp_path: Path) -> None:
@@ -491,7 +462,7 @@ def test_pages_are_given_back(tmp_path: Path) -> None:
         assert found
         return int(found[1])
 
-    part, *_ = embeddings._open(tmp_path / "rows.safetensors")
+    part = embeddings.read_split(tmp_path / "rows.safetensors")[0].maps[0]
     assert float(part.rows.sum()) == 8192 * 1024
     assert mapped() >= 32_768
     part.release(0, 8192)

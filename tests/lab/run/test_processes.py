@@ -105,7 +105,7 @@ def test_the_command_in_two_processes_is_the_command_in_one(data: str, tmp_path:
 def test_three_processes_and_kills(data: str, tmp_path: Path) -> None:
     base = Config(data=data, epochs=3, batch_size=31, learning_rate=1e-2)
     tokens = base.replace(data="tokens", epochs=1, context=8, embedding=8, hidden=12, dropout=0.0)
-    shards = str(embeddings.write(tmp_path / "shards", embeddings.read(data), shard_rows=37, dtype=torch.float16))
+    shards = str(lab_data.write_shards(tmp_path / "shards", embeddings.read(data), 37, torch.float16))
     configs = {
         "label smoothing": base.replace(loss="lapsum", label_smoothing=0.1, temperature=0.7, optimizer="sgd"),
         "fewer examples than ranks": base.replace(model="mlp", batch_size=2, epochs=1, clip=0.1, evaluate_every=40),

@@ -14,7 +14,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import lab_data
-from anyk.lab.data.tokens import IGNORED, UNSEEN, SequenceSplit
+from anyk.lab.data.tokens import IGNORED, OUT_OF_VOCABULARY, SequenceSplit
 from anyk.lab.errors import LabError
 from anyk.lab.run import batches, evaluation, losses, models, training
 from anyk.lab.run.config import Config
@@ -306,7 +306,7 @@ def test_what_was_seen_is_no_guess(model: str, tmp_path: Path) -> None:
         1 + (sum(bool(row[c] >= row[t]) for c in range(55) if c != t) if t >= 0 else 55)
         for row, t in zip(scores, labels, strict=True)
     ]
-    assert labels.count(UNSEEN) == 2  # which no guess hits
+    assert labels.count(OUT_OF_VOCABULARY) == 2  # which no guess hits
     kept = load_file(tmp_path / "run" / "test.safetensors")
     assert kept["ranks"].tolist() == ranks
     assert result["test"]["top1"] == sum(rank == 1 for rank in ranks) / len(ranks)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from anyk.lab.comparison.outcome import ByClass, Comparison, Confusion, Example, Guess, Moves, tested
-from anyk.lab.data import Dataset, Parts, Split, folders
+from anyk.lab.data import Dataset, Parts, Split, image_folders
 from anyk.lab.data.tokens import OTHER, SequenceSplit
 from anyk.lab.run import own_models
 from anyk.lab.run.evaluation import Predictor
@@ -163,7 +163,7 @@ def _sources(dataset: Dataset, examples: Split, index: torch.Tensor) -> list[str
         tokens = places - examples.begin(places) + 1
         return [f"sequence {each:,}, token {token:,}" for each, token in zip(sequences.tolist(), tokens.tolist(), strict=True)]
     if dataset.folder:
-        train, test = folders.files(dataset)
+        train, test = image_folders.files(dataset)
         files = train if dataset.test is None else test
         if files is not None and len(files) == len(dataset.test or dataset.train):  # no file has come or gone meanwhile
             return [files[place] for place in index.tolist()]

@@ -36,7 +36,7 @@ class Plan:
     model: str
     shape: tuple[int, ...]
     """of one example, as the data set has it: (features,) or (channels, height, width), to which
-    :func:`anyk.lab.data.folders.read_pixels` brings an image file"""
+    :func:`anyk.lab.data.images.read_pixels` brings an image file"""
     classes: tuple[str, ...]
     hidden: int
     dropout: float

@@ -1,31 +1,31 @@
 """Images in class folders to an embedding set, through a frozen backbone.
 
-The work is done in shards, each written whole, in a folder beside the wanted one; the set itself appears at the end. A run
-that was killed goes on after the last whole shard, and the set is the same to the bit: batches never cross a shard.
+Shards of it are written to a folder beside the wanted one; the set itself appears at the end. A run that was killed continues
+after the last complete shard, and the set is the same to the bit: batches never cross a shard.
 """
 
 import contextlib
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor, nn
 
 from anyk.lab import files
-from anyk.lab.data import embeddings, folders, pickles
+from anyk.lab.data import embeddings, image_folders
+from anyk.lab.data.images import decode_all, read_image
 from anyk.lab.data.sets import Dataset, Split
-from anyk.lab.errors import LabError
+from anyk.lab.errors import LabError, first_line
 from anyk.lab.run import own_models
 
 Preprocess = Callable[[Image.Image], Tensor]
@@ -70,7 +70,7 @@ def embed(
         batch_size: images at once
         device: cpu, cuda, mps
         half: store float16
-        shard_size: images between two points at which a killed run can go on
+        shard_size: images between two points at which a killed run can be resumed
         progress: called with the numbers of images done and of all images
         force: replace a set that is there
     """
@@ -84,7 +84,8 @@ def embed(
     except OSError as error:
         raise LabError(f"{folder} cannot be read ({error.strerror}: {error.filename}).") from None
     # Before anything is written: a backbone that cannot be had should leave nothing behind.
-    encoder = Encoder(*load_backbone(backbone), device, torch.float16 if half else torch.float32)
+    encoder = Encoder(*load_backbone(backbone), device)
+    dtype = torch.float16 if half else torch.float32
     plan = {"backbone": backbone, "half": half, "batch_size": batch_size, "shard_size": shard_size, "images": digest}
     work = out.with_name(f"{out.name}.partial")
     with _entered(work, plan):
@@ -95,7 +96,8 @@ def embed(
                 path = work / f"{split}-{number:06d}.shard"
                 wanted = listed[first : first + shard_size]
                 if not path.exists():
-                    _save_whole(encoder.embed(folder, wanted, batch_size, _offset(progress, done, total)), path)
+                    report = lambda count, before=done: progress and progress(before + count, total)  # noqa: E731
+                    _save_shard(*encoder.embed(folder, wanted, batch_size, report), path, dtype)
                 done += len(wanted)
                 shards[split].append(path)
     if progress is not None:
@@ -116,14 +118,12 @@ def features(paths: Iterable[str | Path], backbone: str = "efficientnet-lite0", 
         backbone: as for :func:`embed`.
         device: where the backbone runs.
     """
-    encoder = Encoder(*load_backbone(backbone), device, torch.float32)
-    found = []
-    for path in map(Path, paths):
-        try:
-            image = read_image(path)
-        except Exception as error:  # Pillow's decoders raise whatever they like
-            raise LabError(f"{path} cannot be read as an image ({error}).") from None
-        found.append(encoder.run([encoder.preprocess(image)]))
+    encoder = Encoder(*load_backbone(backbone), device)
+    found, listed = [], list(map(Path, paths))
+    for path, pixels in zip(listed, decode_all(listed, read_image, encoder.preprocess), strict=True):
+        if isinstance(pixels, str):
+            raise LabError(f"{path} cannot be read as an image ({pixels}).")
+        found.append(encoder.run([pixels]))
     if not found:
         raise LabError("there are no images to embed: give at least one file.")
     return torch.cat(found)
@@ -173,7 +173,7 @@ def _timm(name: str) -> tuple[nn.Module, Preprocess]:
         # Without classes, timm's models end at the pooled features.
         model = timm.create_model(name, pretrained=True, num_classes=0)
     except Exception as error:  # unknown names, failed downloads
-        raise LabError(f"timm cannot make {name} ({' '.join(str(error).split())[:150]}).") from None
+        raise LabError(f"timm cannot make {name} ({first_line(error)}).") from None
     return model, data.create_transform(**data.resolve_model_data_config(model), is_training=False)
 
 
@@ -207,44 +207,21 @@ def centre_crop(size: int, fraction: float, mean: tuple[float, ...], std: tuple[
 
 def _find_images(folder: Path) -> tuple[list[str], dict[str, list[_Image]]]:
     """The classes, and for "train" and perhaps "test" each image's path in the folder with its class."""
-    if not folder.is_dir():
-        raise LabError(f"{folder} is not a folder: name a folder with a folder of images for each class.")
-    train, test = folders.find_splits(folder)
-    roots = {"train": train} | ({"test": test} if test is not None else {})
-    classes = [path.name for path in folders.subfolders(roots["train"])]
+    train, test = image_folders.find(folder, suffixes=None)
+    classes = list(train)
     if not classes:
         raise LabError(f"{folder} has no folders in it: put the images of each class into a folder with its name.")
-    images: dict[str, list[_Image]] = {}
-    for split, root in roots.items():
-        unknown = sorted({path.name for path in folders.subfolders(root)} - set(classes))
-        if unknown:
-            raise LabError(f"{root / unknown[0]} is a class without training images: add them or remove the folder.")
-        images[split] = [
-            (path.relative_to(folder).as_posix(), number)
-            for number, name in enumerate(classes)
-            for path in sorted((root / name).rglob("*"))
-            if path.is_file() and not path.name.startswith(".")
-        ]
-    folders.tell_of_nested((folder / name for name, _ in images["train"]), train, len(classes))
-    return classes, images
+    splits = {"train": train} | ({"test": test} if test is not None else {})
+    return classes, {
+        split: [(path.relative_to(folder).as_posix(), classes.index(name)) for name in found for path in found[name]]
+        for split, found in splits.items()
+    }
 
 
 def _digest_names(folder: Path, images: dict[str, list[_Image]]) -> str:
     """Changes when images come, go or change their size."""
     listed = {split: [(name, (folder / name).stat().st_size) for name, _ in names] for split, names in images.items()}
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:16]
-
-
-def read_image(path: Path) -> Image.Image:
-    """An image file as RGB, upright."""
-    with folders.opened_image(path) as file:
-        folders.refuse_bomb(file, path)
-        ImageOps.exif_transpose(file, in_place=True)
-        image: Image.Image = file
-        if image.mode.startswith("I"):
-            # Pillow would cut 16-bit grey values off at 255.
-            image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) >> 8).astype(np.uint8))
-        return image.convert("RGB")
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------
@@ -289,57 +266,34 @@ def _enter(work: Path, plan: dict[str, Any]) -> None:
 class Encoder:
     """A backbone at work."""
 
-    def __init__(self, model: nn.Module, preprocess: Preprocess, device: str, dtype: torch.dtype):
+    def __init__(self, model: nn.Module, preprocess: Preprocess, device: str):
         try:
             self.model = model.eval().requires_grad_(False).to(device)
         except (RuntimeError, AssertionError) as error:
-            raise LabError(f"device {device} cannot be used ({str(error).splitlines()[0]}): try cpu.") from None
-        self.preprocess, self.device, self.dtype = preprocess, device, dtype
+            raise LabError(f"device {device} cannot be used ({first_line(error)}): try cpu.") from None
+        self.preprocess, self.device = preprocess, device
 
-    def embed(self, folder: Path, wanted: list[_Image], batch_size: int, report: Callable[[int], None]) -> dict[str, Any]:
-        """One shard: embeddings and labels of the images that can be read, and names and reasons of the others."""
-        features, labels, skipped = [], [], []
+    def embed(
+        self, folder: Path, wanted: list[_Image], batch_size: int, report: Callable[[int], Any]
+    ) -> tuple[Split, list[tuple[str, str]]]:
+        """One shard: the images that can be read, and names and reasons of the others."""
+        features, labels, skipped = [torch.empty(0, 0)], [], []
+        paths = (folder / name for name, _ in wanted)
+        decoded = zip(wanted, decode_all(paths, read_image, self.preprocess, ahead=2 * batch_size), strict=True)
         done = 0
-        for batch in self._batches(folder, wanted, batch_size):
-            pixels = []
-            for (name, label), loaded in batch:
-                if isinstance(loaded, Tensor):
-                    pixels.append(loaded)
-                    labels.append(label)
-                else:
-                    skipped.append((name, loaded))
-            if pixels:
-                features.append(self.run(pixels))
+        while batch := list(itertools.islice(decoded, batch_size)):
+            skipped += [(name, pixels) for (name, _), pixels in batch if isinstance(pixels, str)]
+            fine = [(label, pixels) for (_, label), pixels in batch if isinstance(pixels, Tensor)]
+            if fine:
+                labels += [label for label, _ in fine]
+                features.append(self.run([pixels for _, pixels in fine]))
             done += len(batch)
             report(done)
-        return {
-            "embeddings": torch.cat(features) if features else torch.empty(0, 0),
-            "labels": torch.tensor(labels, dtype=torch.int64),
-            "skipped": skipped,
-        }
-
-    def _batches(self, folder: Path, wanted: list[_Image], batch_size: int) -> Iterator[list[tuple[_Image, Tensor | str]]]:
-        """Batches of images, or of reasons why one cannot be read; the next is read while this one is worked on."""
-
-        def load(name: str) -> Tensor | str:
-            try:
-                image = read_image(folder / name)
-            except Exception as error:  # Pillow's decoders raise whatever they like
-                return " ".join(str(error).split()).replace(str(folder / name), name)[:200] or type(error).__name__
-            return self.preprocess(image)
-
-        # Filters belong to the process, so they are set here and not in the threads.
-        with warnings.catch_warnings(), ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-            warnings.filterwarnings("ignore", module=r"PIL\b")  # odd metadata; the pixels are what counts
-            waiting: list[tuple[_Image, Future[Tensor | str]]] = []
-            for first in range(0, len(wanted) + batch_size, batch_size):
-                coming = [(item, pool.submit(load, item[0])) for item in wanted[first : first + batch_size]]
-                if waiting:
-                    yield [(item, future.result()) for item, future in waiting]
-                waiting = coming
+        rows = torch.cat(features[1:]) if labels else features[0]
+        return Split((rows,), torch.tensor(labels, dtype=torch.int64)), skipped
 
     def run(self, pixels: list[Tensor]) -> Tensor:
-        """Features (B, d) of preprocessed images, as they are stored."""
+        """Features (B, d) of preprocessed images, in float32."""
         sizes = {tuple(image.shape) for image in pixels}
         if len(sizes) > 1:
             raise LabError(f"the backbone's preprocess should give images of one size, but gave {sorted(sizes)[:2]}.")
@@ -349,32 +303,17 @@ class Encoder:
             shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise LabError(f"the backbone should give features (B, d) or (B, d, height, width), but gave {shape}.")
         features = (features.mean((2, 3)) if features.dim() == 4 else features).float()
-        stored = features.to(self.dtype).cpu()
         if not features.isfinite().all():
             raise LabError("the backbone gives values that are NaN or infinite: look at its weights and its preprocessing.")
-        if not stored.isfinite().all():
-            raise LabError("the backbone gives values too large for float16: store float32 (--float32, half=False).")
-        return stored
+        return features.cpu()
 
 
-def _offset(progress: Callable[[int, int], None] | None, before: int, total: int) -> Callable[[int], None]:
-    return lambda done: progress(before + done, total) if progress is not None else None
-
-
-def _save_whole(shard: dict[str, Any], path: Path) -> None:
+def _save_shard(examples: Split, skipped: list[tuple[str, str]], path: Path, dtype: torch.dtype) -> None:
     try:
-        with files.replacing(path) as fresh:
-            torch.save(shard, fresh)
-    except (OSError, RuntimeError) as error:  # torch has its own words for a full disk
-        reason = " ".join(str(error).split())[:100]
-        raise LabError(f"{path} cannot be written ({reason}): make room and call again; what is done is kept.") from None
-
-
-def _load_shard(path: Path) -> dict[str, Any]:
-    try:
-        return pickles.read(path)
-    except Exception as error:  # a damaged file can fail in any way
-        raise LabError(f"{path} is damaged ({' '.join(str(error).split())[:100]}): remove it and call again.") from None
+        with files.replacing(path) as fresh, fresh.open("wb") as file:
+            embeddings.write_split(file, examples, dtype, "the backbone", {"skipped": json.dumps(skipped)})
+    except OSError as error:
+        raise LabError(f"{path} cannot be written ({error.strerror}): make room and call again to go on.") from None
 
 
 def _assemble(shards: dict[str, list[Path]], out: Path, classes: list[str], plan: dict[str, Any], force: bool) -> EmbedSummary:
@@ -382,13 +321,17 @@ def _assemble(shards: dict[str, list[Path]], out: Path, classes: list[str], plan
     splits: dict[str, Split] = {}
     skipped: list[tuple[str, str]] = []
     for split, paths in shards.items():
-        loaded = [_load_shard(path) for path in paths]
-        skipped += [tuple(item) for shard in loaded for item in shard["skipped"]]
-        full = [shard for shard in loaded if len(shard["labels"])]
+        full = []
+        for path in paths:
+            examples, metadata = embeddings.read_split(path)
+            try:
+                skipped += [(str(name), str(reason)) for name, reason in files.parsed(metadata["skipped"])]
+            except (KeyError, ValueError, TypeError):
+                raise LabError(f"{path} is no shard of an embedding set: remove it and call again.") from None
+            full += [examples] if len(examples) else []
         if full:
-            splits[split] = Split(
-                tuple(shard["embeddings"] for shard in full), torch.cat([shard["labels"] for shard in full]).clone()
-            )
+            maps = tuple(part for examples in full for part in examples.maps)
+            splits[split] = Split(tuple(part.rows for part in maps), torch.cat([examples.labels for examples in full]), maps)
     if "train" not in splits:
         first = f" (the first: {skipped[0][0]}, {skipped[0][1]})" if skipped else ""
         raise LabError(f"no image could be read{first}: put the images of each class into a folder with its name.")

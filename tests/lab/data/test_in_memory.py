@@ -22,11 +22,6 @@ PIXELS = RANDOM.integers(0, 256, (12, 3, 8, 9), dtype=np.uint8)
 COLOURS = np.arange(12) % 4
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
-
-
 def test_words_stay_as_they_are(tmp_path: Path) -> None:
     assert keep("glyphs:100", tmp_path / "no") == "glyphs:100"
     assert keep(Path("photos"), tmp_path / "no") == "photos"
@@ -165,26 +160,16 @@ class Odd(Dataset[Any]):
         ({"x": X, "y": Y}, "data has the key 'x'; the keys are X, y"),
         ({"classes": ["a"]}, "data should have X and y, or train; it has classes"),
         ({"train": X}, r"train of data should be \(X, y\) or a torch Dataset, but is a ndarray"),
-        ((X, Y[:9]), "data has 30 examples for train, but 9 labels"),
+        ((X, Y[:9]), "data has 30 embeddings, but labels"),
         ((X[:, 0], Y), r"X should be features .*, but has the shape \(30,\)"),
-        ((np.array([["a"]] * 30), Y), "X should be numbers, but is <U1"),
+        ((np.array([["a"]] * 30), Y), "X should be numbers"),
         ((X[:, None, :, None].repeat(5, 1).repeat(5, 3), Y), "should hold images as uint8, but they are float32 from -"),
         ((RANDOM.random((4, 3, 5, 5)), [0, 1, 0, 1]), "leave it to the lab to normalise and to augment"),
-        (
-            (np.zeros((4, 6, 7, 8), np.uint8), [0, 1, 0, 1]),
-            "at most 4 channels, first or last, but has the shape",
-        ),
-        ((X, Y, X[:, :2], Y), r"test examples of data have the shape \(2,\), but those to train with \(5,\)"),
-        ((X, Y - 1), "negative label"),
-        ((X, Y + 0.5), "labels in data should be integers or texts"),
+        ((np.zeros((4, 6, 7, 8), np.uint8), [0, 1, 0, 1]), "at most 4 channels"),
+        ((X, Y, X[:, :2], Y), "2 dimensions, but 5"),
         ((X, "red"), r"labels in data should have the shape \(examples,\), but have \(\)"),
-        ((X, Y, X, Y + 1), "data has the label '?3'? in test, "),
-        ({"X": X, "y": Y, "classes": ["a", "b"]}, "data has the label 2 in train, but there are 2 classes"),
         ({"X": X, "y": Y, "classes": list("abcd")}, r"no training example of class 3 \(d\)"),
-        (
-            {"X": X, "y": Y, "groups": Y[:3]},
-            r"groups should have the shape \(30,\), .*, but has \(3,\)",
-        ),
+        ({"X": X, "y": Y, "groups": Y[:3]}, r"groups should have the shape \(30,\), .*, but has \(3,\)"),
         ({"X": X, "y": Y, "groups_test": Y}, r"groups_test should have the shape \(0,\)"),
         ((np.where(X[2, 2] == X, np.nan, X), Y), "have the value nan in row 2"),
         (Stream(), "the train Dataset should be map-style"),

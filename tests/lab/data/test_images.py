@@ -7,13 +7,8 @@ import torch
 from PIL import Image
 
 import lab_data
-from anyk.lab.data import folders, load, sizes
+from anyk.lab.data import images, load
 from anyk.lab.errors import LabError
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
 
 
 def test_a_folder_is_read_at_the_size(tmp_path: Path) -> None:
@@ -26,13 +21,13 @@ def test_a_folder_is_read_at_the_size(tmp_path: Path) -> None:
     assert tuple(usual.train.shape) == (3, 32, 32)
     assert tuple(asked.train.shape) == (3, 48, 48)
     assert usual.fingerprint != asked.fingerprint
-    assert torch.equal(asked.train.parts[0][0], folders.read_pixels(tmp_path / "set" / "a" / "0.png", 48))
-    assert folders.read_pixels(tmp_path / "set" / "a" / "0.png", (20, 30)).shape == (3, 20, 30)
+    assert torch.equal(asked.train.parts[0][0], images.read_pixels(tmp_path / "set" / "a" / "0.png", 48))
+    assert images.read_pixels(tmp_path / "set" / "a" / "0.png", (20, 30)).shape == (3, 20, 30)
 
 
 def test_other_images_are_resized_once(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = lab_data.image_set(size=12)
-    half = sizes.resized(dataset, 6)
+    half = images.resized(dataset, 6)
     assert tuple(half.train.shape) == (1, 6, 6)
     assert half.test is not None
     assert len(half.test) == len(dataset.test or ())
@@ -41,15 +36,20 @@ def test_other_images_are_resized_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert float((half.train.parts[0].float() - means).abs().mean()) < 12
     assert half.std != dataset.std
     assert half.fingerprint != dataset.fingerprint
-    assert sizes.resized(dataset, 12) is dataset
-    monkeypatch.setattr(sizes, "_resize_all", lambda *_: pytest.fail("it was made again"))
-    assert torch.equal(sizes.resized(dataset, 6).train.parts[0], half.train.parts[0])
+    assert images.resized(dataset, 12) is dataset
+    monkeypatch.setattr(images, "resize", lambda *_: pytest.fail("it was made again"))
+    assert torch.equal(images.resized(dataset, 6).train.parts[0], half.train.parts[0])
 
 
 def test_of_images_that_are_no_squares_the_middle_is_taken() -> None:
-    images = torch.zeros(2, 1, 8, 16, dtype=torch.uint8)
-    images[..., 4:12] = 200
-    assert bool((sizes.resize(images, 8) == 200).all())
+    wide = torch.zeros(2, 1, 8, 16, dtype=torch.uint8)
+    wide[..., 4:12] = 200
+    assert bool((images.resize(wide, 8) == 200).all())
+
+
+def test_shapes_that_hold_no_images() -> None:
+    for shape in ((5,), (5, 3), (5, 4, 4, 4), (5, 4, 4, 4, 3)):
+        assert images.image_shape(shape) is None
 
 
 def test_features_have_no_size(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a file may ask for: sizes that it claims are held against its own before any memory is taken for them."""
+"""Limits for files that come from elsewhere: sizes that a file claims are checked before memory is allocated for them."""
 
 import io
 import math
@@ -13,20 +13,14 @@ import numpy as np
 from anyk.lab.errors import LabError
 
 FREE = 64 << 20
-"""bytes that any packed file may unpack to"""
+"""Bytes that any compressed file may unpack to."""
 MOST = 100
-"""times its size that a larger one may: pictures and features come to less, what is made to fill the memory to a thousand"""
+"""Times its own size that a file may unpack to beyond that. Images and features come to less, zip bombs to a thousand."""
 _PIECE = 1 << 20
 
 
 def refuse_bomb(path: str | Path, packed: int, unpacked: int) -> None:
-    """Raise where a packed file would unpack to much more than such files hold.
-
-    Args:
-        path: the file.
-        packed: its size.
-        unpacked: what it says or shows that it unpacks to.
-    """
+    """Raise where a file of ``packed`` bytes would unpack to many times as much."""
     if unpacked > max(FREE, MOST * packed):
         raise LabError(
             f"{path} would unpack to {unpacked / 1e6:,.0f} MB, {unpacked / max(packed, 1):,.0f} times its size, but at most "
@@ -36,7 +30,7 @@ def refuse_bomb(path: str | Path, packed: int, unpacked: int) -> None:
 
 @contextmanager
 def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """A zip file of which every member can be read, and all together into memory."""
+    """A zip file whose members are inside of it, stored or deflated, and small enough to be read into memory together."""
     with zipfile.ZipFile(path) as archive:
         members, size = archive.infolist(), path.stat().st_size
         refuse_bomb(path, size, sum(member.file_size for member in members))
@@ -45,20 +39,15 @@ def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
                 raise ValueError(f"{member.filename!r} in it claims to be longer than the file")
             if member.flag_bits & 1:
                 raise ValueError(f"{member.filename!r} in it is encrypted")
-            # Others ask for memory of their own, and neither numpy nor torch writes them.
+            # Other methods allocate memory of their own, and neither numpy nor torch writes them.
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(f"{member.filename!r} in it is packed in an uncommon way")
         yield archive
 
 
-def check_array(file: Any, size: int) -> None:
-    """Read the header of a .npy file; a ValueError, where the file is too short for the array, or holds objects.
-
-    Args:
-        file: at its beginning.
-        size: of the file.
-    """
-    file = Known(file, size)
+def check_npy(file: Any, size: int) -> None:
+    """Raise ValueError where a .npy file of ``size`` bytes is too short for the array in its header, or holds objects."""
+    file = SizedFile(file, size)
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"it is of version {version}")
@@ -71,21 +60,16 @@ def check_array(file: Any, size: int) -> None:
         raise ValueError(f"it claims to be {shape} of {dtype}, but has {max(left, 0)} bytes")
 
 
-class Known:
-    """A file of a known size: no memory is taken for bytes that are not there.
-
-    Args:
-        file: where it is read from.
-        size: of it.
-    """
+class SizedFile:
+    """A file of ``size`` bytes whose reads allocate no memory for bytes that are not there."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size = file, size
         self.readline, self.tell = file.readline, file.tell
 
     def read(self, count: int) -> bytes:
-        """So many bytes, or an error."""
-        # Where the file stands is asked for long ones alone: a pickle has millions of short ones.
+        """Exactly ``count`` bytes, or EOFError."""
+        # The position is asked for long reads alone: a pickle has millions of short ones.
         if 0 <= count <= _PIECE or 0 <= count <= self._size - self._file.tell():
             content = self._file.read(count)
             if len(content) == count:
@@ -93,19 +77,19 @@ class Known:
         raise EOFError("Ran out of input")
 
 
-class Bounded:
-    """A file that unpacks while it is read, and not to much more than such files do.
+class BoundedFile:
+    """A compressed file that is unpacked as it is read, and refused where it unpacks to many times its size.
 
     Args:
-        file: what gives the unpacked bytes, and can go back.
-        path: the packed file.
+        file: gives the unpacked bytes, and can seek.
+        path: the compressed file.
     """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path, self._packed = file, path, path.stat().st_size
 
     def read(self, count: int = -1) -> bytes:
-        """So many bytes, or all that are left. No memory is taken for more than there are."""
+        """``count`` bytes, or all that are left; allocates no memory for more than there are."""
         out = io.BytesIO()
         while count:
             piece = self._file.read(_PIECE if count < 0 else min(count, _PIECE))
@@ -117,11 +101,11 @@ class Bounded:
         return out.getvalue()
 
     def seek(self, place: int, whence: int = 0) -> int:
-        """Go to a place, which is to unpack all before it."""
+        """Go to a place, which unpacks all before it."""
         if whence == 0:
             refuse_bomb(self._path, self._packed, place)
         return self._file.seek(place, whence)
 
     def tell(self) -> int:
-        """Where it stands."""
+        """The position in the unpacked bytes."""
         return self._file.tell()
