@@ -10,7 +10,7 @@
 # make bench   measures speed and memory beside cross-entropy, writes benchmarks/results.md and the pages that quote it
 # make docs    builds the guide into site/; a broken link or an undocumented name is an error
 # make pictures draws the guide's pictures again
-# make evidence writes docs/results.md, docs/pays.md and the tables of docs/imbalance.md from the run summaries in evidence/summaries
+# make evidence writes docs/pays.md from the run summaries in evidence/summaries, and what other pages quote of it
 # make torture runs hundreds of thousands of hard cases, by each backend
 # make fuzz    reads damaged and hostile files of every kind, a minute each
 PYTHON ?= python3
@@ -64,8 +64,7 @@ bench: $(VENV)/bench $(LIBRARY)
 	$(BIN)/python benchmarks/quote.py
 	$(BIN)/python benchmarks/head.py
 	$(BIN)/python benchmarks/costs.py
-	$(BIN)/python benchmarks/lab.py
-	$(BIN)/python benchmarks/verdicts.py
+	$(BIN)/python benchmarks/verdict_error_rates.py
 
 docs: $(VENV)/docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env docs site
@@ -75,9 +74,7 @@ pictures: $(VENV)/demo
 	$(BIN)/python docs/pictures.py
 
 evidence: $(VENV)/demo
-	$(BIN)/python evidence/write.py
-	$(BIN)/python evidence/pays/write.py
-	$(BIN)/python evidence/imbalance.py page
+	$(BIN)/python evidence/pays/page.py
 
 torture: $(VENV)/bench $(LIBRARY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torture.py
@@ -90,7 +87,7 @@ format: $(VENV)/test
 	$(BIN)/ruff format .
 
 # The folder too: a file may be gone. Without a compiler it says so and there is no library; a compiler that fails is an error.
-$(LIBRARY): src/anyk/kernels/build.py src/anyk/kernels/csrc $(wildcard src/anyk/kernels/csrc/*)
+$(LIBRARY): src/anyk/kernels/build.py src/anyk/kernels/abi.py src/anyk/kernels/csrc $(wildcard src/anyk/kernels/csrc/*)
 	$(PYTHON) $<
 
 # torch comes first and from the constraints: a range would let pip take a newer build with a few gigabytes of CUDA

@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from measuring import keep_freed_memory, machine, markdown_table
-from torch import nn
 
 import anyk
 
@@ -60,7 +59,7 @@ class Job:
     softmax: bool = True
     """the softmax covers all classes; otherwise the candidates alone, with sparse gradients"""
     chunked: bool = True
-    """the scores are not stored (LinearTopKCrossEntropy)"""
+    """the scores are not stored (LinearHead)"""
 
     @property
     def group_rows(self) -> int:
@@ -194,20 +193,13 @@ def measured_step(job: Job) -> float:
     """Forward and backward of the head on this machine, without an optimiser."""
     torch.manual_seed(0)
     x, target = torch.randn(job.rows, job.d), torch.randint(job.n, (job.rows,))
-    over = "all" if job.softmax else "candidates"
-    if job.chunked:
-        head = anyk.LinearTopKCrossEntropy(job.d, job.n, P_K, m=job.m, softmax_over=over, sparse=not job.softmax)
+    criterion = anyk.TopKCrossEntropyLoss(P_K, m=job.m, softmax_over="all" if job.softmax else "candidates")
+    head = anyk.LinearHead(job.d, job.n, criterion, sparse=not job.softmax)
 
-        def step() -> None:
-            head.zero_grad()
-            head(x, target).backward()
-    else:
-        linear = nn.Linear(job.d, job.n)
-        criterion = anyk.TopKCrossEntropyLoss(P_K, m=job.m, softmax_over=over)
-
-        def step() -> None:
-            linear.zero_grad()
-            criterion(linear(x), target).backward()
+    def step() -> None:
+        head.zero_grad()
+        loss = head(x, target) if job.chunked else criterion(head.linear(x), target)
+        loss.backward()
 
     return best_of(step, 2.0)
 

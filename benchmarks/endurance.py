@@ -1,14 +1,18 @@
-"""What killing and long running do to the lab: the same bits after any number of kills, and memory that stays flat.
+"""What killing and long running do: the same bits after any number of kills, finite losses, and memory that stays flat.
 
-    python benchmarks/endurance.py kills [--number 50] [--seed 0]     of a comparison and of a training on sequences
-    python benchmarks/endurance.py soak [--minutes 20]                one `anyk train`, its memory once a second
+    python benchmarks/endurance.py kills [--number 50] [--seed 0]                 of a comparison and of a training on sequences
+    python benchmarks/endurance.py soak [--minutes 20]                            one `anyk train`, its memory once a second
+    python benchmarks/endurance.py steps [--steps 20000] [--only KSubset]         one small problem with each operator
 
 kills: the command runs once undisturbed. Then it is started again and again and killed by SIGKILL at a moment drawn from the
 seed, with its workers or without them, which then notice by themselves. Whenever it comes to its end, its folder must be that
 of the undisturbed run, byte for byte but for times; then it begins anew.
 soak: the memory of the last quarter of the time against that of the second.
+steps: a linear model on a problem that it can separate, two wrong labels included. Those are far behind at first; later the
+loss reaches zero while the scores keep growing, which is where losses go bad late in training. Adam at a high rate gets there
+early.
 
-Each puts its section into benchmarks/endurance.md (--out). For Linux. Exit code 1 if something differs or grows.
+Each puts its section into benchmarks/endurance.md (--out). For Linux. Exit code 1 if something differs, grows or is not finite.
 """
 
 import argparse
@@ -16,7 +20,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -27,15 +30,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import markdown_table, record
+import torch
+from measuring import markdown_table, record, resident_megabytes
+from torch import nn
+from torture import SUBJECTS, Subject
 
-SECTIONS = ("kills", "soak")
+import anyk
+
+SECTIONS = ("kills", "soak", "steps")
 ENDS = (0, 3)
 """exit codes of a comparison that came to its end, decided or not"""
-ALLOWED_GROWTH = 16.0  # MB; the allocator's own coming and going is smaller
+ALLOWED_GROWTH = {"soak": 16.0, "steps": 8.0}
+"""megabytes; the allocator's own coming and going is smaller"""
 NOT_COMPARED = {"seconds", "seconds_in_model", "environment"}
-"""what two runs of the same bits may tell otherwise"""
+"""what may differ between two runs with the same bits"""
 ANYK = (sys.executable, "-m", "anyk")
+
+Section = tuple[list[str], bool]
+"""the lines of a section, and whether all went well"""
+
+
+# Kills ---------------------------------------------------------------------------------------------------------------------
 
 
 def points(file: Path, examples: int) -> str:
@@ -65,20 +80,16 @@ def without_times(value: Any) -> Any:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """A digest of each file of a run or a comparison; of those that tell times, of the rest."""
+    """A digest of each file of a run or a comparison, times left out. The report is made of results.json, with its times."""
     found = {}
     for file in sorted(folder.rglob("*")):
-        name = str(file.relative_to(folder))
-        if file.name == "environment.json":
+        if not file.is_file() or file.name in ("environment.json", "report.html"):
             continue
+        told = file.read_bytes()
         if file.suffix in (".json", ".jsonl"):
-            lines = [file.read_text()] if file.suffix == ".json" else file.read_text().splitlines()
+            lines = [told] if file.suffix == ".json" else told.splitlines()
             told = json.dumps([without_times(json.loads(line)) for line in lines]).encode()
-        elif file.name == "report.html" or not file.is_file():  # a page of results.json, with its times
-            continue
-        else:
-            told = file.read_bytes()
-        found[name] = hashlib.sha256(told).hexdigest()
+        found[str(file.relative_to(folder))] = hashlib.sha256(told).hexdigest()
     return found
 
 
@@ -123,7 +134,7 @@ def kill(name: str, command: list[str], folder: Path, number: int, draw: random.
     return [f"`anyk {words}`", f"{whole:.0f}", killed, alone, ended, ended - wrong], not wrong
 
 
-def kills(folder: Path, number: int, seed: int) -> tuple[list[str], bool]:
+def kills(folder: Path, number: int, seed: int) -> Section:
     draw = random.Random(seed)
     of_points = f"compare {points(folder / 'points.npz', 6000)} --losses softmax error --seeds 2 --epochs 20 --jobs 2"
     of_sequences = f"train {sequences(folder / 'sequences.txt')} --model attention --epochs 20"
@@ -133,15 +144,15 @@ def kills(folder: Path, number: int, seed: int) -> tuple[list[str], bool]:
         strict=True,
     )
     head = ["", "seconds undisturbed", "kills", "of these without its workers", "times at its end", "with the same bits"]
-    return [markdown_table(head, [list(map(str, row)) for row in rows])], all(well)
+    return [markdown_table(head, rows)], all(well)
 
 
-def megabytes(process: int) -> float:
-    """The anonymous memory of a process."""
-    return int(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{process}/status").read_text())[1]) / 1024
+# Long runs -----------------------------------------------------------------------------------------------------------------
+
+CLASSES, FEATURES, EXAMPLES, K = 8, 6, 32, 3
 
 
-def soak(folder: Path, minutes: float) -> tuple[list[str], bool]:
+def soak(folder: Path, minutes: float) -> Section:
     words = ["train", points(folder / "points.npz", 20_000), "--epochs", "1000000", "--model", "mlp"]
     process = start([*ANYK, *words, "--quiet", "--out", str(folder / "run")], folder / "log")
     used: list[float] = []
@@ -150,30 +161,58 @@ def soak(folder: Path, minutes: float) -> tuple[list[str], bool]:
         try:
             process.wait(1)
         except subprocess.TimeoutExpired:
-            used.append(megabytes(process.pid))
+            used.append(resident_megabytes("RssAnon", process.pid))
             continue
         raise SystemExit(f"the run ended by itself:\n{(folder / 'log').read_text()}")
     process.send_signal(signal.SIGINT)
     code = process.wait(60)
     metrics = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    last = json.loads(metrics[-1])
-    quarters = [used[len(used) * number // 4 : len(used) * (number + 1) // 4] for number in range(4)]
-    growth = max(quarters[3]) - max(quarters[1])
-    row = [
-        f"{minutes:g}",
-        f"{last['step']:,}",
-        f"{len(metrics):,}",
-        *(f"{max(part):.1f}" for part in quarters),
-        f"{growth:+.1f}",
-    ]
+    peaks = [max(used[len(used) * number // 4 : len(used) * (number + 1) // 4]) for number in range(4)]
+    growth = peaks[3] - peaks[1]
+    row = [f"{minutes:g}", f"{json.loads(metrics[-1])['step']:,}", f"{len(metrics):,}", *(f"{peak:.1f}" for peak in peaks)]
     head = ["minutes", "steps", "evaluations", *(f"peak of quarter {number}, MB" for number in (1, 2, 3, 4)), "4th - 2nd"]
+    command = f"`anyk {' '.join(words)}`".replace(f"{folder}/", "")
     return [
-        f"`anyk {' '.join(words)}`, the anonymous memory once a second, then SIGINT (exit code {code}).".replace(
-            f"{folder}/", ""
-        ),
+        f"{command}, the anonymous memory once a second, then SIGINT (exit code {code}).",
         "",
-        markdown_table(head, [row]),
-    ], growth <= ALLOWED_GROWTH and code == 130
+        markdown_table(head, [[*row, f"{growth:+.1f}"]]),
+    ], growth <= ALLOWED_GROWTH["soak"] and code == 130
+
+
+def steps(number: int, only: str | None) -> Section:
+    found = [train(subject, number) for subject in SUBJECTS if only in (None, subject.name)]
+    head = ["operator", "last loss", "largest weight", "MB at the start", "in the middle", "at the end", "seconds", ""]
+    about = f"{number} steps of Adam, {EXAMPLES} examples, {CLASSES} classes, k = {K}, float32, one thread."
+    return [about, "", markdown_table(head, [row for row, _ in found])], all(well for _, well in found)
+
+
+def train(subject: Subject, number: int) -> tuple[list[object], bool]:
+    """One row of the table, and whether all went well."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(EXAMPLES, FEATURES, generator=generator)
+    labels = (inputs @ torch.randn(FEATURES, CLASSES, generator=generator)).argmax(-1)
+    labels[:2] = (labels[:2] + 3) % CLASSES
+    torch.manual_seed(1)
+    model = nn.Linear(FEATURES, CLASSES)
+    criterion = anyk.TopKCrossEntropyLoss([1 / K] * K, subject.make(1.0))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05, fused=True)
+    total, started, used = torch.zeros(()), time.perf_counter(), []
+    for step in range(number):
+        # Measured after the warm-up: the first steps fill caches.
+        if step in (min(100, number // 4), number // 2):
+            used.append(resident_megabytes("VmRSS"))
+        optimizer.zero_grad()
+        loss = criterion(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        total += loss.detach()  # one number that is not finite stays so
+    used.append(resident_megabytes("VmRSS"))
+    finite = bool(total.isfinite()) and all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    flat = used[-1] - used[-2] <= ALLOWED_GROWTH["steps"]
+    largest = max(parameter.abs().max().item() for parameter in model.parameters())
+    verdict = "" if finite and flat else "memory grew" if finite else "not finite"
+    sizes, seconds = (f"{size:.1f}" for size in used), time.perf_counter() - started
+    return [subject.name, f"{loss.item():.4f}", f"{largest:.3g}", *sizes, f"{seconds:.0f}", verdict], not verdict
 
 
 def main() -> int:
@@ -182,16 +221,19 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=50, help="kills of each command")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--steps", type=int, default=20_000, help="of each operator, at least 4")
+    parser.add_argument("--only", choices=[subject.name for subject in SUBJECTS], help="steps: one operator")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     given = parser.parse_args()
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         if given.section == "kills":
-            options = f"--number {given.number} --seed {given.seed}"
             lines, well = kills(Path(name), given.number, given.seed)
-        else:
-            options = f"--minutes {given.minutes:g}"
+        elif given.section == "soak":
             lines, well = soak(Path(name), given.minutes)
-    record(given.out, "Kills and long runs", SECTIONS, f"endurance.py {given.section} {options}", given.section, lines)
+        else:
+            lines, well = steps(given.steps, given.only)
+    record(given.out, "Kills and long runs", SECTIONS, given.section, lines)
     return int(not well)
 
 

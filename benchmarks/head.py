@@ -52,7 +52,9 @@ def loss_of(name: str, linear: nn.Linear) -> Callable[[Tensor, Tensor], Tensor]:
     if not name.startswith("head"):
         criterion = nn.CrossEntropyLoss() if "+ Cross" in name else anyk.TopKCrossEntropyLoss(P_K, m=M)
         return lambda x, target: criterion(linear(x), target)
-    head = anyk.LinearTopKCrossEntropy(1, linear.out_features, **{"p_k": P_K, "m": M, **LINES[name]})
+    settings = {"p_k": P_K, "m": M, **LINES[name]}
+    sparse = settings.pop("sparse", False)
+    head = anyk.LinearHead(1, linear.out_features, anyk.TopKCrossEntropyLoss(**settings), sparse=sparse)
     head.linear = linear
     return head
 

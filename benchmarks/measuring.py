@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -179,9 +180,17 @@ def machine() -> str:
     )
 
 
-def record(path: Path, title: str, sections: Sequence[str], command: str, section: str, lines: Sequence[str]) -> None:
+def resident_megabytes(kind: str, process: int | str = "self") -> float:
+    """The memory of a process on Linux: VmRSS is all of it, RssAnon what it allocated, RssFile what it mapped."""
+    found = re.search(rf"{kind}:\s+(\d+)", Path(f"/proc/{process}/status").read_text())
+    assert found is not None, kind
+    return int(found[1]) / 1024
+
+
+def record(path: Path, title: str, sections: Sequence[str], section: str, lines: Sequence[str]) -> None:
     """Replaces one section of a page, with the command that made it, and keeps the others."""
     kept = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", path.read_text(), re.M | re.S)) if path.exists() else {}
+    command = " ".join(Path(word).name for word in sys.argv)  # no folder of this machine
     kept[section] = "\n".join([f"`python benchmarks/{command}`, {machine()}.", "", *lines])
     text = "\n\n".join([f"# {title}", *(f"## {name}\n\n{kept[name].strip()}" for name in sections if name in kept)])
     path.write_text(text + "\n")

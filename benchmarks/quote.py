@@ -36,8 +36,8 @@ def tables(title: str, results: str) -> list[list[Row]]:
 
 
 def figure(cell: str) -> str:
-    """What was reached, without its target, in about two digits."""
-    value = float(cell.split()[0])
+    """In about two digits."""
+    value = float(cell)
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
@@ -49,7 +49,7 @@ def machine(results: str) -> str:
 def cost(results: str) -> str:
     """A line for each shape, and the losses and operators that people start with."""
     shapes: dict[str, dict[str, Row]] = {}
-    for row in tables("Losses against", results)[0]:
+    for row in tables("Losses", results)[0]:
         shapes.setdefault(row["batch, n, m"], {})[row["operator"]] = row
     columns = {
         "splitter": ("splitter", "native default"),
@@ -68,13 +68,13 @@ def cost(results: str) -> str:
 def part(
     title: str, number: int = 0, *, only: tuple[str, str] = ("", ""), without: tuple[str, ...] = ()
 ) -> Callable[[str], str]:
-    """One table of a section: the rows that have this in this column, all columns but that one and some; no targets."""
+    """One table of a section: the rows that have this in this column, all columns but that one and some."""
 
     def quote(results: str) -> str:
         column, value = only
         rows = [row for row in tables(title, results)[number] if row.get(column, value) == value]
         header = [name for name in rows[0] if name not in (column, *without)]
-        return markdown_table(header, [[re.sub(r" \([≤≥].*\)", "", row[name]) for name in header] for row in rows])
+        return markdown_table(header, [[row[name] for name in header] for row in rows])
 
     return quote
 
@@ -93,8 +93,8 @@ QUOTES: dict[str, Callable[[str], str]] = {
     "half": part("bfloat16", only=SPLITTER),
     "threads": part("Two threads", only=SPLITTER),
     "head": part("Training a head"),
-    "false verdicts": of("verdicts.md", part("False verdicts")),
-    "found gains": of("verdicts.md", part("Gains that are found")),
+    "false verdicts": of("verdict_error_rates.md", part("False verdicts")),
+    "found gains": of("verdict_error_rates.md", part("Gains that are found")),
     "difftopk": part("Beside difftopk", only=("anyk", "splitter"), without=("difftopk",)),
 }
 

@@ -12,7 +12,6 @@ cache is warm. 2048 dimensions in float16, batch 500, one thread, everything thr
 import argparse
 import json
 import os
-import re
 import tempfile
 import threading
 import time
@@ -20,14 +19,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import scipy.stats
 import torch
-from measuring import markdown_table, record
+from measuring import markdown_table, record, resident_megabytes
 
 from anyk.lab.data import Dataset, Split, embeddings
 from anyk.lab.errors import Stopped
 from anyk.lab.run import training
 from anyk.lab.run.config import Config
-from anyk.lab.statistics import mean, paired, std
+from anyk.lab.statistics import mean, std
 
 WIDTH, BATCH = 2048, 500
 SHARD_ROWS = 32_768
@@ -52,16 +52,12 @@ def make(folder: Path, gigabytes: float, classes: int) -> int:
     return rows
 
 
-def megabytes(key: str) -> float:
-    return int(re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
-
-
 class Watch:
     """The largest anonymous and mapped memory of this process, looked at a hundred times a second."""
 
     def __enter__(self) -> "Watch":
-        self.before = self.anonymous = megabytes("RssAnon")
-        self.files_before = self.files = megabytes("RssFile")
+        self.before = self.anonymous = resident_megabytes("RssAnon")
+        self.files_before = self.files = resident_megabytes("RssFile")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look)
         self._thread.start()
@@ -73,8 +69,8 @@ class Watch:
 
     def _look(self) -> None:
         while not self._stop.wait(0.01):
-            self.anonymous = max(self.anonymous, megabytes("RssAnon"))
-            self.files = max(self.files, megabytes("RssFile"))
+            self.anonymous = max(self.anonymous, resident_megabytes("RssAnon"))
+            self.files = max(self.files, resident_megabytes("RssFile"))
 
 
 def memory(folder: Path, gigabytes: float) -> list[str]:
@@ -89,15 +85,9 @@ def memory(folder: Path, gigabytes: float) -> list[str]:
             seconds = time.perf_counter() - started
         # Weights, gradient, two moments, and the best weights so far.
         model = result["parameters"] * 4 * 5 / 2**20
-        table.append(
-            [
-                name,
-                f"{watch.anonymous - watch.before - model:,.0f} MiB",
-                f"{watch.files - watch.files_before:,.0f} MiB",
-                f"{result['data']['train']:,} / {result['data']['validation']:,}",
-                f"{seconds:.0f}",
-            ]
-        )
+        anonymous, mapped = watch.anonymous - watch.before - model, watch.files - watch.files_before
+        examples = f"{result['data']['train']:,} / {result['data']['validation']:,}"
+        table.append([name, f"{anonymous:,.0f} MiB", f"{mapped:,.0f} MiB", examples, f"{seconds:.0f}"])
     about = result["shuffle"]
     files = len(list((folder / "set").glob("train*")))
     size = sum(file.stat().st_size for file in (folder / "set").glob("train*")) / 1e9
@@ -193,15 +183,9 @@ def speed(folder: Path, gigabytes: float, rounds: int, heads: list[int]) -> list
                     seconds[shuffle].append((result["seconds"], processor))
         full, block = (min(wall for wall, _ in seconds[shuffle]) for shuffle in ("full", "block"))
         full_cpu, block_cpu = (min(cpu for _, cpu in seconds[shuffle]) for shuffle in ("full", "block"))
-        table.append(
-            [
-                f"{WIDTH} to {classes} classes, {rows:,} examples",
-                f"{rows / full:,.0f}",
-                f"{rows / block:,.0f}",
-                f"{full / block:.0%}",
-                f"{full_cpu / block_cpu:.0%}",
-            ]
-        )
+        ratios = [f"{full / block:.0%}", f"{full_cpu / block_cpu:.0%}"]
+        examples = f"{WIDTH} to {classes} classes, {rows:,} examples"
+        table.append([examples, f"{rows / full:,.0f}", f"{rows / block:,.0f}", *ratios])
     return [
         f"A linear head, softmax, one epoch; in memory: one float16 tensor, fully shuffled; streamed: from files of 128 MiB in "
         f"windows of 16,384 examples, several of them an epoch. The best of {rounds} rounds in turns; target 70 %.",
@@ -238,10 +222,10 @@ def shuffle(folder: Path, data: Path, seeds: int, epochs: int) -> list[str]:
         for metric in ("top1", "top5"):
             values, base = ([100 * test[metric] for test in part] for part in (measured, tests["full"]))
             row.append(f"{mean(values):.2f} ± {std(values) or 0:.2f}")
-            found = paired(values, base)
-            row.append(
-                "" if found.p is None else f"{found.difference:+.2f} [{found.low:+.2f}, {found.high:+.2f}], p = {found.p:.2f}"
-            )
+            found = scipy.stats.ttest_rel(values, base)
+            low, high = found.confidence_interval()
+            gain = f"{mean(values) - mean(base):+.2f} [{low:+.2f}, {high:+.2f}], p = {found.pvalue:.2f}"
+            row.append("" if name == "full" else gain)
         table.append(row)
     return [
         f"{given.name}, {count:,} x {given.train.shape[0]}, {classes} classes, written class by class: the worst case. "
@@ -273,22 +257,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         os.environ["ANYK_CACHE"] = str(Path(name) / "cache")
         if given.section == "memory":
-            options = f"--gigabytes {given.gigabytes or 10:g}"
             lines = memory(Path(name), given.gigabytes or 10)
         elif given.section == "speed":
-            options = (
-                f"--gigabytes {given.gigabytes or 1:g} --rounds {given.rounds} --classes {' '.join(map(str, given.classes))}"
-            )
             lines = speed(Path(name), given.gigabytes or 1, given.rounds, given.classes)
         elif given.section == "plan":
-            options = f"--examples {given.examples} --steps {given.steps}"
             lines = plan(Path(name), given.examples, given.steps)
         elif given.data is None:
             parser.error("shuffle needs DATA, a folder of embeddings")
         else:
-            options = f"{given.data.name} --seeds {given.seeds} --epochs {given.epochs}"
             lines = shuffle(Path(name), given.data, given.seeds, given.epochs)
-    record(given.out, "Sets larger than the memory", SECTIONS, f"streaming.py {given.section} {options}", given.section, lines)
+    record(given.out, "Sets larger than the memory", SECTIONS, given.section, lines)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Generated torture: scores meant to break a loss, through every operator, top-1 mode and dtype, all of them counted.
 
 A *case* is one row of scores with its target, in one operator, mode and dtype. Rows of one shape and temperature run as
-one batch; all is drawn from ``--seed``. What is checked is in :func:`broken_inclusion` and :func:`broken_loss`. Beside it
-the float32 cases go through difftopk's loss where it is installed and has the operator and the shape.
+one batch; all is drawn from ``--seed``. What is checked is in :func:`broken_inclusion` and :func:`broken_loss`.
 
     python benchmarks/torture.py [--quick] [--seed 0] [--only splitter/logistic] [--backend torch]
 
 All of it runs once for each backend, with those cases alone that the backend computes. The native kernels are also held to the
-plain code's losses, with its float64 as the judge. Exit code 1 if anyk failed anywhere.
+plain code's losses, with its float64 as the judge. Exit code 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import io
 import itertools
 import math
 import sys
@@ -35,7 +33,7 @@ from anyk.kernels import native
 from anyk.registry import SWAPS
 
 MODES = ("operator", "mixed", "separate", "error", "bounded")
-"""those of topk_cross_entropy; topk_error as it comes; and without cross-entropy, to the q 1/2"""
+"""those of topk_cross_entropy; topk_error with its defaults; topk_error without cross-entropy, with q = 1/2"""
 BOUNDED = {"error": {}, "bounded": {"ce_weight": 0.0, "q": 0.5}}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 HALF = (torch.bfloat16, torch.float16)
@@ -52,13 +50,12 @@ class Subject:
     """An operator under test, as ``make(temperature)``.
 
     ``tie_slope(temperature, m)`` bounds the gradient on equal scores; it is also the size of gradient beside which
-    rounding is judged. ``peer`` is difftopk's method and swap, if it has them.
+    rounding is judged.
     """
 
     name: str
     make: Callable[[float], anyk.Operator]
     tie_slope: Callable[[float, int], float] = lambda temperature, m: 10 / temperature
-    peer: tuple[str, str | None] | None = None
     row_stochastic_only: bool = False
     exponential_tail: bool = True
     has_kernel: bool = True
@@ -80,35 +77,18 @@ def _network(kind: str, swap: str, **rest: object) -> Subject:
     return Subject(f"{kind}/{swap}", lambda t: anyk.SortingNetwork(kind, t, swap), **rest)  # type: ignore[arg-type]
 
 
-# difftopk's splitter needs torch-sparse: its swaps are tried in its dense bitonic network. Its gaussian swap raises on
-# every input with this torch, which would only drown the rest.
 SUBJECTS = (
-    Subject(
-        "NeuralSort",
-        lambda t: anyk.NeuralSort(t),
-        lambda t, m: 2 * m / t,
-        peer=("neuralsort", None),
-        row_stochastic_only=True,
-    ),
-    Subject("SoftSort", lambda t: anyk.SoftSort(t), peer=("softsort", None), row_stochastic_only=True),
+    Subject("NeuralSort", lambda t: anyk.NeuralSort(t), lambda t, m: 2 * m / t, row_stochastic_only=True),
+    Subject("SoftSort", lambda t: anyk.SoftSort(t), row_stochastic_only=True),
     Subject("Sinkhorn/all", lambda t: anyk.SinkhornSort(t), _sinkhorn_tie_slope, has_kernel=False),
     Subject("Sinkhorn/topk", lambda t: anyk.SinkhornSort(t, anchors="topk"), _sinkhorn_tie_slope, has_kernel=False),
     Subject("LapSum", lambda t: anyk.LapSum(t)),
     Subject("KSubset", lambda t: anyk.KSubset(t)),
     _network("splitter", "logistic"),
-    _network("bitonic", "logistic", peer=("bitonic__non_sparse", "logistic")),
-    _network("odd_even", "logistic", peer=("odd_even", "logistic")),
-    _network(
-        "splitter",
-        "logistic_art",
-        peer=("bitonic__non_sparse", "logistic_phi"),
-        tie_slope=_art_tie_slope,
-        exponential_tail=False,
-    ),
-    _network("splitter", "cauchy", peer=("bitonic__non_sparse", "cauchy"), exponential_tail=False),
-    _network("splitter", "gaussian", exponential_tail=False),
-    _network("splitter", "reciprocal", peer=("bitonic__non_sparse", "reciprocal"), exponential_tail=False),
-    _network("splitter", "optimal", peer=("bitonic__non_sparse", "optimal"), exponential_tail=False),
+    _network("bitonic", "logistic"),
+    _network("odd_even", "logistic"),
+    _network("splitter", "logistic_art", tie_slope=_art_tie_slope, exponential_tail=False),
+    *(_network("splitter", swap, exponential_tail=False) for swap in ("cauchy", "gaussian", "reciprocal", "optimal")),
 )
 
 
@@ -386,61 +366,6 @@ def broken_loss(subject: Subject, batch: Batch, mode: str, backend: str) -> Brok
     return broken
 
 
-# The same through difftopk --------------------------------------------------------------------------------------------
-
-PEER_MODES = {"operator": "sort", "mixed": "sm", "separate": "smce"}
-
-
-def import_peer() -> object | None:
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints on import
-            import difftopk
-    except ImportError:
-        return None
-    return difftopk
-
-
-@functools.lru_cache(maxsize=512)
-def peer_loss(
-    peer: object, method: str, swap: str | None, mode: str, temperature: float, p_k: tuple[float, ...], n: int, m: int
-) -> torch.nn.Module:
-    return peer.TopKCrossEntropyLoss(  # type: ignore[attr-defined]
-        method,
-        1 / temperature,
-        list(p_k),
-        n,
-        m=None if m == n else m,
-        distribution=swap,
-        art_lambda=0.5,
-        top1_mode=PEER_MODES[mode],
-    )
-
-
-def broken_peer(peer: object, subject: Subject, batch: Batch, mode: str) -> Tensor | None:
-    """Which rows fail there: non-finite or negative loss, non-finite gradient, an exception. None: not supported."""
-    n = batch.scores.shape[-1]
-    m = batch.m or n
-    asked = subject.peer is not None and mode in PEER_MODES and batch.scores.dtype == torch.float32
-    if not asked or (m < n and batch.k >= m) or (mode == "separate" and batch.k == 1):
-        return None
-    assert subject.peer is not None
-    scores = batch.scores.clone().requires_grad_()
-    functional, row_by_row = torch.nn.functional, functools.partial(functools.partial, reduction="none")
-    try:
-        loss = peer_loss(peer, *subject.peer, mode, batch.temperature, tuple(batch.p_k), n, m)
-        # Its loss is a mean over the batch; the same without the mean tells the rows apart.
-        with (
-            mock.patch.object(functional, "nll_loss", row_by_row(functional.nll_loss)),
-            mock.patch.object(torch.nn, "CrossEntropyLoss", return_value=row_by_row(functional.cross_entropy)),
-        ):
-            losses = loss(scores, batch.target)
-        losses.sum().backward()
-    except Exception:  # whatever it raises is what is counted
-        return torch.ones_like(batch.target, dtype=torch.bool)
-    assert scores.grad is not None
-    return ~losses.detach().isfinite() | (losses.detach() < 0) | ~scores.grad.isfinite().all(-1)
-
-
 # The run --------------------------------------------------------------------------------------------------------------
 
 
@@ -448,8 +373,6 @@ def broken_peer(peer: object, subject: Subject, batch: Batch, mode: str) -> Tens
 class Tally:
     cases: Counter[str] = field(default_factory=Counter)  # by kind
     failed: Counter[str] = field(default_factory=Counter)
-    peer_cases: Counter[str] = field(default_factory=Counter)
-    peer_failed: Counter[str] = field(default_factory=Counter)
     groups: Counter[tuple[str, str, str, str, str]] = field(default_factory=Counter)
     examples: dict[tuple[str, str, str, str, str], tuple[int, str]] = field(default_factory=dict)
     fewest: int = sys.maxsize
@@ -507,8 +430,7 @@ def counted(tally: Tally) -> Iterator[None]:
         yield
 
 
-def torture(subjects: list[Subject], seed: int, quick: bool, peer: object | None, backend: str) -> Tally:
-    tally = Tally()
+def torture(tally: Tally, subjects: list[Subject], seed: int, quick: bool, backend: str) -> None:
     plain = backend == "torch"
     number_of_batches, rows = (QUICK_BATCHES, QUICK_ROWS) if quick else (BATCHES, ROWS)
     for number, (kind, dtype) in enumerate(itertools.product(KINDS, DTYPES)):
@@ -527,32 +449,18 @@ def torture(subjects: list[Subject], seed: int, quick: bool, peer: object | None
                 tally.note(subject, kind, mode, batch, broken)
                 tally.cases[kind] += len(batch.target)
                 tally.failed[kind] += int((any_row(inclusion, batch) | any_row(broken, batch)).sum())
-                there = broken_peer(peer, subject, batch, mode) if plain and peer is not None else None
-                if there is not None:
-                    tally.peer_cases[kind] += len(batch.target)
-                    tally.peer_failed[kind] += int(there.sum())
-    return tally
 
 
-def print_tally(tally: Tally, peer: object | None) -> None:
+def print_tally(tally: Tally) -> None:
     print(f"at least {tally.fewest} cases for every operator, kind, mode and dtype that ran")
-    print(f"\n{'kind':<20}{'anyk cases':>12}{'failed':>9}{'difftopk cases':>17}{'failed':>9}")
+    print(f"\n{'kind':<20}{'cases':>12}{'failed':>9}")
     for kind in KINDS:
-        there = f"{'-':>17}{'-':>9}"
-        if tally.peer_cases[kind]:
-            there = f"{tally.peer_cases[kind]:>17,}{tally.peer_failed[kind]:>9,}"
-        print(f"{kind:<20}{tally.cases[kind]:>12,}{tally.failed[kind]:>9,}{there}")
-    sums = [counter.total() for counter in (tally.cases, tally.failed, tally.peer_cases, tally.peer_failed)]
-    print(f"{'all':<20}{sums[0]:>12,}{sums[1]:>9,}{sums[2]:>17,}{sums[3]:>9,}")
+        print(f"{kind:<20}{tally.cases[kind]:>12,}{tally.failed[kind]:>9,}")
+    print(f"{'all':<20}{tally.cases.total():>12,}{tally.failed.total():>9,}")
     if tally.calls:
         print(f"native kernels: {tally.calls:,} batches, of which {tally.left:,} were left to the plain code")
-    if peer is None:
-        print("difftopk is not installed")
-    elif sums[2]:
-        print("difftopk: float32 alone; a non-finite or negative loss, a non-finite gradient, an exception count as failed.")
-        print("          It documents nothing about -inf.")
     if tally.groups:
-        print("\nanyk's failures: operator, kind, mode, dtype, check: cases")
+        print("\nfailures: operator, kind, mode, dtype, check: cases")
     for group, number in sorted(tally.groups.items()):
         print(f"{', '.join(group)}: {number}\n    {tally.examples[group][1]}")
 
@@ -575,8 +483,8 @@ def dead_gradients(subjects: list[Subject], temperature: float = 1.0) -> int:
     print("(loss / gradient on the target times temperature)")
     print(f"{'operator':<22}{'mode':<10}{'P_K':<12}" + "".join(f"{f'{trail:g} behind':>22}" for trail in TRAILS))
     target, failures = torch.tensor([15]), 0
-    guided = [mode for mode in MODES if mode != "bounded"]  # without cross-entropy it lets go, and means to
-    for subject, mode, p_k in itertools.product(subjects, guided, TRAIL_P_K):
+    unbounded = [mode for mode in MODES if mode != "bounded"]  # a bounded loss without cross-entropy lets go by design
+    for subject, mode, p_k in itertools.product(subjects, unbounded, TRAIL_P_K):
         losses, slopes = [], []
         for trail in TRAILS:
             scores = trailing(trail, temperature)
@@ -643,7 +551,6 @@ def main() -> int:
     parser.add_argument("--backend", choices=BACKENDS, help="one of them; without it both in turn")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", "SinkhornSort: .* did not converge")
-    peer = import_peer()
     failures = 0
     for backend in BACKENDS if arguments.backend is None else (arguments.backend,):
         if backend == "native" and native.status():
@@ -651,12 +558,12 @@ def main() -> int:
             failures += arguments.backend is not None
             continue
         with anyk.backend(backend):
-            failures += one_backend(backend, arguments.only, arguments.seed, arguments.quick, peer)
-    print("anyk: no failure" if failures == 0 else f"anyk: {failures} kinds of failure, see above")
+            failures += one_backend(backend, arguments.only, arguments.seed, arguments.quick)
+    print("no failure" if failures == 0 else f"{failures} kinds of failure, see above")
     return int(failures > 0)
 
 
-def one_backend(backend: str, only: str | None, seed: int, quick: bool, peer: object | None) -> int:
+def one_backend(backend: str, only: str | None, seed: int, quick: bool) -> int:
     """How many kinds of failure there are."""
     print(f"\nbackend: {backend}")
     started = time.perf_counter()
@@ -666,10 +573,9 @@ def one_backend(backend: str, only: str | None, seed: int, quick: bool, peer: ob
         return 0
     tally = Tally()
     with counted(tally):
-        found = torture(subjects, seed, quick, peer, backend)
-    found.calls, found.left = tally.calls, tally.left
-    print_tally(found, peer)
-    failures = len(found.groups) + sum(dead_gradients(subjects, temperature) for temperature in (0.01, 1.0, 100.0))
+        torture(tally, subjects, seed, quick, backend)
+    print_tally(tally)
+    failures = len(tally.groups) + sum(dead_gradients(subjects, temperature) for temperature in (0.01, 1.0, 100.0))
     if backend == "torch":
         failures += small_inclusion(subjects, seed, 200 if quick else 2000)
     print(f"\nseed {seed}, torch {torch.__version__}, {time.perf_counter() - started:.0f} s")

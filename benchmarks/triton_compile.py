@@ -1,4 +1,4 @@
-"""Compiles the triton kernels for GPUs that are not here: registers, spills, shared memory, and the bytes they move on paper.
+"""Compiles the triton kernels for GPUs that are not here: registers, spills and shared memory.
 
     python benchmarks/triton_compile.py [--quick] [--out benchmarks/triton.md]
 
@@ -21,30 +21,20 @@ from triton.compiler import ASTSource
 import anyk
 from anyk.kernels import triton as host
 from anyk.kernels import triton_kernels as kernels
-from anyk.kernels.description import NETWORK, Description, describe
+from anyk.kernels.abi import Operator
+from anyk.kernels.loss_description import Description
 from anyk.losses import cross_entropy_spec, error_spec
 from anyk.registry import SWAPS
 
 CAPABILITIES = (80, 90)
-ROWS, CLASSES, CANDIDATES, P_K = 500, 1000, 16, [0.5, 0, 0, 0, 0.5]
+CLASSES, CANDIDATES, P_K = 1000, 16, [0.5, 0, 0, 0, 0.5]
 POINTERS = {"target": "*i64", "classes": "*i64", "leaders": "*i64"} | dict.fromkeys(
     ("table", "starts", "outputs", "ranks"), "*i32"
 )
 FLOATS = ("scale", "ce_weight", "rest", "q", "smoothing")
 FLOAT_POINTERS = (
-    *(
-        "scores",
-        "p_k",
-        "class_weight",
-        "sums",
-        "scratch",
-        "losses",
-        "gradients",
-        "coefficients",
-        "incoming",
-        "divisor",
-        "result",
-    ),
+    *("scores", "p_k", "class_weight", "sums", "scratch", "losses", "gradients", "coefficients"),
+    *("incoming", "divisor", "result"),
 )
 
 
@@ -77,22 +67,14 @@ class Job:
         return ASTSource(self.kernel, signature, constants, aligned)
 
 
-def described(spec: Any, n: int, m: int) -> Description:
-    description = describe(spec, n, len(P_K), m)
-    assert isinstance(description, Description), description
-    return description
-
-
 def candidates(name: str, spec: Any, m: int = CANDIDATES, n: int = CLASSES, gradient: bool = True) -> Job:
-    constants = host.candidate_constants(described(spec, n, m), "all", False, gradient)
+    description = spec.describe(n, len(P_K), m)
+    assert isinstance(description, Description), description
+    constants = host.candidate_constants(description, "all", False, gradient)
     warps = constants.pop("num_warps")
-    absent = {"class_weight"}
-    if constants["OPERATOR"] != NETWORK:
+    absent = {"class_weight", "classes" if constants["AS_GIVEN"] else "leaders"}
+    if constants["OPERATOR"] != Operator.NETWORK:
         absent |= {"table", "starts", "outputs", "ranks"}
-    if constants["AS_GIVEN"]:
-        absent |= {"classes"}
-    else:
-        absent |= {"leaders"}
     if constants["SOFTMAX"] != 1:
         absent |= {"sums", "coefficients"}
     if not gradient:
@@ -107,31 +89,25 @@ def loss(operator: anyk.Operator, top1: Any = "separate") -> Any:
 
 def jobs(quick: bool) -> list[Job]:
     softmax = [
-        Job(
-            f"softmax_kernel{', smoothed' if smoothed else ''}",
-            kernels.softmax_kernel,
-            {"SMOOTHED": smoothed, "BLOCK": 1024},
-            4,
-        )
-        for smoothed in (False, True)
+        Job(f"softmax_kernel{name}", kernels.softmax_kernel, {"SMOOTHED": smoothed, "BLOCK": 1024}, 4)
+        for name, smoothed in (("", False), (", smoothed", True))
     ]
+    fixed = {"AS_GIVEN": False, "MEAN": True, "BLOCK": 1024}
     gradient = [
         Job(
-            f"gradient_kernel, {name}",
-            kernels.gradient_kernel,
-            {"USES_SOFTMAX": uses, "SMOOTHED": smoothed, "AS_GIVEN": False, "MEAN": True, "BLOCK": 1024},
-            4,
-            () if uses else ("sums", "coefficients"),
+            f"gradient_kernel, {name}", kernels.gradient_kernel, fixed | {"USES_SOFTMAX": uses, "SMOOTHED": smoothed}, 4, absent
         )
-        for name, uses, smoothed in (
-            ("softmax", True, False),
-            ("softmax smoothed", True, True),
-            ("candidates alone", False, False),
+        for name, uses, smoothed, absent in (
+            ("softmax", True, False, ()),
+            ("softmax smoothed", True, True, ()),
+            ("candidates alone", False, False, ("sums", "coefficients")),
         )
     ]
     network = candidates("splitter, logistic", loss(anyk.SortingNetwork()))
     if quick:
         return [softmax[0], network, gradient[0]]
+    operators = {"LapSum": anyk.LapSum, "KSubset": anyk.KSubset, "SoftSort": anyk.SoftSort, "NeuralSort": anyk.NeuralSort}
+    large = {"splitter, logistic": anyk.SortingNetwork, **operators}
     return [
         *softmax,
         network,
@@ -139,25 +115,12 @@ def jobs(quick: bool) -> list[Job]:
         *(candidates(f"bitonic, {wires}", loss(anyk.SortingNetwork("bitonic", wires=wires))) for wires in ("sorted", "given")),
         candidates("odd_even", loss(anyk.SortingNetwork("odd_even"))),
         candidates("splitter, given, all classes", loss(anyk.SortingNetwork(wires="given")), n=CANDIDATES),
-        candidates("LapSum", loss(anyk.LapSum())),
-        candidates("KSubset", loss(anyk.KSubset())),
-        candidates("SoftSort", loss(anyk.SoftSort())),
-        candidates("NeuralSort", loss(anyk.NeuralSort())),
-        candidates("KSubset, error", error_spec(P_K, anyk.KSubset(), None, 0.2, 0.7, 0.0)),
+        *(candidates(name, loss(operator())) for name, operator in operators.items()),
+        candidates("KSubset, error", error_spec(P_K, anyk.KSubset(), None, 0.2, 0.7)),
         candidates("splitter, mixed", loss(anyk.SortingNetwork(), "mixed")),
         candidates("splitter, operator", loss(anyk.SortingNetwork(), "operator")),
         candidates("splitter, logistic", loss(anyk.SortingNetwork()), gradient=False),
-        *(
-            candidates(name, loss(operator), m=m)
-            for m in (64, 1000)
-            for name, operator in (
-                ("splitter, logistic", anyk.SortingNetwork()),
-                ("LapSum", anyk.LapSum()),
-                ("KSubset", anyk.KSubset()),
-                ("SoftSort", anyk.SoftSort()),
-                ("NeuralSort", anyk.NeuralSort()),
-            )
-        ),
+        *(candidates(name, loss(operator()), m=m) for m in (64, 1000) for name, operator in large.items()),
         *gradient,
     ]
 
@@ -193,44 +156,11 @@ def assembled(path: Path, capability: int) -> str:
     raise RuntimeError("\n".join(reports) or "triton has no assembler")
 
 
-def moved(description: Description, rows: int) -> dict[str, int]:
-    """Bytes to and from memory in a step of float32, each kernel for itself; caches are not counted."""
-    n, m = description.n, description.m
-    sizes = host._sizes(description)
-    assert sizes is not None
-    # What is written on the way there is read on the way back; a network first arranges its wires.
-    slots = sizes.slots + 2 * (sizes.operator == NETWORK)  # no more than MOST_IN_REGISTERS lanes
-    scratch = 2 * rows * slots * sizes.lanes * (8 if sizes.wide else 4)
-    return {
-        "torch.topk": rows * (4 * n + 12 * m),
-        "softmax_kernel": rows * (2 * 4 * n + 8),
-        "candidates_kernel": rows * (8 * m + 4 * m + 4 * m + 8 + 8 + 8 + 4) + scratch,
-        "of this the scratch": scratch,
-        "sum, division": rows * 8,
-        "gradient_kernel": rows * (2 * 4 * n + (8 + 4 + 4 + 4) * m + 8 + 8 + 4),
-    }
-
-
 def page(quick: bool) -> str:
     table = [["kernel", "warps", *(f"{what}, {c / 10}" for c in CAPABILITIES for what in ("registers", "spills", "shared"))]]
     for job in jobs(quick):
         print(job.name)
         table.append([job.name, str(job.warps), *(cell for capability in CAPABILITIES for cell in compiled(job, capability))])
-    operators = {
-        "splitter": anyk.SortingNetwork(),
-        "bitonic": anyk.SortingNetwork("bitonic"),
-        "odd_even": anyk.SortingNetwork("odd_even"),
-        "LapSum": anyk.LapSum(),
-        "KSubset": anyk.KSubset(),
-        "SoftSort": anyk.SoftSort(),
-        "NeuralSort": anyk.NeuralSort(),
-    }
-    bytes_moved = {name: moved(described(loss(operator), CLASSES, CANDIDATES), ROWS) for name, operator in operators.items()}
-    steps = list(bytes_moved["splitter"])
-    second = [["MB", *steps, "all"]]
-    for name, parts in bytes_moved.items():
-        total = sum(parts.values()) - parts["of this the scratch"]
-        second.append([name, *(f"{value / 1e6:.2f}" for value in [*parts.values(), total])])
     return f"""# The triton kernels, without a GPU
 
 **They were never timed, and never ran on a GPU: there was none.** Their numbers were compared with the plain code under
@@ -248,25 +178,6 @@ compiled once more, with wider loads.
 A step with its gradient is six calls: `torch.topk`, `softmax_kernel` (if the loss has a softmax over all classes),
 `candidates_kernel`, a sum and a division for the mean; in the backward pass `gradient_kernel`. Each of torch's may be more than
 one launch. A batch whose scratch passes {host.MOST_SCRATCH // 2**20} MiB takes `candidates_kernel` in parts.
-
-## Bytes moved
-
-On paper, for B rows, n classes, m candidates in M lanes (the next power of two), scores of b bytes:
-
-| | bytes |
-| --- | --- |
-| torch.topk | B (b n + (8 + b) m) |
-| softmax_kernel | B (2 b n + 8); the second reading is from a cache |
-| candidates_kernel | B ((12 + b) m + 28), and the scratch |
-| its scratch, network of L layers | 16 B M (L + 1) |
-| its scratch, KSubset | 8 B M k |
-| gradient_kernel | B (2 b n + (12 + 2 b) m + 20) |
-
-For {ROWS} x {CLASSES}, m = {CANDIDATES}, k = {len(P_K)}, float32, in MB:
-
-{markdown_table(second[0], second[1:])}
-
-The scratch is written and read by the same block: most of it should stay in a cache.
 """
 
 

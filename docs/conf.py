@@ -14,7 +14,6 @@ from docutils import nodes
 from sphinx.addnodes import pending_xref
 
 import anyk
-from anyk.lab import explore
 
 sys.path.insert(0, str(Path(__file__).parent))
 import formulae
@@ -44,6 +43,7 @@ napoleon_custom_sections = [("Shape", "notes_style")]
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_extra_path = ["play.html"]
 html_copy_source = False
 html_show_copyright = False
 
@@ -72,20 +72,16 @@ PUBLIC_MODULES = ("anyk", "anyk.lab", "anyk.networks", "anyk.parallel", "anyk.re
 LISTED = re.compile(r"^- `(anyk\.[\w.]+)`.*\n((?:  .*\n)*)", re.MULTILINE)
 """An entry of reference.md: the name, and a few words that the docstring replaces on the site."""
 
-PLAY = "play.html"
-"""The page to play with, beside the pages of the site."""
-
-FRAME = f"""
-```{{raw}} html
+FRAME = """
+```{raw} html
 <script>
-addEventListener("message", ({{ data, source }}) => {{
+addEventListener("message", ({ data, source }) => {
   const frame = document.querySelector("iframe.play");
   if (source === frame.contentWindow && data.height > 0) frame.style.height = data.height + "px";
-}});
+});
 </script>
-<iframe class="play" src="{PLAY}" title="The page to play with"></iframe>
-<p><a href="{PLAY}">The page alone</a>, in the whole window.
-It is one HTML file that needs no network and nothing else; this writes it for you:</p>
+<iframe class="play" src="play.html" title="The page to play with"></iframe>
+<p><a href="play.html">The page alone</a>, in the whole window. It is one HTML file that needs no network and nothing else.</p>
 ```
 """
 """What stands in the place of its picture in explore.md. It tells its height: a frame that scrolls is a nuisance on a phone."""
@@ -94,18 +90,9 @@ SHORT = 28
 """Cells so long are not broken, of figures twice this. Longer ones get room for a few words a line; the table scrolls."""
 
 HIDDEN = {
-    "set_fit_request",
-    "set_score_request",
-    "extra_repr",
-    "forward",
-    "scale_power",
-    "sorts",
-    "dtype",
-    "p_k",
-    "weight",
-    "unconverged",
-    "spec",
-    "conventions",
+    *("set_fit_request", "set_score_request"),
+    *("extra_repr", "forward", "arguments", "p_k", "weight", "spec", "conventions"),
+    *("scale_power", "sorts", "dtype", "unconverged", "kernel_code", "kernel_description", "kernel_settings"),
 }
 """What a class has for its base class, and no user calls."""
 
@@ -121,7 +108,7 @@ def public_names():
 def directive(name):
     """What documents a name: autodoc's directive for its kind."""
     module, _, last = name.rpartition(".")
-    thing = getattr(importlib.import_module(module), last)
+    thing = getattr(importlib.import_module(module), last, None)  # autodoc says what is missing
     if inspect.ismodule(thing):
         return f"```{{eval-rst}}\n.. automodule:: {name}\n   :no-members:\n```\n"
     kind = "class" if inspect.isclass(thing) else "function" if callable(thing) else "data"
@@ -187,11 +174,6 @@ def tables_scroll(app, doctree):
         cell["classes"].append("short" if len(text) <= SHORT * (1 + figures) else "long")
 
 
-def page_to_play_with(app, failed):
-    if failed is None and app.builder.format == "html":
-        explore.write(Path(app.outdir) / PLAY)
-
-
 def nothing_undocumented(app, environment):
     """A public name without an entry in the reference, or without a docstring, fails the build."""
     from sphinx.util.logging import getLogger
@@ -211,6 +193,5 @@ def setup(app):
     app.connect("autodoc-skip-member", skip)
     app.connect("doctree-read", link_names)
     app.connect("doctree-read", tables_scroll)
-    app.connect("build-finished", page_to_play_with)
     app.connect("env-check-consistency", nothing_undocumented)
     return {"parallel_read_safe": True}

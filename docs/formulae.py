@@ -55,9 +55,8 @@ TEX = {
     \text{operator} \quad & {-\log} \sum_j P_K(j)\, T_j
     \end{aligned}
     """,
-    "L = guide CE(s, y) + (1 - guide) sum_j P_K(j) (1 - T_j^power) / power": r"""
-    L = \mathrm{guide} \; \mathrm{CE}(s, y) + (1 - \mathrm{guide})
-    \sum_j P_K(j) \, \frac{1 - T_j^{\,\mathrm{power}}}{\mathrm{power}}
+    "L = ce_weight CE(s, y) + (1 - ce_weight) sum_j P_K(j) (1 - T_j^q) / q": r"""
+    L = \mathtt{ce\_weight} \; \mathrm{CE}(s, y) + (1 - \mathtt{ce\_weight}) \sum_j P_K(j) \, \frac{1 - T_j^{\,q}}{q}
     """,
     "sum_i w_i L(s(x_i), y_i) / sum_i w_i  +  alpha / 2 * (sum of the squared weights, without the intercepts).": r"""
     \frac{\sum_i w_i\, L(s(x_i), y_i)}{\sum_i w_i}

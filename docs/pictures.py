@@ -1,7 +1,7 @@
 """Draws every picture of the guide again: `make pictures`. The same versions give the same files.
 
-Most are made by `anyk draw`; the commands stand in COMMANDS. The picture of the idea is drawn here. Plots of runs are those of
-`anyk report --plot`, of runs of the study that stand in evidence/summaries. Photographs of pages need a Chromium; that of the
+The picture of the idea is drawn here, the others by draw_network.py and draw_operators.py. Plots of runs are those of
+`anyk report --plot`, of runs of the study that stand in evidence/summaries. Screenshots of pages need a Chromium; that of the
 report needs `make demo` before, and stays as it is without.
 """
 
@@ -10,31 +10,36 @@ import io
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
 import torch
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
 import anyk
-from anyk.lab import cli, explore, plots
-from anyk.lab.figures import BLUE, GREEN, INK, ORANGE
+import draw_network
+import draw_operators
+from anyk.lab import plots
+from anyk.lab.plots import BLUE, GREEN, INK, ORANGE
 from anyk.lab.run import summaries
 from anyk.lab.run.config import Config
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
 
-COMMANDS = {
-    "network.svg": "draw network --kind splitter --n 16 --k 5",
-    "matrix.svg": "draw matrix --operators splitter lapsum softsort sinkhorn --temperatures 0.1 1",
-    "loss.svg": "draw loss",
+DRAWINGS: dict[str, Callable[[Path], None]] = {
+    "idea.svg": lambda path: idea(path),
+    "network.svg": lambda path: draw_network.network(16, 5, path),
+    "matrix.svg": lambda path: draw_operators.matrix(
+        ["Splitter network", "LapSum", "SoftSort", "SinkhornSort"], [0.1, 1.0], path
+    ),
+    "loss.svg": draw_operators.loss_curves,
 }
-"""file -> the command that draws it, without its -o"""
+"""file -> what draws it"""
 
 TEMPERATURES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 TUNED = {"splitter": 4.0, "bitonic": 2.0, "lapsum": 4.0, "ksubset": 4.0, "softsort": 2.0, "neuralsort": 8.0, "sinkhorn": 16.0}
@@ -50,8 +55,8 @@ PLOTS: dict[str, list[dict[str, object]]] = {
 """file -> which runs of the study on embeddings it shows: what differs from its config, all seeds"""
 STUDY = ROOT / "evidence" / "summaries" / "embeddings.jsonl"
 
-PAGES = {"explore.png": None, "report.png": ROOT / "demo" / "report.html"}
-"""file -> the page that it is a photograph of; None: the page to play with"""
+PAGES = {"explore.png": ROOT / "docs" / "play.html", "report.png": ROOT / "demo" / "report.html"}
+"""file -> the page that it is a screenshot of"""
 
 GUESSES = {
     "husky": 3.0,
@@ -70,16 +75,11 @@ GREY, SHADE, DARK_ORANGE = "#6B6B6B", "#BDBDB8", "#A86200"
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, command in COMMANDS.items():
-        try:
-            cli.main([*command.split(), "--force", "-o", str(folder / name)])
-        except SystemExit as end:  # the command line ends the process
-            if end.code:
-                raise
-    idea(folder / "idea.svg")
+    for name, draw in DRAWINGS.items():
+        draw(folder / name)
     for name, chosen in PLOTS.items():
         plot(folder / name, chosen)
-    photograph(folder)
+    take_screenshots(folder)
 
 
 def plot(path: Path, chosen: list[dict[str, object]]) -> None:
@@ -91,25 +91,25 @@ def plot(path: Path, chosen: list[dict[str, object]]) -> None:
         config = {**head["shared"], **line["own"]}
         if {**config, "seed": head["shared"]["seed"]} in wanted:
             result = {"data": head["data"], **{part: line[part] for part in ("test", "validation", "seconds")}}
-            runs.append(summaries.RunSummary(Path(str(number)), "finished", Config.of_run(config, STUDY.name), result))
+            shown = Config(p_k=tuple(config["p_k"]), **{name: config[name] for name in ("loss", "temperature", "top1", "seed")})
+            runs.append(summaries.RunSummary(Path(str(number)), "finished", shown, result))
     plots.plot(summaries.table(runs, metrics=["top1", "top5"]), path)
 
 
-def photograph(folder: Path) -> None:
+def take_screenshots(folder: Path) -> None:
     """Pages, in a real browser; few colours make small files."""
     sys.path.insert(0, str(ROOT / "tests"))
     import browser
 
     if browser.find() is None:
-        print("no Chromium: the photographs stay as they are", file=sys.stderr)  # noqa: T201
+        print("no Chromium: the screenshots stay as they are", file=sys.stderr)  # noqa: T201
         return
     with tempfile.TemporaryDirectory() as scratch, browser.opened(scratch) as page:
         for name, file in PAGES.items():
-            shown = explore.write(Path(scratch) / "explore.html") if file is None else file
-            if not shown.exists():
-                print(f"{shown} is missing: {name} stays as it is; `make demo` writes it", file=sys.stderr)  # noqa: T201
+            if not file.exists():
+                print(f"{file} is missing: {name} stays as it is; `make demo` writes it", file=sys.stderr)  # noqa: T201
                 continue
-            page.open(shown, width=1180, height=900)
+            page.open(file, width=1180, height=900)
             page.evaluate("document.querySelector('#scenes button:nth-of-type(3)')?.click()")  # one where much is pulled
             page.evaluate("0")
             picture = Image.open(io.BytesIO(base64.b64decode(page.screenshot(whole=False))))
@@ -149,8 +149,7 @@ def idea(path: Path) -> None:
         _pulls(right, place, losses, pulls)
         figure.text(0.012, 0.855, "classes that look alike, by their scores", fontsize=9.5, color=GREY)
         figure.text(0.352, 0.855, "probability T_j, with a gradient", fontsize=9.5, color=GREY)
-        FigureCanvasAgg(figure)
-        figure.savefig(path, metadata={"Date": None}, facecolor="white")
+        plots.save(figure, path)
 
 
 def _guesses(axes: Axes, names: list[str], place: int) -> None:

@@ -33,8 +33,8 @@ def main() -> None:
         folder = arguments.run
         if folder is None:
             folder = Path(temporary)
-            config = Config(data="completion", loss="error", want=(1, 5), part=arguments.part, epochs=2, learning_rate=0.015)
-            test = train(config, folder)["test"]
+            hyperparameters = {"train_fraction": arguments.train_fraction, "epochs": 2, "learning_rate": 0.015}
+            test = train(Config(data="completion", loss="error", ks=(1, 5), **hyperparameters), folder)["test"]
             print(f"trained: top-1 {100 * test['top1']:.1f} %, top-5 {100 * test['top5']:.1f} % on modules it has not seen")
         model = load(folder)
     tokens = list(python_tokens(arguments.line.encode(), unfinished=True))

@@ -36,7 +36,7 @@ class FirstGuesses(torch.nn.Module):
 def main(file: Path) -> None:
     torch.manual_seed(0)
     centres = torch.randn(CLASSES, WIDTH)
-    head = anyk.LinearTopKCrossEntropy(WIDTH, CLASSES, [0.5, 0, 0, 0, 0.5], m=16)
+    head = anyk.LinearHead(WIDTH, CLASSES, anyk.TopKCrossEntropyLoss([0.5, 0, 0, 0, 0.5], m=16))
     optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
     for _ in range(200):
         y = torch.randint(CLASSES, (200,))

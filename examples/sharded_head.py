@@ -64,7 +64,8 @@ def train(mesh: DeviceMesh, steps: int) -> tuple[list[float], float, Classifier,
     classes = part(CLASSES, column, columns)
     model = Classifier(classes, mesh.get_group("classes"))
     replica = DistributedDataParallel(model, process_group=mesh.get_group("data"))  # averages over different examples
-    criterion = anyk.parallel.TopKCrossEntropyLoss([0.5, 0, 0, 0, 0.5], m=16, group=mesh.get_group("classes"))
+    loss = anyk.TopKCrossEntropyLoss([0.5, 0, 0, 0, 0.5], m=16)
+    criterion = anyk.parallel.Sharded(loss, group=mesh.get_group("classes"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 
     generator = torch.Generator().manual_seed(1)

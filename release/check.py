@@ -68,9 +68,9 @@ def artifacts(dist: Path) -> tuple[Path, Path, Path]:
 
 
 def same_version_everywhere() -> str:
-    """The version, and the day, are the same in the changelog and in CITATION.cff."""
+    """The version, and the day, are the same in CITATION.cff and in the first heading of the changelog that is released."""
     here = version()
-    newest = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    newest = re.search(r"^## (?!Unreleased)(.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     told = [re.search(rf'^{key}: "?(.+?)"?$', cited, re.MULTILINE) for key in ("version", "date-released")]
     expected = f"{here} ({told[1][1] if told[1] else 'no date'})"

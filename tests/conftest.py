@@ -18,3 +18,14 @@ def backend(request):
         pytest.skip(f"the native library: {native.status()}")
     with anyk.backend(request.param):
         yield request.param
+
+
+@pytest.fixture(scope="session")
+def tab(tmp_path_factory):
+    """A tab of a real browser; browser.py says what it can do."""
+    import browser
+
+    if browser.find() is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    with browser.opened(tmp_path_factory.mktemp("profile")) as tab:
+        yield tab

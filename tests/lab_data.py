@@ -11,12 +11,12 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from anyk.lab.data import Dataset, Split, cifar, tokens
+from anyk.lab.data import Dataset, Split, cifar, embeddings, tokens
 from anyk.lab.data.sets import Tokens
 from anyk.lab.run import models, training
+from anyk.lab.run.batches import read_data
 from anyk.lab.run.config import Config, Setting
-from anyk.lab.run.folder import Run
-from anyk.lab.run.reading import read_data
+from anyk.lab.run.run_folder import Run
 
 
 def examples(classes: int, per_class: int, width: int, seed: int, noise: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,6 +34,22 @@ def write_embedding_set(folder: Path, *, classes: int = 12, per_class: int = 20,
         safetensors.torch.save_file({"embeddings": inputs, "labels": labels}, folder / f"{part}.safetensors")
     names = [f"class {number}" for number in range(classes)]
     (folder / "dataset.json").write_text(json.dumps({"name": folder.name, "classes": names}))
+    return folder
+
+
+def write_shards(folder: Path, dataset: Dataset, rows: int, dtype: torch.dtype | None = None) -> Path:
+    """An embedding set of which each file has so many rows, and dataset.json lists the files."""
+    folder.mkdir(exist_ok=True)
+    names = []
+    for split, examples in (("train", dataset.train), ("test", dataset.test)):
+        for number, index in enumerate(() if examples is None else torch.arange(len(examples)).split(rows)):
+            groups = None if examples.groups is None else examples.groups[index]
+            names.append(f"{split}-{number:05d}.safetensors")
+            with open(folder / names[-1], "wb") as file:
+                part = Split((examples.take(index),), examples.labels[index], groups=groups)
+                embeddings.write_split(file, part, dtype, "made")
+    described = {"name": dataset.name, "classes": dataset.classes, "files": names}
+    (folder / "dataset.json").write_text(json.dumps(described))
     return folder
 
 

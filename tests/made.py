@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from anyk.lab.comparison.outcome import ByClass, Comparison, Example, Guess, Method, Moves, SeedRun, Try
-from anyk.lab.run import names
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 from anyk.lab.statistics import contrast
 
 
@@ -47,7 +47,7 @@ def method(name, tests, *, epochs=0, config=None, tries=None):
     return Method(name, config, tries, tuple(run(seed, test, epochs) for seed, test in enumerate(tests)))
 
 
-LOSSES = ["error:lapsum" if name == "error:OPERATOR" else name for name in names.names()]
+LOSSES = ["error:lapsum" if name == "error:OPERATOR" else name for name in loss_names.names()]
 
 
 def accuracies(top1, top5, top10=None, seeds=5, noise=0.002, salt=0):
@@ -186,3 +186,14 @@ def with_others(comparison):
 
     both = {part: tuple(map(more, getattr(comparison, part))) for part in ("methods", "controls")}
     return dataclasses.replace(comparison, **both)
+
+
+def with_validation(method, value, spread=1e-4):
+    """The same method with this score on validation, a little more for each seed."""
+    runs = [dataclasses.replace(run, validation={"mean": value + spread * run.seed}) for run in method.runs]
+    return dataclasses.replace(method, runs=tuple(runs))
+
+
+def longer(method, gain):
+    """The same method with this gain by twice the epochs."""
+    return dataclasses.replace(method, same_length={"mean": 0.7}, longer={"mean": 0.7 + gain})

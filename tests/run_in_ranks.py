@@ -27,7 +27,7 @@ def kill(number, step, rank, progress):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def batch_norm_is_that_of_the_whole_batch(together):
+def batch_norm_is_that_of_the_whole_batch(group):
     generator = torch.Generator().manual_seed(0)
     for size in (7, 2):  # two images are too few for three ranks
         images = torch.randn(size, 4, 3, 2, generator=generator, dtype=torch.float64) + 5
@@ -35,26 +35,26 @@ def batch_norm_is_that_of_the_whole_batch(together):
         alone, models = images.clone().requires_grad_(), [nn.Sequential(nn.BatchNorm2d(4).double()) for _ in range(2)]
         expected = models[0](alone)
         (expected * factors).sum().backward()
-        part = together.shard(torch.arange(size))
+        part = group.shard(torch.arange(size))
         mine = images[part].requires_grad_()
-        model = processes.synchronise_batch_norm(models[1], together)
+        model = processes.synchronise_batch_norm(models[1], group)
         output = model(mine)
         (output * factors[part]).sum().backward()
         assert_close(output, expected[part])
         assert_close(mine.grad, alone.grad[part])
         for own, whole in zip(model.parameters(), models[0].parameters(), strict=True):
-            assert_close(together.all_reduce(own.grad), whole.grad)
+            assert_close(group.all_reduce(own.grad), whole.grad)
         assert_close(model.state_dict(), models[0].state_dict())
         assert_close(model.eval()(images), models[0].eval()(images))
 
 
-def an_error_of_one_rank_is_raised_in_all(together):
+def an_error_of_one_rank_is_raised_in_all(group):
     def load():
-        if together.rank == together.world_size - 1:
+        if group.rank == group.world_size - 1:
             raise LabError("a file that only this rank misses")
 
     with pytest.raises(LabError, match="a file that only this rank misses"):
-        together.local_first(load)
+        group.local_first(load)
 
 
 def threads_of_the_group():
@@ -64,14 +64,14 @@ def threads_of_the_group():
 
 if __name__ == "__main__":
     training.read_data = lab_data.read_or_make
-    with processes.joined("cpu") as together:
-        an_error_of_one_rank_is_raised_in_all(together)
-        batch_norm_is_that_of_the_whole_batch(together)
+    with processes.joined("cpu") as group:
+        an_error_of_one_rank_is_raised_in_all(group)
+        batch_norm_is_that_of_the_whole_batch(group)
         assert threads_of_the_group() or torch.__version__ < "2.13"  # 2.8 and older do not name them
         for run in json.loads(Path(sys.argv[1]).read_text()):
             training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.0 if "kill" in run else 10.0
-            watch = partial(kill, *run["kill"], together.rank) if "kill" in run else lambda progress: None
+            watch = partial(kill, *run["kill"], group.rank) if "kill" in run else lambda progress: None
             losses.MOST_SCORES = run.get("most_scores", 20_000)
-            training.train(Config.from_json(run["config"]), run["folder"], on_progress=watch, ranks=together)
+            training.train(Config.from_json(run["config"]), run["folder"], on_progress=watch, group=group)
     # One could free a tensor while Python ends, which aborts the process: once in a few hundred ends on a busy machine.
     assert not threads_of_the_group()

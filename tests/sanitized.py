@@ -14,12 +14,14 @@ import hashlib
 import math
 import pickle
 import random
+import runpy
 import struct
 import sys
+from pathlib import Path
 
-SPEC, SMOOTH = struct.Struct("3q6i4dq3PqP"), struct.Struct("2q3d")
-BATCH, BACK = struct.Struct("3q4i11P"), struct.Struct("6q4id7P")
-FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW, _, STRANGE = range(6)
+ABI = runpy.run_path(str(Path(__file__).parent.parent / "src" / "anyk" / "kernels" / "abi.py"))
+SPEC, SMOOTH, BATCH, BACKWARD, SELECTION = map(ABI["packer"], ABI["STRUCTURES"])
+FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW, _, STRANGE = ABI["Status"]
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
@@ -156,7 +158,7 @@ def one_loss(library: ctypes.CDLL, loss: dict[str, object], draw: random.Random,
         )
         size, beside = 4 if dtype == 0 else 2, draw.choice([0, 0, 3])
         out = buffers.room(max(0, rows * (n + beside) - beside) * size)
-        back = BACK.pack(
+        back = BACKWARD.pack(
             rows, n, m, stride, n + beside, 0 if single else apart, dtype, powers, threads, single, rate,
             start, kept[0], kept[1], kept[2], kept[3] if single else 0, incoming, out,
         )  # fmt: skip
@@ -178,11 +180,8 @@ def one_selection(library: ctypes.CDLL, draw: random.Random, digest: object) -> 
     scores = drawn_rows(draw, rows, n, 1, [0] * rows)
     start, stride = laid_out(draw, scores, n, dtype, buffers)
     classes = buffers.room(8 * rows * m)
-    wide, whole, address = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
-    status = library.anyk_best(
-        address(start), whole(dtype), wide(rows), wide(stride), wide(n), wide(m), address(classes),
-        whole(draw.choice([1, 4])),
-    )  # fmt: skip
+    selection = SELECTION.pack(rows, n, m, stride, dtype, draw.choice([1, 4]), start, classes)
+    status = library.anyk_best(buffers_bytes(buffers, selection))
     if status == FINE:
         found = ctypes.string_at(classes, 8 * rows * m)
         assert all(0 <= c < n for c in struct.unpack(f"{rows * m}q", found))

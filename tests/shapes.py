@@ -154,17 +154,13 @@ METRICS = {
     "ndcg": lambda: call_averages(anyk.ndcg, ks=(1, 5)),
 }
 HEADS = {
-    "LinearTopKCrossEntropy": lambda: call_head(lambda m, **more: anyk.LinearTopKCrossEntropy(D, N, P_K, m=m or N, **more)),
     "LinearHead": lambda: call_head(linear_head),
 }
 CALLS = {**LOSSES, **FAMILIES, **OPERATORS, **METRICS, **HEADS}
-NOTHING_TO_CALL = {"backend", "Operator", "networks", "parallel", "registry"}
+NOTHING_TO_CALL = {"backend", "Operator", "TopKLoss", "networks", "parallel", "registry"}
 
 PARALLEL = {
-    "TopKCrossEntropyLoss": lambda: call_parallel(lambda **more: anyk.parallel.TopKCrossEntropyLoss(P_K, **more)),
-    "topk_cross_entropy": lambda: call_parallel(as_module(anyk.parallel.topk_cross_entropy, p_k=P_K)),
-    "TopKErrorLoss": lambda: call_parallel(lambda **more: anyk.parallel.TopKErrorLoss(P_K, **more)),
-    "topk_error": lambda: call_parallel(as_module(anyk.parallel.topk_error, p_k=P_K)),
+    "Sharded": lambda: [call_parallel(loss) for loss in (anyk.TopKCrossEntropyLoss, anyk.TopKErrorLoss)],
     "topk_hits": lambda: anyk.parallel.topk_hits(scores_of((B, N)).detach(), classes_of((B, N))),
     "topk_accuracy": lambda: anyk.parallel.topk_accuracy(scores_of((B, N)).detach(), classes_of((B, N))),
 }
@@ -187,10 +183,11 @@ def linear_head(m: int | None, weight: Tensor | None = None, label_smoothing: fl
     return anyk.LinearHead(D, N, loss, **more)
 
 
-def call_parallel(make: Callable[..., Any]) -> None:
+def call_parallel(loss: Callable[..., Any]) -> None:
     for settings in ({}, {"m": 4}, {"m": 4, "weight": torch.rand(N)}, {"label_smoothing": 0.1}, {"reduction": "none"}):
         for dtype in (torch.float32, torch.float64):
-            finish(make(**settings)(scores_of((B, N), dtype), classes_of((B, N))))
+            sharded = anyk.parallel.Sharded(loss(P_K, **settings))
+            finish(sharded(scores_of((B, N), dtype), classes_of((B, N))))
 
 
 @pytest.fixture(autouse=True)

@@ -69,3 +69,10 @@ def distributions(draw: st.DrawFn, max_k: int) -> list[float]:
     raw = draw(st.lists(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0, 3.0]), min_size=k, max_size=k))
     raw[-1] = raw[-1] or 1.0
     return [p / sum(raw) for p in raw]
+
+
+def batch(rows: int = 6, n: int = 9, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Scores and targets, the same at every call."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(rows, n, dtype=dtype, generator=generator) * 1.5
+    return scores, torch.randint(n, (rows,), generator=generator)

@@ -1,4 +1,4 @@
-"""docs/extending.md: every block, added in one place, makes a thing that can be trained, tuned, written down and drawn."""
+"""docs/extending.md: every block, added in one place, makes a thing that can be trained, tuned and written down."""
 
 import json
 import os
@@ -33,13 +33,13 @@ ASKED = {
 USE = """
     import json, sys, torch
     import anyk
-    from anyk.lab import pictures
     from anyk.lab.comparison.snippet import code
     from anyk.lab.run import losses, training
-    from anyk.lab.run.names import find
     from anyk.lab.run.config import Config
+    from anyk.lab.run.loss_names import find, import_modules
 
-    data, out, *asked = sys.argv[1:]
+    data, out, modules, *asked = sys.argv[1:]
+    import_modules(modules.split())
     for place, fields in enumerate(map(json.loads, asked)):
         config = Config(data=data, epochs=3, learning_rate=0.01, **fields)
         result = training.train(config, f"{out}/run{place}")
@@ -51,7 +51,6 @@ USE = """
             target = torch.arange(4)
             assert torch.autograd.gradcheck(lambda s: operator.log_inclusion(s, target, 3), scores)
             assert torch.autograd.gradcheck(lambda s: operator(s, 3), scores)
-            pictures.loss_curves(out + "/curves.svg", operators=[config.loss], points=5)
         line = code(config)
         print(line)
         names = {"__name__": "page"}
@@ -64,12 +63,15 @@ def test_the_page_has_the_four():
     assert set(SECTIONS) == set(ASKED)
 
 
-def use(asked: list[dict[str, str]], folder: Path, *paths: Path) -> str:
+def run(command: list[str], folder: Path, *paths: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True)
+
+
+def use(asked: list[dict[str, str]], module: str, folder: Path, source: Path) -> str:
     (folder / "use.py").write_text(textwrap.dedent(USE))
     data = write_embedding_set(folder / "data")
-    command = [sys.executable, "-W", "error", str(folder / "use.py"), str(data), str(folder), *map(json.dumps, asked)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = run(["-W", "error", "use.py", str(data), str(folder), module, *map(json.dumps, asked)], folder, source)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -80,31 +82,39 @@ def test_one_edit_in_one_file_of_the_library(section: str, tmp_path: Path) -> No
     file, block = SECTIONS[section]
     with (tmp_path / "src" / "anyk" / file).open("a") as edited:
         edited.write("\n\n" + block)
-    use([ASKED[section]], tmp_path, tmp_path / "src")
+    use([ASKED[section]], "", tmp_path, tmp_path / "src")
 
 
 def test_one_file_of_ones_own(tmp_path: Path) -> None:
-    install(tmp_path, "mine")
     (tmp_path / "mine.py").write_text("\n\n".join(block for _, block in SECTIONS.values()))
-    shown = use(list(ASKED.values()), tmp_path, tmp_path, ROOT / "src")
+    shown = use(list(ASKED.values()), "mine", tmp_path, ROOT / "src")
     assert "mine.SquareSort(temperature=1.0)" in shown
     assert "mine.KthLeadLoss(k=5)" in shown
     assert 'anyk.SortingNetwork(kind="pairwise", temperature=1.0)' in shown
 
 
-def install(folder: Path, module: str) -> None:
-    """What pip leaves of a package whose entry points name the module."""
-    about = folder / "mine-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
-    (about / "entry_points.txt").write_text(f"[anyk]\nmine = {module}\n")
+def test_a_module_imported_by_the_command_line(tmp_path: Path) -> None:
+    """In the command's own process, and in those of its runs."""
+    (tmp_path / "mine.py").write_text(SECTIONS["A loss"][1])
+    data = str(write_embedding_set(tmp_path / "data"))
+    few = ("--epochs", "1", "--seeds", "1", "--budget", "1", "--quiet")
+    done = run(["-m", "anyk", "compare", data, "--losses", "kth_lead", "--import", "mine", *few], tmp_path, ROOT / "src")
+    assert done.returncode in (0, 3), done.stderr
+    assert "kth_lead" in done.stdout
+    report = ["-m", "anyk", "report", "anyk-runs/compare-data/runs"]
+    assert run([*report, "--import=mine"], tmp_path, ROOT / "src").returncode == 0
 
 
-def test_a_broken_extension_is_named(tmp_path: Path) -> None:
-    install(tmp_path, "nowhere")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT / "src")))}
-    command = [sys.executable, "-m", "anyk", "train", "glyphs", "--loss", "mine"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--loss", "mine"), "got 'mine'; --import MODULE brings those of another package."),
+        (("--import", "nowhere"), "anyk: --import nowhere failed (ModuleNotFoundError: No module named 'nowhere')."),
+        (("--import", "--quiet"), "anyk: --import should be followed by the name of a module."),
+    ],
+)
+def test_what_cannot_be_imported_is_one_line(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    done = run(["-m", "anyk", "train", "glyphs", *words], tmp_path, ROOT / "src")
     assert done.returncode == 2
-    assert "nowhere, an extension of anyk, cannot be loaded" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.endswith(message + "\n")
+    assert done.stderr.count("\n") == 1

@@ -1,8 +1,9 @@
-"""The loss: its three formulae, what it shares with CrossEntropyLoss, P_K in all its shapes, bad input."""
+"""The losses: the paper's three formulae; of both families, what they share with CrossEntropyLoss, P_K, padding, bad input."""
 
 import copy
 import math
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -13,23 +14,19 @@ from torch.nn.functional import cross_entropy
 
 import anyk
 import oracles
-from anyk import TopKCrossEntropyLoss, topk_cross_entropy
-from strategies import distributions, is_doubly_stochastic, name, operators, rows
+from anyk import TopKCrossEntropyLoss, topk_cross_entropy, topk_error
+from strategies import batch, distributions, is_doubly_stochastic, name, operators, rows
 
 MODES = ("separate", "mixed", "operator")
 modes = pytest.mark.parametrize("top1", MODES)
+LOSSES = {top1: partial(topk_cross_entropy, top1=top1) for top1 in MODES} | {"error": partial(topk_error, ce_weight=0.3, q=0.6)}
+families = pytest.mark.parametrize("loss", LOSSES.values(), ids=list(LOSSES))
 both_backends = pytest.mark.usefixtures("backend")  # the others are in float64, which no kernel computes
 every_operator = pytest.mark.parametrize("operator", operators(wires=("target", "given")), ids=name)
 few_operators = pytest.mark.parametrize(
     "operator", [anyk.LapSum(), anyk.KSubset(0.5), anyk.SortingNetwork(), anyk.SinkhornSort()], ids=name
 )
 P_K = [0.2] * 5
-
-
-def batch(rows=6, n=9, dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.randn(rows, n, dtype=dtype, generator=generator) * 1.5
-    return scores, torch.randint(n, (rows,), generator=generator)
 
 
 # ---- the formulae -------------------------------------------------------------------------------------------------------
@@ -89,51 +86,38 @@ def test_top1_alone_is_cross_entropy_exactly(top1, p_k):
             torch.testing.assert_close(ours.grad, theirs.grad, **tolerance)
 
 
-@modes
+@families
 @every_operator
-def test_loss_does_not_depend_on_the_order_of_the_classes(operator, top1):
-    if getattr(operator, "wires", "") == "given":
-        pytest.skip("the given order is what this policy is about")
+def test_loss_depends_neither_on_the_order_of_the_classes_nor_on_a_shift(operator, loss):
     scores, target = batch(n=12, dtype=torch.float64)
     order = torch.randperm(12)
-    moved = order.argsort()[target]
     for m in (None, 7):
-        torch.testing.assert_close(
-            topk_cross_entropy(scores[:, order], moved, P_K, operator, m=m, top1=top1),
-            topk_cross_entropy(scores, target, P_K, operator, m=m, top1=top1),
-        )
-
-
-@modes
-@every_operator
-def test_loss_does_not_depend_on_a_shift(operator, top1):
-    scores, target = batch(dtype=torch.float64)
-    torch.testing.assert_close(
-        topk_cross_entropy(scores + 31.0, target, P_K, operator, top1=top1),
-        topk_cross_entropy(scores, target, P_K, operator, top1=top1),
-    )
+        expected = loss(scores, target, P_K, operator, m=m)
+        torch.testing.assert_close(loss(scores + 31.0, target, P_K, operator, m=m), expected)
+        if getattr(operator, "wires", "") != "given":  # the given order is what this policy is about
+            torch.testing.assert_close(loss(scores[:, order], order.argsort()[target], P_K, operator, m=m), expected)
 
 
 @both_backends
-@modes
+@families
 @every_operator
-def test_perfect_prediction_costs_nothing(operator, top1):
+def test_perfect_prediction_costs_nothing(operator, loss):
     cold = copy.deepcopy(operator)
     cold.temperature = 1e-3
     scores = torch.eye(7) * 1e4
-    loss = topk_cross_entropy(scores, torch.arange(7), [0.3, 0.0, 0.7], cold, top1=top1)
-    assert 0 <= loss <= 1e-3
+    value = loss(scores, torch.arange(7), [0.3, 0.0, 0.7], cold)
+    assert 0 <= value <= 1e-3
 
 
-@modes
+@families
 @few_operators
-def test_loss_is_continuous_where_the_candidates_change(operator, top1):
+def test_loss_is_continuous_where_the_candidates_change(operator, loss):
     """Walk the target down through all others and out of the m best."""
     others = torch.randn(11, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     walk = torch.linspace(3, -3, 6001, dtype=torch.float64)
     scores = torch.cat([others.expand(len(walk), -1), walk[:, None]], -1)
     target = torch.full((len(walk),), 11)
-    losses = topk_cross_entropy(scores, target, P_K, operator, m=6, top1=top1, reduction="none")
+    losses = loss(scores, target, P_K, operator, m=6, reduction="none")
     assert losses.diff().abs().max() < 0.02
 
 
@@ -151,8 +135,8 @@ def test_gradients(operator, top1):
     assert gradgradcheck(lambda s: topk_cross_entropy(s, target, p_k, operator, m=5, top1=top1), (scores,))
 
 
-@modes
-def test_gradients_of_the_other_arguments(top1):
+@families
+def test_gradients_of_the_other_arguments(loss):
     scores, target = batch(rows=3, n=6, dtype=torch.float64, seed=6)
     scores.requires_grad_()
     operator = anyk.LapSum()
@@ -160,12 +144,13 @@ def test_gradients_of_the_other_arguments(top1):
     per_example = torch.rand(3, 3, dtype=torch.float64).softmax(-1)
     q = torch.rand(3, 6, dtype=torch.float64).softmax(-1)
     cases = [
-        lambda s: topk_cross_entropy(s, target, per_class, operator, top1=top1),
-        lambda s: topk_cross_entropy(s, target, [1.0], operator, top1=top1, example_p_k=per_example),
-        lambda s: topk_cross_entropy(s, q, per_class, operator, m=4, top1=top1),
-        lambda s: topk_cross_entropy(s, target, [0.5, 0.5], operator, m=4, top1=top1, label_smoothing=0.2),
-        lambda s: topk_cross_entropy(s, target, [0.5, 0.5], operator, top1=top1, softmax_over="candidates", m=4),
+        lambda s: loss(s, target, per_class, operator),
+        lambda s: loss(s, target, [1.0], operator, example_p_k=per_example),
+        lambda s: loss(s, q, per_class, operator, m=4),
+        lambda s: loss(s, target, [0.5, 0.5], operator, m=4, label_smoothing=0.2),
     ]
+    if "top1" in loss.keywords:
+        cases.append(lambda s: loss(s, target, [0.5, 0.5], operator, softmax_over="candidates", m=4))
     for case in cases:
         assert gradcheck(case, (scores,))
         assert gradgradcheck(case, (scores,))
@@ -174,19 +159,19 @@ def test_gradients_of_the_other_arguments(top1):
 # ---- P_K ----------------------------------------------------------------------------------------------------------------
 
 
-@modes
+@families
 @few_operators
-def test_p_k_by_class_and_by_example(operator, top1):
+def test_p_k_by_class_and_by_example(operator, loss):
     scores, target = batch(rows=8, n=6, dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)
     per_class = torch.rand(6, 4, dtype=torch.float64, generator=generator).softmax(-1)
     per_class[2] = torch.tensor([1.0, 0, 0, 0])
     per_class[3] = torch.tensor([0.0, 0, 0, 1])
-    losses = topk_cross_entropy(scores, target, per_class, operator, top1=top1, reduction="none")
+    losses = loss(scores, target, per_class, operator, reduction="none")
     for i, y in enumerate(target):
-        expected = topk_cross_entropy(scores[i], y, per_class[y], operator, top1=top1)
+        expected = loss(scores[i], y, per_class[y], operator)
         torch.testing.assert_close(losses[i], expected)
-    by_example = topk_cross_entropy(scores, target, [1.0], operator, top1=top1, reduction="none", example_p_k=per_class[target])
+    by_example = loss(scores, target, [1.0], operator, reduction="none", example_p_k=per_class[target])
     torch.testing.assert_close(by_example, losses)
 
 
@@ -216,9 +201,9 @@ def test_zeros_at_the_end_of_a_list_do_not_count():
 # ---- class probabilities ------------------------------------------------------------------------------------------------
 
 
-@modes
+@families
 @every_operator
-def test_probabilities_against_a_loop_over_classes(operator, top1):
+def test_probabilities_against_a_loop_over_classes(operator, loss):
     scores, _ = batch(rows=4, n=6, dtype=torch.float64)
     generator = torch.Generator().manual_seed(2)
     q = torch.rand(4, 6, dtype=torch.float64, generator=generator)
@@ -226,16 +211,11 @@ def test_probabilities_against_a_loop_over_classes(operator, top1):
     q[1] = torch.tensor([1.0, 0, 1, 0, 0, 1])  # K-hot
     weight = torch.rand(6, dtype=torch.float64, generator=generator)
     expected = torch.stack(
-        [
-            q[:, c]
-            * weight[c]
-            * topk_cross_entropy(scores, torch.full((4,), c), [0.4, 0.6], operator, top1=top1, reduction="none")
-            for c in range(6)
-        ]
+        [q[:, c] * weight[c] * loss(scores, torch.full((4,), c), [0.4, 0.6], operator, reduction="none") for c in range(6)]
     ).sum(0)
-    actual = topk_cross_entropy(scores, q, [0.4, 0.6], operator, top1=top1, weight=weight, reduction="none")
+    actual = loss(scores, q, [0.4, 0.6], operator, weight=weight, reduction="none")
     torch.testing.assert_close(actual, expected)
-    mean = topk_cross_entropy(scores, q, [0.4, 0.6], operator, top1=top1, weight=weight)
+    mean = loss(scores, q, [0.4, 0.6], operator, weight=weight)
     torch.testing.assert_close(mean, expected.mean())
 
 
@@ -264,14 +244,14 @@ def test_probabilities_with_few_candidates(operator, top1):
 
 
 @both_backends
-@modes
-def test_one_hot_probabilities_are_class_indices(top1):
+@families
+def test_one_hot_probabilities_are_class_indices(loss):
     scores, target = batch(n=12)
     one_hot = torch.nn.functional.one_hot(target, 12).float()
     for m in (None, 6):
         torch.testing.assert_close(
-            topk_cross_entropy(scores, one_hot, P_K, m=m, top1=top1),
-            topk_cross_entropy(scores, target, P_K, m=m, top1=top1),
+            loss(scores, one_hot, P_K, m=m),
+            loss(scores, target, P_K, m=m),
         )
 
 
@@ -292,25 +272,25 @@ def test_label_smoothing_is_a_distribution(top1):
 # ---- what CrossEntropyLoss offers ---------------------------------------------------------------------------------------
 
 
-@modes
+@families
 @few_operators
-def test_reductions_and_weights(operator, top1):
+def test_reductions_and_weights(operator, loss):
     scores, target = batch(dtype=torch.float64)
     weight = torch.rand(9, dtype=torch.float64)
-    call = {"p_k": P_K, "operator": operator, "m": 7, "top1": top1}
-    plain = topk_cross_entropy(scores, target, **call, reduction="none")
-    weighted = topk_cross_entropy(scores, target, **call, reduction="none", weight=weight)
+    call = {"p_k": P_K, "operator": operator, "m": 7}
+    plain = loss(scores, target, **call, reduction="none")
+    weighted = loss(scores, target, **call, reduction="none", weight=weight)
     torch.testing.assert_close(weighted, plain * weight[target])
-    torch.testing.assert_close(topk_cross_entropy(scores, target, **call, reduction="sum"), plain.sum())
-    torch.testing.assert_close(topk_cross_entropy(scores, target, **call), plain.mean())
+    torch.testing.assert_close(loss(scores, target, **call, reduction="sum"), plain.sum())
+    torch.testing.assert_close(loss(scores, target, **call), plain.mean())
     expected = (plain * weight[target]).sum() / weight[target].sum()
-    torch.testing.assert_close(topk_cross_entropy(scores, target, **call, weight=weight), expected)
+    torch.testing.assert_close(loss(scores, target, **call, weight=weight), expected)
 
 
 @both_backends
-@modes
+@families
 @few_operators
-def test_ignored_examples(operator, top1):
+def test_ignored_examples(operator, loss):
     scores, target = batch()
     scores[1] = float("nan")  # what is ignored may be anything
     scores[4, :7] = -torch.inf  # even fewer classes than k
@@ -318,24 +298,24 @@ def test_ignored_examples(operator, top1):
     keep = torch.tensor([0, 2, 3, 5])
     target[keep[target[keep] == 3]] = 2
     scores.requires_grad_()
-    losses = topk_cross_entropy(scores, target, P_K, operator, top1=top1, ignore_index=3, reduction="none")
+    losses = loss(scores, target, P_K, operator, ignore_index=3, reduction="none")
     assert losses[[1, 4]].tolist() == [0, 0]
-    mean = topk_cross_entropy(scores, target, P_K, operator, top1=top1, ignore_index=3)
+    mean = loss(scores, target, P_K, operator, ignore_index=3)
     torch.testing.assert_close(mean, losses.sum() / 4)
-    torch.testing.assert_close(mean, topk_cross_entropy(scores[keep], target[keep], P_K, operator, top1=top1))
+    torch.testing.assert_close(mean, loss(scores[keep], target[keep], P_K, operator))
     (gradient,) = torch.autograd.grad(mean, scores)
     assert gradient.isfinite().all()
     assert (gradient[[1, 4]] == 0).all()
 
 
 @both_backends
-@modes
+@families
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_everything_ignored(top1, reduction):
+def test_everything_ignored(loss, reduction):
     scores, target = batch()
     ours, theirs = scores.clone().requires_grad_(), scores.clone().requires_grad_()
     target = torch.full_like(target, -100)
-    actual = topk_cross_entropy(ours, target, P_K, top1=top1, reduction=reduction)
+    actual = loss(ours, target, P_K, reduction=reduction)
     expected = cross_entropy(theirs, target, reduction=reduction)
     torch.testing.assert_close(actual, expected, equal_nan=True)
     actual.sum().backward()
@@ -343,88 +323,86 @@ def test_everything_ignored(top1, reduction):
 
 
 @both_backends
-@modes
+@families
 @few_operators
-def test_shapes(operator, top1):
+def test_shapes(operator, loss):
     generator = torch.Generator().manual_seed(4)
     scores = torch.randn(2, 7, 3, 4, generator=generator)
     target = torch.randint(7, (2, 3, 4), generator=generator)
     target[0, 1, 1] = -100
-    call = {"p_k": [0.5, 0.2, 0.3], "operator": operator, "m": 5, "top1": top1}
-    losses = topk_cross_entropy(scores, target, **call, reduction="none")
+    call = {"p_k": [0.5, 0.2, 0.3], "operator": operator, "m": 5}
+    losses = loss(scores, target, **call, reduction="none")
     assert losses.shape == target.shape
-    flat = topk_cross_entropy(scores.movedim(1, -1).reshape(-1, 7), target.reshape(-1), **call, reduction="none")
+    flat = loss(scores.movedim(1, -1).reshape(-1, 7), target.reshape(-1), **call, reduction="none")
     torch.testing.assert_close(losses.reshape(-1), flat)
-    torch.testing.assert_close(topk_cross_entropy(scores, target, **call), flat.sum() / 23)
-    single = topk_cross_entropy(scores[1, :, 2, 3], target[1, 2, 3], **call, reduction="none")
+    torch.testing.assert_close(loss(scores, target, **call), flat.sum() / 23)
+    single = loss(scores[1, :, 2, 3], target[1, 2, 3], **call, reduction="none")
     assert single.shape == ()
     torch.testing.assert_close(single, losses[1, 2, 3])
     q = scores.softmax(1)
-    assert topk_cross_entropy(scores, q, **call, reduction="none").shape == (2, 3, 4)
+    assert loss(scores, q, **call, reduction="none").shape == (2, 3, 4)
     per_example = torch.tensor([[0.5, 0.5], [0.1, 0.9]])
-    by_example = topk_cross_entropy(scores, target, **call, reduction="none", example_p_k=per_example)
-    by_position = topk_cross_entropy(
-        scores, target, **call, reduction="none", example_p_k=per_example[:, None, None].expand(2, 3, 4, 2)
-    )
+    by_example = loss(scores, target, **call, reduction="none", example_p_k=per_example)
+    by_position = loss(scores, target, **call, reduction="none", example_p_k=per_example[:, None, None].expand(2, 3, 4, 2))
     torch.testing.assert_close(by_example, by_position)
-    expected = topk_cross_entropy(scores[1, :, 0, 0], target[1, 0, 0], [0.1, 0.9], operator, m=5, top1=top1)
+    expected = loss(scores[1, :, 0, 0], target[1, 0, 0], [0.1, 0.9], operator, m=5)
     torch.testing.assert_close(by_example[1, 0, 0], expected)
 
 
 @both_backends
-@modes
+@families
 @every_operator
-def test_two_classes_and_m_equal_n(operator, top1):
+def test_two_classes_and_m_equal_n(operator, loss):
     scores = torch.tensor([[0.3, -0.2], [1.0, 2.0]], requires_grad=True)
     for p_k in ([0.4, 0.6], [1.0]):
-        loss = topk_cross_entropy(scores, torch.tensor([0, 0]), p_k, operator, m=2, top1=top1)
-        (gradient,) = torch.autograd.grad(loss, scores)
-        assert loss.isfinite()
+        value = loss(scores, torch.tensor([0, 0]), p_k, operator, m=2)
+        (gradient,) = torch.autograd.grad(value, scores)
+        assert value.isfinite()
         assert gradient.isfinite().all()
-    one = topk_cross_entropy(torch.zeros(3, 1), torch.zeros(3, dtype=torch.long), [1.0], operator, top1=top1)
+    one = loss(torch.zeros(3, 1), torch.zeros(3, dtype=torch.long), [1.0], operator)
     assert one.item() == pytest.approx(0, abs=1e-6)
 
 
-@modes
+@families
 @every_operator
-def test_padded_rows(operator, top1):
+def test_padded_rows(operator, loss):
     scores, target = batch(n=6, dtype=torch.float64)
     padded = torch.cat([scores, torch.full((6, 3), -torch.inf, dtype=torch.float64)], -1).requires_grad_()
     for m in (None, 8):
-        loss = topk_cross_entropy(padded, target, [0.2, 0.3, 0.5], operator, m=m, top1=top1)
-        expected = topk_cross_entropy(scores, target, [0.2, 0.3, 0.5], operator, top1=top1)
+        value = loss(padded, target, [0.2, 0.3, 0.5], operator, m=m)
+        expected = loss(scores, target, [0.2, 0.3, 0.5], operator)
         if m is None or getattr(operator, "wires", "") != "given":
-            torch.testing.assert_close(loss, expected)
-        (gradient,) = torch.autograd.grad(loss, padded)
+            torch.testing.assert_close(value, expected)
+        (gradient,) = torch.autograd.grad(value, padded)
         assert gradient.isfinite().all()
         assert (gradient[:, 6:] == 0).all()
-        smoothed = topk_cross_entropy(padded, target, [0.2, 0.3, 0.5], operator, m=m, top1=top1, label_smoothing=0.1)
+        smoothed = loss(padded, target, [0.2, 0.3, 0.5], operator, m=m, label_smoothing=0.1)
         assert smoothed.isfinite()
         (gradient,) = torch.autograd.grad(smoothed, padded)
         assert gradient.isfinite().all()
 
 
 @both_backends
-@modes
+@families
 @every_operator
-def test_nan_scores_give_a_nan_loss(operator, top1):
+def test_nan_scores_give_a_nan_loss(operator, loss):
     scores, target = batch()
     scores[2, 4] = float("nan")
-    losses = topk_cross_entropy(scores, target, P_K, operator, m=7, top1=top1, reduction="none")
+    losses = loss(scores, target, P_K, operator, m=7, reduction="none")
     assert losses.isnan().tolist() == [False, False, True, False, False, False]
 
 
 @both_backends
-@modes
+@families
 @every_operator
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(operator, top1, dtype):
+def test_half_precision(operator, loss, dtype):
     scores, target = batch()
     half = scores.to(dtype).requires_grad_()
-    loss = topk_cross_entropy(half, target, P_K, operator, m=7, top1=top1)
-    assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, topk_cross_entropy(half.float(), target, P_K, operator, m=7, top1=top1))
-    (gradient,) = torch.autograd.grad(loss, half)
+    value = loss(half, target, P_K, operator, m=7)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, loss(half.float(), target, P_K, operator, m=7))
+    (gradient,) = torch.autograd.grad(value, half)
     assert gradient.dtype == dtype
     assert gradient.isfinite().all()
 
@@ -503,12 +481,12 @@ def test_float64_stays_float64():
 
 
 @both_backends
-@modes
-def test_empty_batch(top1):
+@families
+def test_empty_batch(loss):
     scores, target = torch.zeros(0, 5), torch.zeros(0, dtype=torch.long)
     for kwargs in ({}, {"example_p_k": torch.zeros(0, 2)}, {"m": 3}, {"label_smoothing": 0.1}):
-        assert topk_cross_entropy(scores, target, [0.5, 0.5], top1=top1, reduction="sum", **kwargs) == 0
-        assert topk_cross_entropy(scores, target, [0.5, 0.5], top1=top1, **kwargs).isnan()
+        assert loss(scores, target, [0.5, 0.5], reduction="sum", **kwargs) == 0
+        assert loss(scores, target, [0.5, 0.5], **kwargs).isnan()
 
 
 # ---- modules ------------------------------------------------------------------------------------------------------------
@@ -562,13 +540,16 @@ def test_learned_temperature_belongs_to_the_module():
 
 
 @both_backends
-def test_trains():
-    """A linear model on a problem it can solve: the loss goes to zero."""
+@pytest.mark.parametrize(
+    "criterion", [TopKCrossEntropyLoss([0.5, 0, 0.5]), anyk.TopKErrorLoss({1: 0.5, 3: 0.5})], ids=["paper", "error"]
+)
+def test_trains_from_equal_scores(criterion):
+    """A linear model that starts at zero, on a problem it can solve: the loss goes to zero."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 16, generator=generator)
     y = (x @ torch.randn(16, 10, generator=generator)).argmax(-1)
     model = torch.nn.Linear(16, 10)
-    criterion = TopKCrossEntropyLoss([0.5, 0, 0.5])
+    torch.nn.init.zeros_(model.weight)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     for _ in range(200):
         optimizer.zero_grad()
@@ -600,8 +581,8 @@ def loss(scores=SCORES, target=TARGET, p_k=(0.5, 0.5), operator=None, **kwargs):
         ),
         (lambda: loss(p_k=[float("nan")]), ValueError, "p_k: .* got nan"),
         (lambda: loss(p_k=[]), ValueError, "p_k: expected at least one probability"),
-        (lambda: loss(p_k=0.5), TypeError, "p_k: expected a sequence of numbers, .* or a tensor, got 0.5"),
-        (lambda: loss(p_k="all"), TypeError, "p_k: expected a sequence of numbers, .* or a tensor, got 'all'"),
+        (lambda: loss(p_k=0.5), TypeError, "p_k: expected an integer k, a sequence .* or a tensor, got 0.5"),
+        (lambda: loss(p_k="all"), TypeError, "p_k: expected an integer k, a sequence .* or a tensor, got 'all'"),
         (lambda: loss(p_k=[0.2] * 5), ValueError, "p_k: expected at most as many entries as the number of classes = 4, got 5"),
         (lambda: loss(p_k=[0.2] * 5, scores=torch.zeros(2, 9), m=4), ValueError, "p_k: .* as m = 4, got 5"),
         (lambda: TopKCrossEntropyLoss([0.2] * 5, m=4), ValueError, "p_k: expected at most as many entries as m = 4, got 5"),

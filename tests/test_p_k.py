@@ -35,6 +35,15 @@ def test_the_same_in_all_forms(given):
     assert torch.equal(TopKCrossEntropyLoss(given)(SCORES, TARGET), expected)
 
 
+@pytest.mark.parametrize("k", [3, np.int64(3)])
+def test_an_integer_is_that_k_alone(k):
+    assert p_k.read(k).values.tolist() == [0, 0, 1]
+    expected = topk_cross_entropy(SCORES, TARGET, {3: 1.0})
+    assert torch.equal(topk_cross_entropy(SCORES, TARGET, k), expected)
+    assert torch.equal(TopKCrossEntropyLoss(k)(SCORES, TARGET), expected)
+    assert torch.equal(TopKErrorLoss(k)(SCORES, TARGET), TopKErrorLoss({3: 1.0})(SCORES, TARGET))
+
+
 def test_a_tensor_keeps_its_k():
     assert p_k.read(torch.tensor([1.0, 0.0, 0.0])).k == 3
     assert p_k.read([1.0, 0.0, 0.0]).k == 1
@@ -105,6 +114,9 @@ def test_positive():
     [
         ({}, ValueError, "p_k: expected at least one probability, got {}"),
         ({0: 1.0}, ValueError, "p_k: every k: expected at least 1, got 0"),
+        (0, ValueError, "p_k: every k: expected at least 1, got 0"),
+        (True, TypeError, "p_k: expected an integer k, a sequence of numbers, .* got True"),
+        (5.0, TypeError, "p_k: expected an integer k, a sequence of numbers, .* got 5.0"),
         ({1.5: 1.0}, TypeError, "p_k: every k: expected an integer, got 1.5"),
         ({"5": 1.0}, TypeError, "p_k: every k: expected an integer, got '5'"),
         ({1: "a"}, TypeError, "p_k: expected numbers as the weights of the k, got 'a'"),

@@ -112,6 +112,15 @@ def own(tensor, sizes, rank):
     return tensor.split(sizes, -1)[rank]
 
 
+def sharded(
+    local, target, p_k, operator=None, *, loss="topk_cross_entropy", group=None, slices=None, example_p_k=None, **settings
+):
+    """The loss of a slice of the classes, called as the function of all of them is."""
+    module = {"topk_cross_entropy": anyk.TopKCrossEntropyLoss, "topk_error": anyk.TopKErrorLoss}[loss]
+    criterion = parallel.Sharded(module(p_k, operator, **settings), group=group, slices=slices)
+    return criterion(local, target, example_p_k=example_p_k)
+
+
 def same_as_alone(world, scores, target, *args, sizes=None, rtol=1e-9, atol=1e-11, loss="topk_cross_entropy", **kwargs):
     """Loss and gradient against those of all classes in one process."""
     group, rank = place(world)
@@ -121,7 +130,7 @@ def same_as_alone(world, scores, target, *args, sizes=None, rtol=1e-9, atol=1e-1
     factors = torch.arange(1.0, 1 + expected.numel(), dtype=expected.dtype).reshape(expected.shape)
     (expected * factors).sum().backward()
     local = own(scores, sizes, rank).clone().requires_grad_()
-    actual = getattr(parallel, loss)(local, target, *args, group=group, **kwargs)
+    actual = sharded(local, target, *args, loss=loss, group=group, **kwargs)
     (actual * factors).sum().backward()
     assert actual.dtype == expected.dtype
     assert local.grad.dtype == local.dtype
@@ -131,7 +140,7 @@ def same_as_alone(world, scores, target, *args, sizes=None, rtol=1e-9, atol=1e-1
 
     assert_close(actual, expected, rtol=rtol, atol=atol, equal_nan=True, msg=explain)
     assert_close(local.grad, own(everything.grad, sizes, rank), rtol=rtol, atol=atol, msg=explain)
-    told = getattr(parallel, loss)(local, target, *args, group=group, slices=sizes, **kwargs)
+    told = sharded(local, target, *args, loss=loss, group=group, slices=sizes, **kwargs)
     assert_close(told, actual, rtol=0, atol=0, equal_nan=True)
     values = parallel._all_gather(actual.detach(), group)
     assert_close(values, values[:1].expand_as(values), rtol=0, atol=0, equal_nan=True)
@@ -240,7 +249,7 @@ def in_each_ties(world):
     group, rank = place(world)
     everything, local = scores.clone().requires_grad_(), own(scores, SIZES[world], rank).clone().requires_grad_()
     expected = anyk.topk_cross_entropy(everything, target, P_K, m=5, reduction="none")
-    actual = parallel.topk_cross_entropy(local, target, P_K, m=5, reduction="none", group=group)
+    actual = sharded(local, target, P_K, m=5, reduction="none", group=group)
     assert_close(actual, expected)
     expected.sum().backward()
     actual.sum().backward()
@@ -274,7 +283,7 @@ def in_each_padding(world):
     same_as_alone(world, scores[:5], target[:5], [1.0])
     group, rank = place(world)
     with pytest.raises(ValueError, match="target: expected classes that are not padding"):
-        parallel.topk_cross_entropy(own(scores, SIZES[world], rank)[:1], torch.tensor([1]), P_K, group=group, m=5)
+        sharded(own(scores, SIZES[world], rank)[:1], torch.tensor([1]), P_K, group=group, m=5)
 
 
 def test_padding_and_ignored_rows(processes):
@@ -290,7 +299,7 @@ def in_each_half(world):
             same_as_alone(world, scores, target, P_K, anyk.LapSum(), rtol=2e-2, atol=1e-3, **kwargs)
             group, rank = place(world)
             local = own(scores, SIZES[world], rank)
-            loss = parallel.topk_cross_entropy(local, target, P_K, anyk.LapSum(), group=group, **kwargs)
+            loss = sharded(local, target, P_K, anyk.LapSum(), group=group, **kwargs)
             assert_close(loss, anyk.topk_cross_entropy(scores.float(), target, P_K, anyk.LapSum(), **kwargs))
     # Far from zero, digits are scarce: everything is relative to the best score.
     scores, target = batch(50, sum(SIZES[world]), torch.float32)
@@ -298,7 +307,7 @@ def in_each_half(world):
     far = own(scores + 1e6, SIZES[world], rank)
     for p_k, kwargs in (([1.0], {}), (P_K, {"m": 5}), (P_K, {"m": 5, "label_smoothing": 0.1})):
         assert_close(
-            parallel.topk_cross_entropy(far, target, p_k, group=group, **kwargs),
+            sharded(far, target, p_k, group=group, **kwargs),
             anyk.topk_cross_entropy(scores, target, p_k, **kwargs),
         )
 
@@ -316,9 +325,9 @@ def in_each_other_gradients(world):
     shared = copy.deepcopy(alone)
     anyk.topk_cross_entropy(scores, target, P_K, alone, m=5).backward()
     local = own(scores, SIZES[world], rank).clone().requires_grad_()
-    parallel.topk_cross_entropy(local, target, P_K, shared, group=group, m=5).backward()
+    sharded(local, target, P_K, shared, group=group, m=5).backward()
     assert_close(shared.temperature.grad, alone.temperature.grad)
-    loss = parallel.topk_cross_entropy(local, target, P_K, shared, group=group, m=5)
+    loss = sharded(local, target, P_K, shared, group=group, m=5)
     (gradient,) = torch.autograd.grad(loss, local, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
@@ -361,7 +370,7 @@ def in_each_traffic(world):
         ):
             for slices in (None, [n_local] * world):
                 with Traffic() as traffic:
-                    loss = parallel.topk_cross_entropy(local, target, **({"p_k": P_K} | kwargs), group=group, slices=slices)
+                    loss = sharded(local, target, **({"p_k": P_K} | kwargs), group=group, slices=slices)
                 assert traffic.calls == (calls if slices is None else 1)
                 told = (header if slices is None else 0) + rows * numbers * 4
                 assert traffic.bytes == (world + 1) * told, (kwargs, traffic.bytes)
@@ -389,7 +398,7 @@ def in_each_errors(world):
 
     def refuses(message, *args, error=ValueError, **kwargs):
         with pytest.raises(error, match=message):
-            parallel.topk_cross_entropy(*args, group=group, **kwargs)
+            sharded(*args, group=group, **kwargs)
         if error is ValueError:
             dist.barrier(group)  # everybody has refused
 
@@ -418,7 +427,7 @@ def in_each_outsider():
     scores, target = batch(4, 5)
     if dist.get_rank(GROUPS[3]) < 0:
         with pytest.raises(ValueError, match="group: expected one that this process is a member of"):
-            parallel.topk_cross_entropy(scores, target, P_K, group=GROUPS[3])
+            sharded(scores, target, P_K, group=GROUPS[3])
 
 
 def test_bad_input(processes):
@@ -429,7 +438,7 @@ def test_bad_input(processes):
 def test_no_process_group():
     scores, target = batch(4, 5)
     with pytest.raises(RuntimeError, match=r"group: .*init_process_group"):
-        parallel.topk_cross_entropy(scores, target, P_K)
+        sharded(scores, target, P_K)
     with pytest.raises(RuntimeError, match=r"group: .*init_process_group"):
         parallel.topk_accuracy(scores, target)
 
@@ -490,26 +499,24 @@ def in_each_dtensor(shape, placements):
         ):
             everything = scores.clone().requires_grad_()
             expected = anyk.topk_cross_entropy(everything, target, P_K, **kwargs)
-            sharded = distribute_tensor(scores, mesh, how).requires_grad_()
+            spread = distribute_tensor(scores, mesh, how).requires_grad_()
             if "example_p_k" in kwargs:
                 kwargs = kwargs | {"example_p_k": given_p_k}
-            settings = {key: value for key, value in kwargs.items() if key != "example_p_k"}
-            criterion = parallel.TopKCrossEntropyLoss(torch.tensor(P_K, dtype=torch.float64), **settings)
-            loss = criterion(sharded, given_target, example_p_k=kwargs.get("example_p_k"))
+            loss = sharded(spread, given_target, torch.tensor(P_K, dtype=torch.float64), **kwargs)
             assert isinstance(loss, DTensor)
             assert loss.shape == expected.shape
             assert_close(loss.full_tensor(), expected)
             expected.sum().backward()
             loss.sum().backward()
-            assert isinstance(sharded.grad, DTensor)
+            assert isinstance(spread.grad, DTensor)
             # torch 2.6 replicates it; the values are the same
-            assert sharded.grad.placements == tuple(how) or torch.__version__ < "2.13"
-            assert_close(sharded.grad.full_tensor(), everything.grad)
+            assert spread.grad.placements == tuple(how) or torch.__version__ < "2.13"
+            assert_close(spread.grad.full_tensor(), everything.grad)
         valid = target.clamp(min=0)
         local_target = distribute_tensor(valid, mesh, how_rows)
         for given in (local_target, local_target.to_local()):
-            assert parallel.topk_hits(sharded, given, (1, 3)) == anyk.topk_hits(scores, valid, (1, 3))
-            assert parallel.topk_accuracy(sharded, given, (1, 3)) == anyk.topk_accuracy(scores, valid, (1, 3))
+            assert parallel.topk_hits(spread, given, (1, 3)) == anyk.topk_hits(scores, valid, (1, 3))
+            assert parallel.topk_accuracy(spread, given, (1, 3)) == anyk.topk_accuracy(scores, valid, (1, 3))
 
 
 @pytest.mark.parametrize(
@@ -527,19 +534,19 @@ def in_each_wrong_dtensor():
     scores, target = batch(4, 12)
     for how in ([Replicate(), Replicate()], [Shard(0), Replicate()], [Shard(1), Shard(1)]):
         with pytest.raises(ValueError, match="local_scores: expected a DTensor with Shard\\(1\\)"):
-            parallel.topk_cross_entropy(distribute_tensor(scores, mesh, how), target, P_K)
-    sharded = distribute_tensor(scores, mesh, [Replicate(), Shard(1)])
+            sharded(distribute_tensor(scores, mesh, how), target, P_K)
+    spread = distribute_tensor(scores, mesh, [Replicate(), Shard(1)])
     with pytest.raises(ValueError, match="group: expected None with a DTensor"):
-        parallel.topk_cross_entropy(sharded, target, P_K, group=dist.group.WORLD)
+        sharded(spread, target, P_K, group=dist.group.WORLD)
     with pytest.raises(TypeError, match=r"target: expected a torch\.Tensor to go with local_scores"):
-        parallel.topk_cross_entropy(scores, distribute_tensor(target, mesh, [Replicate()] * 2), P_K)
+        sharded(scores, distribute_tensor(target, mesh, [Replicate()] * 2), P_K)
     # A mesh that does not list the ranks in ascending order; its group does the same, and if it did not, we would say so.
     backwards = distribute_tensor(scores, DeviceMesh("cpu", [3, 2, 1, 0]), [Shard(1)])
-    loss = parallel.topk_cross_entropy(backwards, target, P_K, m=5)
+    loss = sharded(backwards, target, P_K, m=5)
     assert_close(loss.to_local(), anyk.topk_cross_entropy(scores, target, P_K, m=5))
     shard = parallel._Shard.of(scores, target, None)
     with pytest.raises(ValueError, match="ranks in the order of the slices, got the slices"):
-        parallel._Slices.asked(shard._replace(place=WORLD - 1 - shard.place), "")
+        parallel._Slices.of(shard._replace(place=WORLD - 1 - shard.place), None)
 
 
 def test_wrong_dtensor(processes):
@@ -578,9 +585,8 @@ def in_each_training(world):
         dist.all_reduce(bodies[1].grad, group=group)
 
     criterion = anyk.TopKCrossEntropyLoss(P_K, m=6)
-    sharded = parallel.TopKCrossEntropyLoss(P_K, m=6, group=group)
     expected = trained(20, criterion, alone, bodies[0], lambda: None, inputs, target)
-    actual = trained(20, sharded, mine, bodies[1], add_up, inputs, target)
+    actual = trained(20, parallel.Sharded(criterion, group=group), mine, bodies[1], add_up, inputs, target)
     assert_close(actual, expected, rtol=1e-8, atol=0)
     assert expected[-1] < 0.8 * expected[0]
     assert_close(mine, alone.split(SIZES[world])[rank])
@@ -602,7 +608,7 @@ def in_each_layer():
     anyk.topk_cross_entropy(whole[0] @ whole[1].t(), target, P_K, m=5).backward()
     parts = [distribute_tensor(features, mesh, [Replicate()]), distribute_tensor(head, mesh, [Shard(0)])]
     parts = [part.requires_grad_() for part in parts]
-    parallel.topk_cross_entropy(parts[0] @ parts[1].t(), target, P_K, m=5).backward()
+    sharded(parts[0] @ parts[1].t(), target, P_K, m=5).backward()
     for part, expected in zip(parts, whole, strict=True):
         assert_close(part.grad.full_tensor(), expected.grad)
 
@@ -656,8 +662,6 @@ def test_example_on_a_mesh_of_examples_and_classes(processes, shape):
     processes(in_each_mesh, shape)
 
 
-def test_module_has_the_settings():
-    criterion = parallel.TopKCrossEntropyLoss(P_K, anyk.LapSum(), m=5, top1="mixed")
-    assert "m=5, top1='mixed'" in repr(criterion)
-    with pytest.raises(TypeError):
-        parallel.TopKCrossEntropyLoss(P_K, n=3)
+def test_what_it_accepts():
+    with pytest.raises(TypeError, match=r"loss: expected a TopKCrossEntropyLoss or a TopKErrorLoss, got SmoothTopKLoss"):
+        parallel.Sharded(anyk.SmoothTopKLoss(3))

@@ -1,7 +1,6 @@
 """What a release is checked by: release/check.py, README on a package index, the workflow. `make release-check` runs all."""
 
 import re
-import tomllib
 from pathlib import Path
 
 import packaging.tags
@@ -12,7 +11,6 @@ import hatch_build
 from release import check
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
 
 
@@ -82,7 +80,7 @@ def test_version_and_day_are_the_same_everywhere(tmp_path, monkeypatch):
     for name, before, after in (
         ("CITATION.cff", "\nversion: ", "\nversion: 9"),
         ("CITATION.cff", '\ndate-released: "', '\ndate-released: "9'),
-        ("CHANGELOG.md", "\n## ", "\n## Unreleased\n\n## "),
+        ("CHANGELOG.md", "\n## 0", "\n## 9"),
         ("src/anyk/__init__.py", '__version__ = "', '__version__ = "9'),
     ):
         text = (tmp_path / name).read_text()
@@ -116,12 +114,6 @@ def test_a_wheel_for_a_mac_is_for_the_system_that_it_is_compiled_for(monkeypatch
 
 
 # The workflow
-
-
-def test_the_workflow_tries_every_python_that_is_named():
-    named = [line.split()[-1] for line in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", line)]
-    assert WORKFLOW["jobs"]["test"]["strategy"]["matrix"]["python"] == named
-    assert PROJECT["requires-python"] == f">={named[0]}"
 
 
 def test_the_workflow_publishes_for_a_tag_alone_and_after_everything_else():

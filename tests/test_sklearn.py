@@ -22,16 +22,11 @@ import anyk
 import anyk.sklearn
 from anyk.sklearn import TopKClassifier, topk_score, topk_scorer
 
-MINI_BATCHES = (
-    "an example of weight 2 comes once in an epoch, a repeated one twice, in different batches or in the validation part"
-)
-
 
 def not_for_mini_batches(estimator):
-    if estimator.solver != "adam":
-        return {}
-    kinds = ("dense", "sparse")
-    return {f"check_sample_weight_equivalence_on_{kind}_data": MINI_BATCHES for kind in kinds}
+    why = "an example of weight 2 comes once in an epoch, a repeated one twice, in different batches or held out"
+    checks = [f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dense", "sparse")]
+    return dict.fromkeys(checks, why) if estimator.solver == "adam" else {}
 
 
 # The checks have three classes at most: the default P_K is top-1 there, the second classifier ranks.
@@ -111,20 +106,16 @@ def test_first_guesses(blobs):
     X, y, X_test, y_test = blobs
     names = np.array([f"class {label:02d}" for label in range(12)], dtype=object)
     classifier = TopKClassifier().fit(X, names[y])
-    scores = classifier.decision_function(X_test)
+    scores, labels = classifier.decision_function(X_test), names[y_test]
     guesses = classifier.predict_topk(X_test, k=5)
-    assert guesses.shape == (120, 5)
-    for row, guess in zip(scores, guesses, strict=True):
-        assert list(guess) == list(names[sorted(range(12), key=lambda c: -row[c])[:5]])
+    assert (guesses == names[(-scores).argsort(1)[:, :5]]).all()
     assert (guesses[:, 0] == classifier.predict(X_test)).all()
-    expected = np.mean([label in guess for label, guess in zip(names[y_test], guesses, strict=True)])
-    assert classifier.score_topk(X_test, names[y_test], k=5) == pytest.approx(expected)
-    theirs = top_k_accuracy_score(names[y_test], scores, k=5, labels=names)
-    assert classifier.score_topk(X_test, names[y_test], k=5) == pytest.approx(theirs)
+    expected = np.mean([label in guess for label, guess in zip(labels, guesses, strict=True)])
+    theirs = top_k_accuracy_score(labels, scores, k=5, labels=names)
     ours = anyk.topk_accuracy(torch.tensor(scores), torch.tensor(y_test), ks=(5,))[5].item()
-    assert classifier.score_topk(X_test, names[y_test], k=5) == pytest.approx(ours)
-    assert classifier.score_topk(X_test, names[y_test], k=1) == classifier.score(X_test, names[y_test])
-    assert classifier.score_topk(X_test, names[y_test], k=99) == 1
+    assert classifier.score_topk(X_test, labels, k=5) == pytest.approx(expected) == pytest.approx(theirs) == pytest.approx(ours)
+    assert classifier.score_topk(X_test, labels, k=1) == classifier.score(X_test, labels)
+    assert classifier.score_topk(X_test, labels, k=99) == 1
     np.testing.assert_allclose(classifier.predict_proba(X_test), torch.tensor(scores).softmax(1))
 
 
@@ -164,7 +155,7 @@ def test_p_k_that_can_be_missed(p_k, n_classes, used):
     np.testing.assert_allclose(TopKClassifier(p_k=p_k, alpha=1).fit(X, y).p_k_, used)
 
 
-@pytest.mark.parametrize("operator", [*anyk.registry.operator_names(), anyk.LapSum(0.5)], ids=str)
+@pytest.mark.parametrize("operator", [*anyk.operators.names(), anyk.LapSum(0.5)], ids=str)
 def test_every_operator(operator, blobs):
     X, y, X_test, y_test = blobs
     classifier = TopKClassifier(p_k=(0.5, 0, 0.5), operator=operator, temperature=2.0, max_iter=40, tol=1e-3).fit(X, y)
@@ -204,19 +195,12 @@ def test_sparse_input_gives_what_dense_input_gives(solver, standardize):
     X[7] = 0
     y = np.arange(150) % 7
     X[np.arange(150), y] += 2
-    settings = {
-        "p_k": (0.5, 0.5),
-        "solver": solver,
-        "standardize": standardize,
-        "batch_size": 40,
-        "max_iter": 200 if solver == "lbfgs" else 8,
-        "tol": 1e-2,
-        "random_state": 0,
-    }
-    dense = TopKClassifier(hidden_layer_sizes=(5,), **settings).fit(X, y)
+    few, precision = (200, 1e-6) if solver == "lbfgs" else (8, 1e-2)
+    classifier = TopKClassifier((0.5, 0.5), solver=solver, standardize=standardize, batch_size=40, max_iter=few, tol=1e-2)
+    classifier.set_params(hidden_layer_sizes=(5,), random_state=0)
+    dense = clone(classifier).fit(X, y)
     for kind in (sparse.csr_matrix, sparse.csr_array, sparse.coo_array):
-        thin = TopKClassifier(hidden_layer_sizes=(5,), **settings).fit(kind(X), y)
-        precision = 1e-6 if solver == "lbfgs" else 1e-2
+        thin = clone(classifier).fit(kind(X), y)
         np.testing.assert_allclose(thin.decision_function(kind(X)), dense.decision_function(X), atol=precision)
 
 
@@ -370,10 +354,8 @@ def test_all_examples_count_however_few_fit_at_once(blobs, monkeypatch):
 def test_many_examples_are_trained_in_batches(blobs, monkeypatch):
     X, y, *_ = blobs
     monkeypatch.setattr(anyk.sklearn, "MOST_EXAMPLES_FOR_LBFGS", 239)
-    automatic = TopKClassifier(max_iter=2, random_state=0).fit(X, y)
-    assert (
-        automatic.predict_proba(X) == TopKClassifier(solver="adam", max_iter=2, random_state=0).fit(X, y).predict_proba(X)
-    ).all()
+    automatic, adam = (TopKClassifier(solver=solver, max_iter=2, random_state=0).fit(X, y) for solver in ("auto", "adam"))
+    assert (automatic.predict_proba(X) == adam.predict_proba(X)).all()
 
 
 def test_not_converged(blobs):
@@ -391,7 +373,7 @@ def test_not_converged(blobs):
         ({"operator": "quick"}, r"operator: expected one of 'splitter', .* got 'quick'"),
         ({"temperature": -1}, r"temperature: .* got -1"),
         ({"m": 2}, r"p_k: expected at most as many entries as m = 2, got 5"),
-        ({"m": "all"}, r"m: expected one of 'auto', got 'all'"),
+        ({"m": "all"}, r"m: .* got 'all'"),
         ({"top1": "none"}, r"top1: .* got 'none'"),
         ({"hidden_layer_sizes": (0,)}, r"hidden_layer_sizes: .* got 0"),
         ({"hidden_layer_sizes": 10}, r"hidden_layer_sizes: expected a sequence of integers, got 10"),

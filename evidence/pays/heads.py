@@ -33,12 +33,12 @@ from anyk.lab.data import Split, load
 from anyk.lab.errors import LabError
 from anyk.lab.files import write_object
 from anyk.lab.run import losses, models, training
+from anyk.lab.run.batches import Reader, divide, resolved, standardization
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
-from anyk.lab.run.reading import Reader, divide, resolved, standardization
+from anyk.lab.run.run_folder import Run
 from pays import plan
-from pays.kept import SUMMARIES, Kept
 from pays.plan import BASE, SETS, Set
+from pays.summaries import SUMMARIES, Summaries
 
 SEEDS = (11, 12, 13, 14, 15)
 MIXTURE = "mixture"
@@ -86,9 +86,9 @@ def merged_ranks(first: Tensor, rest: Tensor, target: Tensor) -> Tensor:
 
 
 class Body:
-    """A data set with the configs of its main table, and the loop that trains one row."""
+    """A data set with the tuned configs of the main table, and the loop that trains a body with one or two heads."""
 
-    def __init__(self, each: Set, place: str, kept: Kept) -> None:
+    def __init__(self, each: Set, place: str, summaries: Summaries) -> None:
         self.set = each
         shared = each.config
         dataset = load(place, shared.image_size)
@@ -99,14 +99,15 @@ class Body:
         self.reader = Reader(self.dataset, torch.device("cpu"), self.shared)
         self.tuned: dict[str, Config] = {}
         for method in dict.fromkeys(method for methods in ROWS.values() for method in methods):
-            if "values" not in kept.tuned.get(method, {}):
+            if "values" not in summaries.tuned.get(method, {}):
                 raise LabError(f"{method} is not tuned yet on {each.name}: make the main table first.")
-            self.tuned[method] = each.start(method).replace(**kept.tuned[method]["values"])
+            self.tuned[method] = each.start(method).replace(**summaries.tuned[method]["values"])
 
     def train(self, row: str, factor: float, seed: int) -> tuple[dict[str, Tensor], float]:
         """The ranks of the validation and test examples, of the evaluation that is best on validation, and the seconds."""
-        config, started = plan.changed(self.tuned[BASE], (("rate", factor),)).replace(seed=seed), time.perf_counter()
-        config = self.shared.replace(learning_rate=config.learning_rate, seed=seed)
+        started = time.perf_counter()
+        rate = plan.changed(self.tuned[BASE], (("rate", factor),)).learning_rate
+        config = self.shared.replace(learning_rate=rate, seed=seed)
         classes, methods = len(self.dataset.classes), ROWS[row]
         criteria = [losses.criterion(self.tuned[method], classes) for method in methods]
         torch.manual_seed(seed)
@@ -157,12 +158,12 @@ class Body:
         return {name: torch.cat(ranks) for name, ranks in found.items()}
 
 
-def made(body: Body, row: str, factor: float, seed: int, folder: Path) -> dict[str, Tensor]:
-    """A run; one that is there is not made again."""
+def run_once(body: Body, row: str, factor: float, seed: int, folder: Path) -> dict[str, Tensor]:
+    """Train a row, or read its ranks if that was done before."""
     run = Run(folder / f"{row.replace(' ', '-').replace(',', '')}-{factor:g}-seed{seed}")
-    there = run.load_tensors("ranks.safetensors")
-    if there is not None:
-        return there[0]
+    before = run.load_tensors("ranks.safetensors")
+    if before is not None:
+        return before[0]
     ranks, seconds = body.train(row, factor, seed)
     run.folder.mkdir(parents=True, exist_ok=True)
     run.save_tensors("ranks.safetensors", ranks, {"seconds": round(seconds, 1)})
@@ -177,12 +178,12 @@ def study(body: Body, folder: Path, seeds: Sequence[int] = SEEDS) -> dict[str, A
     rows: dict[str, dict[str, Any]] = {}
     ranks: dict[str, list[dict[str, Tensor]]] = {}
     for row in ROWS:
-        tried = {factor: made(body, row, factor, plan.CHOOSING, folder) for factor in plan.RATES}
+        tried = {factor: run_once(body, row, factor, plan.CHOOSING, folder) for factor in plan.RATES}
         factor = max(tried, key=lambda factor: body.accuracies(tried[factor]["validation"])["mean"])
-        ranks[row] = [made(body, row, factor, seed, folder) for seed in seeds]
-        for name in ("", " first", " rest") if len(ROWS[row]) == 2 else ("",):
-            told = {"": row, " first": f"{row}: the first head alone", " rest": f"{row}: the list's head alone"}[name]
-            rows[told] = {
+        ranks[row] = [run_once(body, row, factor, seed, folder) for seed in seeds]
+        titles = {"": row, " first": f"{row}: the first head alone", " rest": f"{row}: the list's head alone"}
+        for name in titles if len(ROWS[row]) == 2 else ("",):
+            rows[titles[name]] = {
                 part: [body.accuracies(found[f"{part}{name}"]) for found in ranks[row]] for part in ("validation", "test")
             }
         rows[row]["rate"] = factor
@@ -218,7 +219,7 @@ def main() -> None:
     try:
         for name, place in places(arguments.data, arguments.on).items():
             each = SETS[name].rehearsed() if arguments.rehearse else SETS[name]
-            body = Body(each, place, Kept(each, arguments.summaries))
+            body = Body(each, place, Summaries(each, arguments.summaries))
             found = study(body, arguments.runs / f"heads-{name}", SEEDS[:3] if arguments.rehearse else SEEDS)
             write_object(arguments.summaries / f"pays-{name}-heads.json", found)
     except LabError as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from anyk.lab import statistics
 from anyk.lab.statistics import Paired
-from pays.kept import Kept
 from pays.plan import DECIDE, METHODS, SETS
+from pays.summaries import Summaries
 
 #: the loss of top-1 that the interval must exclude, and the p that a gain of top-k must have
 MARGIN, SURE = 0.002, 0.01
@@ -21,10 +22,9 @@ CANDIDATES = tuple(
     for name in METHODS
     if name.startswith("error:") and all(name in SETS[each].methods for each in DECIDE if each != "pixels")
 )
-
-
 #: a page asks for the same ones many times
 two_way = functools.cache(statistics.two_way)
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -34,31 +34,42 @@ class Tested:
     paired: Paired
     p: float | None
 
+    @property
+    def sure(self) -> bool:
+        """Whether p is below the rule's level."""
+        return self.p is not None and self.p < SURE
 
-def difference(kept: Kept, one: str, other: str, metric: str) -> Paired | None:
+
+def difference(summaries: Summaries, one: str, other: str, metric: str) -> Paired | None:
     """Two rows, by what their runs are for; None where there is no count."""
-    counted = kept.contrast(one, other, metric)
+    counted = summaries.contrast(one, other, metric)
     return None if counted is None else two_way(counted)
 
 
-def family(kept: Kept, pairs: Sequence[tuple[str, str]], metrics: Sequence[str]) -> dict[tuple[str, str, str], Tested]:
+def family(
+    summaries: Summaries, pairs: Sequence[tuple[str, str]], metrics: Sequence[str]
+) -> dict[tuple[str, str, str], Tested]:
     """The differences of some pairs of rows in some metrics, as one family of tests."""
     found = {
         (one, other, metric): paired
         for one, other in pairs
         for metric in metrics
-        if (paired := difference(kept, one, other, metric)) is not None
+        if (paired := difference(summaries, one, other, metric)) is not None
     }
-    corrected = statistics.holm([paired.p for paired in found.values()])
-    return {name: Tested(paired, p) for (name, paired), p in zip(found.items(), corrected, strict=True)}
+    return corrected(found)
 
 
-def main_differences(kept: Kept, against: str) -> dict[tuple[str, int], Tested]:
+def corrected(found: Mapping[Key, Paired]) -> dict[Key, Tested]:
+    """Differences as one family of tests, with Holm's correction over all of them."""
+    p_values = statistics.holm([paired.p for paired in found.values()])
+    return {name: Tested(paired, p) for (name, paired), p in zip(found.items(), p_values, strict=True)}
+
+
+def main_differences(summaries: Summaries, against: str) -> dict[tuple[str, int], Tested]:
     """Every method of a set against one of them, at 1 and at K: by method and k."""
-    names, ks = [name for name in kept.set.methods if name != against], (1, kept.set.k)
-    tested = family(kept, [(f"main: {name}", f"main: {against}") for name in names], [f"top{k}" for k in ks])
-    found = {(name, k): tested.get((f"main: {name}", f"main: {against}", f"top{k}")) for name in names for k in ks}
-    return {name: one for name, one in found.items() if one is not None}
+    pairs = [(f"main: {name}", f"main: {against}") for name in summaries.set.methods if name != against]
+    tested = family(summaries, pairs, summaries.set.metrics)
+    return {(one.removeprefix("main: "), int(metric.removeprefix("top"))): found for (one, _, metric), found in tested.items()}
 
 
 @dataclass(frozen=True)
@@ -75,13 +86,15 @@ class Judged:
     """the mean of both differences to softmax, over the sets that all candidates have"""
 
 
-def complete(kept: Kept) -> bool:
+def complete(summaries: Summaries) -> bool:
     """Whether all methods of a set were measured on all seeds: Holm's correction is over all of them."""
-    counted = [kept.contrast(f"main: {name}", "main: softmax", "top1") for name in kept.set.methods if name != "softmax"]
-    return all(each is not None and len(each.by_seed) >= len(kept.set.seeds) for each in counted)
+    counted = [
+        summaries.contrast(f"main: {name}", "main: softmax", "top1") for name in summaries.set.methods if name != "softmax"
+    ]
+    return all(each is not None and len(each.by_seed) >= len(summaries.set.seeds) for each in counted)
 
 
-def judge(sets: Mapping[str, Kept], candidates: Sequence[str] = CANDIDATES) -> list[Judged]:
+def judge(sets: Mapping[str, Summaries], candidates: Sequence[str] = CANDIDATES) -> list[Judged]:
     """The rule, for every candidate."""
     softmax = {name: main_differences(sets[name], "softmax") for name in DECIDE}
     gce = {name: main_differences(sets[name], "gce") for name in DECIDE}
@@ -102,7 +115,7 @@ def judge(sets: Mapping[str, Kept], candidates: Sequence[str] = CANDIDATES) -> l
             against_gce += [one.paired.difference for one in controls if one is not None]
             if top1.paired.low is None or top1.paired.low <= -MARGIN:
                 failed.append(f"{name}: top-1 may lose {100 * MARGIN:g} points")
-            if topk.p is not None and topk.p < SURE and topk.paired.difference > 0:
+            if topk.sure and topk.paired.difference > 0:
                 gained.append(name)
         if len(gained) + len(missing) < ENOUGH:
             failed.append(f"the list is gained on {len(gained)} of the four sets only")

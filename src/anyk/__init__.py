@@ -2,9 +2,9 @@
 
 from anyk import networks, parallel, ranking, registry
 from anyk.baselines import SmoothTopKLoss, SoftmaxAtKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
-from anyk.head import LinearHead, LinearTopKCrossEntropy
+from anyk.head import LinearHead
 from anyk.kernels import backend
-from anyk.losses import TopKCrossEntropyLoss, TopKErrorLoss, topk_cross_entropy, topk_error
+from anyk.losses import TopKCrossEntropyLoss, TopKErrorLoss, TopKLoss, topk_cross_entropy, topk_error
 from anyk.metrics import mean_reciprocal_rank, ndcg, target_ranks, topk_accuracy, topk_hits
 from anyk.operators import KSubset, LapSum, NeuralSort, Operator, Permutahedron, SinkhornSort, SoftSort, SortingNetwork
 from anyk.tools import sample_k_subset, select_topk, soft_quantile, soft_rank, soft_sort, soft_topk
@@ -15,7 +15,6 @@ __all__ = [
     "KSubset",
     "LapSum",
     "LinearHead",
-    "LinearTopKCrossEntropy",
     "NeuralSort",
     "Operator",
     "Permutahedron",
@@ -27,6 +26,7 @@ __all__ = [
     "TopKCrossEntropyLoss",
     "TopKErrorLoss",
     "TopKHingeLoss",
+    "TopKLoss",
     "TruncatedTopKEntropyLoss",
     "backend",
     "mean_reciprocal_rank",

@@ -5,35 +5,32 @@ In the formulae, a_j = s_j - s_y is how far another class is ahead of the target
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from typing import Any, Literal, Unpack, get_args
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from anyk import candidates, checks, kernels
 from anyk.checks import working_dtype
-from anyk.conventions import Batch, Conventions, Keywords, Rows, shared_repr
+from anyk.conventions import Conventions, Keywords, shared_repr
+from anyk.docstrings import documented
 from anyk.kernels import native
 from anyk.operators.ksubset import log_polynomial_ratios
-from anyk.registry import LOSSES
+from anyk.registry import LOSSES, register
+from anyk.rows import Batch, Measure, Rows
 
 __all__ = ["SmoothTopKLoss", "SoftmaxAtKLoss", "TopKHingeLoss", "TruncatedTopKEntropyLoss"]
-
-# Up to which k power sums are exact enough for float32 results, when taken in float32 and in float64.
-MOST_IN_SINGLE, MOST_IN_DOUBLE = 8, 20
 
 Variant = Literal["alpha", "beta"]
 
 
-class TopKLoss(nn.Module, ABC):
+class FixedKLoss(nn.Module, Measure, ABC):
     """A loss of the others' leads for one k; everything else is shared with CrossEntropyLoss.
 
-    ``class Mine(TopKLoss, name="mine")`` makes it known to the lab as ``--loss mine``.
+    ``class Mine(FixedKLoss, name="mine")`` makes it known to the lab as ``--loss mine``.
     """
 
     weight: Tensor | None
@@ -41,12 +38,7 @@ class TopKLoss(nn.Module, ABC):
     def __init_subclass__(cls, name: str | None = None, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if name is not None:
-            LOSSES[name] = cls
-
-    # As the conventions see it: all classes as they come, no softmax, labels that may be smoothed.
-    sorts = uses_softmax = False
-    ranks = True
-    smoothing = 0.0
+            register(LOSSES, name, cls)
 
     def __init__(self, k: int, **keywords: Unpack[Keywords]) -> None:
         super().__init__()
@@ -77,10 +69,6 @@ class TopKLoss(nn.Module, ABC):
         rows = batch.rows(self, None, self.k)
         return rows.reduce(self._example_losses(rows))
 
-    def outside(self, cross_entropy: Tensor) -> Tensor:
-        """What a target outside the candidates costs; here every class is one."""
-        return cross_entropy
-
     def _example_losses(self, rows: Rows) -> Tensor:
         scores = rows.scores.to(working_dtype(rows.scores))
         # Sorting all classes would cost more than all the rest: of those behind the first k others, the order is no matter.
@@ -101,7 +89,8 @@ class TopKLoss(nn.Module, ABC):
         return f"k={self.k}, {shared_repr(self)}"
 
 
-class SmoothTopKLoss(TopKLoss, name="smooth"):
+@documented
+class SmoothTopKLoss(FixedKLoss, name="smooth"):
     """The smooth top-k SVM loss.
 
     With Y the k-subsets of the classes, Y_y those that contain the target, and t the temperature,
@@ -117,10 +106,8 @@ class SmoothTopKLoss(TopKLoss, name="smooth"):
         temperature: t > 0.
         margin: by how much the target must be ahead, in the mean of k scores.
         hard_threshold: where to switch; None never does. The smooth form is stable everywhere, so that is safe.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: mixes the target with the uniform distribution over the classes.
+        {reduction}
+        {label_smoothing}
 
     Example:
         >>> criterion = anyk.SmoothTopKLoss(k=5)
@@ -149,7 +136,11 @@ class SmoothTopKLoss(TopKLoss, name="smooth"):
         self.hard_threshold = hard_threshold
 
     def _by_kernel(self, scores: Tensor, target: Tensor) -> Tensor | None:
-        if not kernels.uses_native(scores) or not isinstance(target, Tensor) or scores.ndim < 2:
+        conventions = self.conventions
+        if not kernels.uses_native(scores) or not isinstance(target, Tensor) or conventions.label_smoothing:
+            return None
+        rows = kernels.as_rows(scores, target)
+        if rows is None:
             return None
         numbers = (self.temperature, self.margin, self.hard_threshold or 1.0)  # that may have been assigned
         if type(self.k) is not int or self.k < 1 or not all(type(number) in (int, float) for number in numbers):
@@ -157,7 +148,10 @@ class SmoothTopKLoss(TopKLoss, name="smooth"):
         if not 1e-25 < self.temperature < 1e25:
             return None
         prepared = native.prepare_smooth(scores.shape[1], self.k, self.temperature, self.margin, self.hard_threshold)
-        return kernels.smooth_loss(prepared, scores, target, self.conventions, self._plain)
+        if isinstance(prepared, str):
+            return None
+        loss = kernels.loss(prepared, None, *rows, conventions, lambda scores, target, _: self._plain(scores, target))
+        return loss.reshape(target.shape) if scores.ndim > 2 and loss is not None and loss.ndim else loss
 
     def _loss(self, scores: Tensor, position: Tensor, best: Tensor) -> Tensor:
         t, k = self.temperature, self.k
@@ -170,7 +164,10 @@ class SmoothTopKLoss(TopKLoss, name="smooth"):
         first = torch.where(exists, ahead[..., :k], 0)
         last = first[..., -1:].detach()  # where floats are to be dense; what is added here is taken off there
         rest = scores.scatter(-1, torch.cat([best[..., :k], position[..., None]], -1), -torch.inf)
-        ratio = log_polynomial_ratio((first - last) / (k * t), (rest - last) / (k * t))
+        others = torch.cat([first - last, rest - last], -1)
+        real = others.detach() != -torch.inf
+        # Of the subsets of k and of k - 1 others: only the k largest need to come in order.
+        ratio = log_polynomial_ratios(others.masked_fill(~real, 0) / (k * t), real, k)[..., -1]
         smooth = t * functional.softplus((self.margin + (last.squeeze(-1) - target) / k) / t + ratio)
         exists = exists.squeeze(-1)
         smooth = torch.where(exists, smooth, 0)
@@ -187,7 +184,8 @@ class SmoothTopKLoss(TopKLoss, name="smooth"):
         return f"{super().extra_repr()}, {own}"
 
 
-class TopKHingeLoss(TopKLoss, name="hinge"):
+@documented
+class TopKHingeLoss(FixedKLoss, name="hinge"):
     """The top-k hinge losses of multiclass support vector machines.
 
     With b the margins ``a_j + margin`` of the other classes and 0 for the target, in descending order,
@@ -199,10 +197,8 @@ class TopKHingeLoss(TopKLoss, name="hinge"):
         k: the k of top-k.
         variant: ``"alpha"`` or ``"beta"``.
         margin: by how much the target must be ahead.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: mixes the target with the uniform distribution over the classes.
+        {reduction}
+        {label_smoothing}
 
     Example:
         >>> anyk.TopKHingeLoss(k=2)(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([0]))
@@ -228,17 +224,16 @@ class TopKHingeLoss(TopKLoss, name="hinge"):
         return f"{super().extra_repr()}, variant={self.variant!r}, margin={self.margin}"
 
 
-class TruncatedTopKEntropyLoss(TopKLoss, name="truncated"):
+@documented
+class TruncatedTopKEntropyLoss(FixedKLoss, name="truncated"):
     """Softmax cross-entropy that forgives the k - 1 classes most ahead.
 
         L = log(1 + exp(a_(k)) + exp(a_(k+1)) + …)
 
     Args:
         k: the k of top-k; 1 is softmax cross-entropy.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: mixes the target with the uniform distribution over the classes.
+        {reduction}
+        {label_smoothing}
 
     Example:
         >>> anyk.TruncatedTopKEntropyLoss(k=2)(torch.tensor([[0.0, 9.0, 0.0]]), torch.tensor([0]))
@@ -252,7 +247,8 @@ class TruncatedTopKEntropyLoss(TopKLoss, name="truncated"):
         return -candidates.at(kept.log_softmax(-1), position)
 
 
-class SoftmaxAtKLoss(TopKLoss, name="softmax_at_k"):
+@documented
+class SoftmaxAtKLoss(FixedKLoss, name="softmax_at_k"):
     """SL@K: softmax cross-entropy, of which an example counts the more the further its target is past the k-th score.
 
     With s_[k] the k-th largest score of the row, the target's among them, and t the temperature,
@@ -268,10 +264,8 @@ class SoftmaxAtKLoss(TopKLoss, name="softmax_at_k"):
         k: the k of top-k.
         temperature: t > 0, in units of the scores. The paper has two, for the weight and for the softmax; this is their
             quotient, which its code tries from 1 to 300.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: mixes the target with the uniform distribution over the classes.
+        {reduction}
+        {label_smoothing}
 
     Example:
         >>> anyk.SoftmaxAtKLoss(k=2)(torch.zeros(1, 10), torch.tensor([0]))  # log(10) / 2
@@ -297,62 +291,6 @@ class SoftmaxAtKLoss(TopKLoss, name="softmax_at_k"):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, temperature={self.temperature}"
-
-
-def log_polynomial_ratio(first: Float[Tensor, "*batch k"], rest: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
-    """log E_k - log E_(k-1), E the elementary symmetric polynomials of e^score over the scores of both arguments.
-
-    With z = e^-first and x = e^rest, all at most 1, and with both E divided by the product of the first k factors,
-
-        E_k = sum_i E_i(z) E_i(x)     and     E_(k-1) = sum_i E_(i+1)(z) E_i(x),     each at least 1.
-
-    E_i(x) comes from the power sums p_j of x, for which any order does. Newton's identities cancel where few x matter, but
-    there E_i(x) counts little beside that 1. From sum_i E_i u^i = exp(sum_j ±p_j u^j / j), an error d_j of p_j changes E_i by
-    sum_j ±(d_j / j) E_(i-j), and so the ratio by at most about rounding times sum_j binomial(k, j) / j. Needs float64.
-
-    Args:
-        first: the k largest, descending to 0.
-        rest: the others, in any order; -inf is none.
-    """
-    k = first.shape[-1]
-    if k > MOST_IN_DOUBLE:
-        everyone = torch.cat([first, rest], -1)
-        real = everyone.detach() != -torch.inf
-        return log_polynomial_ratios(everyone.masked_fill(~real, 0), real, k)[..., -1]
-    x = (rest if k <= MOST_IN_SINGLE else rest.double()).exp()
-    # What is left is a few numbers for each row: double precision costs nothing.
-    of_rest = _polynomials_from_power_sums([power.double() for power in _power_sums(x, k)])
-    of_first = _polynomials((-first).exp().double())
-    numerator = torch.stack([z * x for z, x in zip(of_first, of_rest, strict=True)]).sum(0)
-    denominator = torch.stack([z * x for z, x in zip(of_first[1:], of_rest[:-1], strict=True)]).sum(0)
-    return (numerator / denominator).log().to(first.dtype)
-
-
-def _polynomials(factors: Tensor) -> list[Tensor]:
-    """E_0, …, E_k of k factors."""
-    polynomials = [torch.ones_like(factors[..., 0])]
-    for factor in factors.unbind(-1):
-        grown = [higher + factor * lower for lower, higher in itertools.pairwise(polynomials)]
-        polynomials = [polynomials[0], *grown, factor * polynomials[-1]]
-    return polynomials
-
-
-def _polynomials_from_power_sums(sums: list[Tensor]) -> list[Tensor]:
-    """E_0, …, E_k by Newton's identities: i E_i = p_1 E_(i-1) - p_2 E_(i-2) + …"""
-    polynomials = [torch.ones_like(sums[0])]
-    for i in range(1, len(sums) + 1):
-        terms = [(-1) ** j * power * polynomials[i - 1 - j] for j, power in enumerate(sums[:i])]
-        polynomials.append(sum(terms[1:], terms[0]) / i)
-    return polynomials
-
-
-def _power_sums(x: Tensor, k: int) -> list[Tensor]:
-    """The sums of x, x^2, …, x^k."""
-    power, sums = x, [x.sum(-1)]
-    for _ in range(k - 1):
-        power = power * x
-        sums.append(power.sum(-1))
-    return sums
 
 
 def _temperature(temperature: float) -> float:

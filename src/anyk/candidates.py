@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from anyk import _compat, checks
-
-
-class Candidates(NamedTuple):
-    """The classes that an operator ranks.
-
-    ``scores[..., i]`` is the score of class ``classes[..., i]``; the target stands at ``position``.
-    """
-
-    scores: Float[Tensor, "*batch m"]
-    classes: Int[Tensor, "*batch m"]
-    position: Int[Tensor, "*batch"]
+from anyk import _compat, checks, kernels
 
 
 def number(m: int | Literal["auto"] | None, n: int, k: int) -> int | None:
@@ -38,10 +27,11 @@ def number(m: int | Literal["auto"] | None, n: int, k: int) -> int | None:
     return None if m is None else checks.count("m", m, 1, n, "the number of classes")
 
 
-def select(
+def choose(
     scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"], m: int | None = None, *, sort: bool = True
-) -> Candidates:
-    """The m best scores of every row in descending order; where the target is not among them it takes the last place.
+) -> tuple[Int[Tensor, "*batch m"], Int[Tensor, "*batch"]]:
+    """The classes of the m best scores of every row in descending order, and the target's place among them. Where the target is
+    not one of them it takes the last place.
 
     Args:
         scores: class scores.
@@ -50,19 +40,9 @@ def select(
         sort: with ``m=None``, False leaves the classes in the order they came in.
 
     Example:
-        >>> scores = torch.tensor([[0.1, 0.9, 0.5, 0.7]])
-        >>> kept = select(scores, torch.tensor([0]), m=2)
-        >>> kept.scores, kept.classes, kept.position
-        (tensor([[0.9000, 0.1000]]), tensor([[1, 0]]), tensor([1]))
+        >>> choose(torch.tensor([[0.1, 0.9, 0.5, 0.7]]), torch.tensor([0]), m=2)
+        (tensor([[1, 0]]), tensor([1]))
     """
-    classes, position = choose(scores, target, m, sort=sort)
-    return Candidates(scores.gather(-1, classes), classes, position)
-
-
-def choose(
-    scores: Float[Tensor, "*batch n"], target: Int[Tensor, "*batch"], m: int | None = None, *, sort: bool = True
-) -> tuple[Int[Tensor, "*batch m"], Int[Tensor, "*batch"]]:
-    """The classes that :func:`select` keeps, and the target's place among them."""
     scores = scores.detach()
     n = scores.shape[-1]
     m = n if m is None else checks.count("m", m, 1, n, "the number of classes")
@@ -91,11 +71,8 @@ def best(scores: Tensor, m: int, in_order: bool = True) -> Tensor:
     the m largest, so find these groups (in the same way), then the best in them. Groups are strided, since a maximum over
     neighbours does not vectorise. Other devices than the CPU have a parallel topk. The native kernels have a faster way yet.
     """
-    if checks.eager(scores):
-        from anyk import kernels
-
-        if (classes := kernels.best(scores, m)) is not None:
-            return classes
+    if (classes := kernels.best(scores, m)) is not None:
+        return classes
     n, group = scores.shape[-1], 5
     groups = n // group
     if scores.device.type != "cpu":
@@ -138,7 +115,7 @@ def select_for_probabilities(
     """One candidate set for a row whose target is a distribution over the classes, and the classes in it.
 
     The classes of highest probability (those above zero, at most half of m; of equals the better scored), then the best
-    scores. In descending order of the scores. m and sort as in :func:`select`.
+    scores. In descending order of the scores. m and sort as in :func:`choose`.
     """
     n = scores.shape[-1]
     detached = scores.detach()
@@ -167,3 +144,12 @@ def others(scores: Shaped[Tensor, "*batch m"], position: Int[Tensor, "*batch"]) 
 def at(scores: Shaped[Tensor, "*batch m"], position: Int[Tensor, "*batch"]) -> Shaped[Tensor, "*batch"]:
     """The score at ``position``."""
     return scores.gather(-1, position[..., None]).squeeze(-1)
+
+
+def real_mask(scores: Tensor) -> Tensor | None:
+    """Which classes are not padding (-inf); None where it can be seen that none is padded."""
+    scores = scores.detach()
+    if checks.readable(scores) and (scores.numel() == 0 or scores.amin().item() > -torch.inf):
+        return None
+    real = scores != -torch.inf
+    return None if checks.readable(real) and bool(real.all()) else real  # NaN has no minimum

@@ -16,14 +16,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from anyk import candidates, checks, kernels
+from anyk import candidates, checks
 from anyk.checks import working_dtype
-from anyk.conventions import Rows, smoothed_rows
-from anyk.losses import TopKCrossEntropyLoss, TopKLossModule
-from anyk.operators import Operator
-from anyk.p_k import Distribution
+from anyk.losses import TopKLoss, row_losses
+from anyk.rows import Rows, smoothed_rows
 
-__all__ = ["LinearHead", "LinearTopKCrossEntropy"]
+__all__ = ["LinearHead"]
 
 
 class LinearHead(nn.Module):
@@ -43,7 +41,7 @@ class LinearHead(nn.Module):
     Args:
         in_features: d, the size of the inputs.
         num_classes: n.
-        loss: a :class:`TopKCrossEntropyLoss` or :class:`TopKErrorLoss`. Its ``weight`` is that of the classes; the layer has
+        loss: a :class:`TopKLoss`. Its ``weight`` is that of the classes; the layer has
             ``linear.weight`` and ``linear.bias``. With ``m=None`` or n all classes are ranked, for which the scores do have
             to be stored: nothing is saved then.
         bias: whether the layer has a bias. A bias of -inf marks a class as padding.
@@ -68,7 +66,7 @@ class LinearHead(nn.Module):
         self,
         in_features: int,
         num_classes: int,
-        loss: TopKLossModule,
+        loss: TopKLoss,
         *,
         bias: bool = True,
         chunk_size: int = 16384,
@@ -80,7 +78,7 @@ class LinearHead(nn.Module):
         in_features = checks.at_least_one("in_features", in_features)
         n = checks.at_least_one("num_classes", num_classes)
         self.chunk_size = checks.at_least_one("chunk_size", chunk_size)
-        if not isinstance(loss, TopKLossModule):
+        if not isinstance(loss, TopKLoss):
             raise TypeError(f"loss: expected a TopKCrossEntropyLoss or a TopKErrorLoss, got {loss!r}")
         if loss.m is not None and loss.m != "auto":
             checks.count("m", loss.m, 1, n, "num_classes")
@@ -120,7 +118,7 @@ class LinearHead(nn.Module):
                 "target: expected class indices of an integer dtype, got floating-point numbers; class probabilities are as "
                 "large as the scores that this module avoids: use as_linear() and the loss"
             )
-        spec, conventions = loss.spec, loss.conventions
+        spec, conventions = loss.arguments()
         target = checks.class_indices(target, x.shape[:-1], n, conventions.ignore_index)
         p_k, k, m = spec.fit(self._like(x), n, target.shape, example_p_k)
         self._check_sparse(m)
@@ -130,10 +128,7 @@ class LinearHead(nn.Module):
             scores = self.linear(x)
             return loss(scores.movedim(-1, 1) if x.ndim > 1 else scores, target, example_p_k=example_p_k)
         rows = self._rows(x, target, m, k)
-        losses = kernels.row_losses(spec, rows, k, p_k)
-        if losses is None:
-            losses = spec.losses(rows, spec.log_inclusion(rows, k), p_k.at(rows.target))
-        return rows.reduce(losses)
+        return rows.reduce(row_losses(spec, rows, k, p_k))
 
     def _rows(self, x: Tensor, target: Tensor, m: int, k: int) -> Rows:
         """What the loss may depend on, from one pass over the classes."""
@@ -146,20 +141,18 @@ class LinearHead(nn.Module):
         layer = _Layer(self._precision(x), self.chunk_size, self._sees_all(), self.sparse)
         scores, log_sum_exp, mean, classes, position = _Candidates.apply(  # type: ignore[no-untyped-call]
             # Where labels are smoothed by 1, the target is no more than any other class.
-            inputs, self.linear.weight, self.linear.bias, flat if amount < 1 or spec.smoothing else None,
+            inputs, self.linear.weight, self.linear.bias, flat if amount < 1 or spec.added_smoothing(amount) else None,
             smoothing, m, layer,
         )  # fmt: skip
         if smoothing is None:
             cross_entropy = log_sum_exp - candidates.at(scores, position) if spec.uses_softmax else None
             return Rows.of(scores, position, flat, cross_entropy, counted, k)
         return smoothed_rows(
-            candidates.Candidates(scores, classes, position),
-            flat,
+            *(scores, classes, position, flat),
             counted,
             log_sum_exp[:, None] - scores,
             smoothing[classes],
             smoothing.sum() * log_sum_exp - mean,
-            amount,
             spec,
             k,
             weight,
@@ -220,53 +213,6 @@ class LinearHead(nn.Module):
 
     def extra_repr(self) -> str:
         return f"chunk_size={self.chunk_size}, sparse={self.sparse}"
-
-
-class LinearTopKCrossEntropy(LinearHead):
-    """``LinearHead(in_features, num_classes, TopKCrossEntropyLoss(p_k, operator, **settings))``, for short.
-
-    Args:
-        in_features: d, the size of the inputs.
-        num_classes: n.
-        p_k: weights of top-1, …, top-k: ``[.5, 0, 0, 0, .5]``, ``{1: .5, 5: .5}``, a tensor (k,) or (n, k).
-        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``SortingNetwork("splitter")``.
-        bias: whether the layer has a bias. A bias of -inf marks a class as padding.
-        chunk_size: how many classes to score at once.
-        sparse: whether the gradients of weight and bias shall be sparse.
-        device: of the parameters.
-        dtype: of the parameters.
-        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
-        top1: the top-1 part: ``"separate"``, softmax cross-entropy beside the rest; ``"mixed"``, softmax inside the logarithm;
-            ``"operator"``, the operator's own T_1.
-        softmax_over: ``"all"`` classes or the ``"candidates"``.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: mixes the target with the uniform distribution over the classes that are not padding.
-
-    Example:
-        >>> head = anyk.LinearTopKCrossEntropy(16, 1000, [0.5, 0, 0, 0, 0.5], m=20)
-        >>> head(torch.randn(8, 16), torch.randint(1000, (8,))).backward()
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        p_k: Distribution | None,
-        operator: Operator | str | None = None,
-        *,
-        bias: bool = True,
-        chunk_size: int = 16384,
-        sparse: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **settings: Any,
-    ) -> None:
-        loss = TopKCrossEntropyLoss(p_k, operator, **settings)
-        super().__init__(
-            in_features, num_classes, loss, bias=bias, chunk_size=chunk_size, sparse=sparse, device=device, dtype=dtype
-        )
 
 
 class _Found(NamedTuple):

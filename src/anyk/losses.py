@@ -1,7 +1,7 @@
 """The losses: candidates -> operator -> P_K and shape -> loss. Both families take one path, :func:`topk_loss`.
 
 What an example's loss is, is a :class:`Spec`: a frozen value that the head and the sharded losses take as well. What all losses
-share with ``torch.nn.CrossEntropyLoss`` is in :mod:`anyk.conventions`.
+share with ``torch.nn.CrossEntropyLoss`` is in :mod:`anyk.conventions` and :mod:`anyk.rows`.
 """
 
 from __future__ import annotations
@@ -16,30 +16,41 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from anyk import candidates, checks, kernels, registry
+from anyk import _compat, candidates, checks, kernels
 from anyk import p_k as p_ks
-from anyk.conventions import Batch, ClassIndices, Conventions, Reduction, Rows, Scores, shared_repr
-from anyk.operators import KSubset, LapSum, Operator, SortingNetwork
+from anyk.conventions import ClassIndices, Conventions, Reduction, Scores, shared_repr
+from anyk.docstrings import documented
+from anyk.kernels.loss_description import ERROR, MIXED, OPERATOR, SEPARATE, Description, sorting_of
+from anyk.operators import KSubset, LapSum, Operator, SortingNetwork, by_name
 from anyk.p_k import PK, Distribution
+from anyk.rows import Batch, Measure, Rows
 
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["TopKCrossEntropyLoss", "TopKErrorLoss", "topk_cross_entropy", "topk_error"]
+__all__ = ["TopKCrossEntropyLoss", "TopKErrorLoss", "TopKLoss", "topk_cross_entropy", "topk_error"]
 
 Top1 = Literal["separate", "mixed", "operator"]
 SoftmaxOver = Literal["all", "candidates"]
 M = int | Literal["auto"] | None
 _TOP1, _SOFTMAX_OVER = get_args(Top1), get_args(SoftmaxOver)
+_FAMILIES = {"separate": SEPARATE, "mixed": MIXED, "operator": OPERATOR}
+# Up to so many classes the kernels also compute a loss that needs no operator: there they cost less than the calls of torch.
+MOST_RANKED_FOR_NOTHING = 256
 
 
 def topk_loss(
-    spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, example_p_k: Tensor | None = None
+    spec: Spec,
+    scores: Tensor,
+    target: Tensor,
+    conventions: Conventions,
+    example_p_k: Tensor | None = None,
+    last: Last | None = None,
 ) -> Tensor:
     """The data path of both families: by a kernel, or by the plain code, which is the definition."""
     if example_p_k is not None:
         spec = spec.for_examples()
-    loss = kernels.loss(spec, scores, target, conventions, example_p_k)
+    loss = _kernel_loss(spec, scores, target, conventions, example_p_k, last)
     return plain_loss(spec, scores, target, conventions, example_p_k) if loss is None else loss
 
 
@@ -58,7 +69,7 @@ def plain_loss(
 
 
 @dataclass(frozen=True, eq=False)
-class Spec(ABC):
+class Spec(Measure, ABC):
     """What is measured of an example, checked: P_K, the operator, how many candidates; and, in the subclasses, the shape."""
 
     p_k: PK | None
@@ -85,34 +96,14 @@ class Spec(ABC):
 
     def for_examples(self) -> Self:
         """The same where every example brings its own P_K: nothing may follow from the one that was given."""
-        return self if self.ranks else dataclasses.replace(self, p_k=None)
+        return self if self.uses_operator else dataclasses.replace(self, p_k=None)
 
     @property
     def sorts(self) -> bool:
         return self.operator.sorts
 
-    @property
-    @abstractmethod
-    def kernel_key(self) -> tuple[object, ...]:
-        """What the subclass adds, for the kernels to remember it by."""
-
-    @property
-    def ranks(self) -> bool:
-        """Whether it asks for more than the target's softmax."""
-        return True
-
-    @property
-    def smoothing(self) -> float:
-        return 0.0
-
-    @property
-    @abstractmethod
-    def uses_softmax(self) -> bool:
-        """Whether it uses the softmax cross-entropy over all classes."""
-
-    @abstractmethod
-    def outside(self, cross_entropy: Tensor) -> Tensor:
-        """What a target outside the candidates costs."""
+    def check(self, conventions: Conventions) -> None:
+        """Raises an error where the two do not go together."""
 
     def log_inclusion(self, rows: Rows, k: int) -> Float[Tensor, "*rows k"] | None:
         """log T of the targets; None if the loss does not ask for it."""
@@ -128,6 +119,35 @@ class Spec(ABC):
     ) -> Float[Tensor, "*rows"]:
         """The loss of each target."""
 
+    def describe(
+        self, n: int, k: int, m: int | None, label_smoothing: float = 0.0, softmax_is_given: bool = False
+    ) -> Description | str:
+        """The loss in plain numbers, for the kernels; or why there is no kernel for it.
+
+        Args:
+            n: number of classes.
+            k: number of entries of P_K.
+            m: number of candidates; None means all.
+            label_smoothing: how much of the cross-entropy is smoothed.
+            softmax_is_given: whether the cross-entropy over all classes is given, not computed.
+        """
+        m = n if m is None else m
+        operator, family = self.operator.kernel_description(m, k), self._family()
+        if isinstance(operator, str):
+            return operator
+        if family is None:
+            return f"the loss {type(self).__name__} has none"
+        code, all_classes, ce_weight, q = family
+        return Description(
+            operator.operator, operator.swap, operator.wires, code, all_classes, self.uses_softmax and not softmax_is_given,
+            ce_weight, q, float(label_smoothing), operator.scale, n, m, k, operator.wiring, sorting_of(n, m),
+        )  # fmt: skip
+
+    @abstractmethod
+    def _family(self) -> tuple[int, bool, float, float] | None:
+        """Its number, whether its softmax is over all classes, ce_weight and q; None for a subclass of one that the kernels
+        know: what it computes, they do not."""
+
 
 @dataclass(frozen=True, eq=False)
 class CrossEntropySpec(Spec):
@@ -141,18 +161,14 @@ class CrossEntropySpec(Spec):
         checks.one_of("softmax_over", self.softmax_over, _SOFTMAX_OVER)
 
     @property
-    def kernel_key(self) -> tuple[object, ...]:
-        return self.top1, self.softmax_over
-
-    @property
     def uses_softmax(self) -> bool:
         return self.top1 != "operator" and self.softmax_over == "all"
 
     def is_cross_entropy(self, k: int) -> bool:
         return k == 1 and self.uses_softmax
 
-    def outside(self, cross_entropy: Tensor) -> Tensor:
-        return cross_entropy
+    def _family(self) -> tuple[int, bool, float, float] | None:
+        return (_FAMILIES[self.top1], self.softmax_over == "all", 0.0, 1.0) if type(self) is CrossEntropySpec else None
 
     def log_inclusion(self, rows: Rows, k: int) -> Tensor | None:
         return None if k == 1 and self.top1 != "operator" else super().log_inclusion(rows, k)
@@ -188,54 +204,54 @@ class ErrorSpec(Spec):
 
     ce_weight: float = 0.2
     q: float = 1.0
-    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         checks.between("ce_weight", self.ce_weight, 0, 1)
         checks.between("q", self.q, 0, 1)
-        if self.ce_weight == 0 and self.label_smoothing > 0:
-            raise ValueError(
-                f"label_smoothing: expected 0 with ce_weight = 0, which leaves no softmax to smooth, got {self.label_smoothing}"
-            )
+
+    def check(self, conventions: Conventions) -> None:
+        amount = conventions.label_smoothing
+        if self.ce_weight == 0 and amount > 0:
+            raise ValueError(f"label_smoothing: expected 0 with ce_weight = 0, which leaves no softmax to smooth, got {amount}")
 
     @property
-    def kernel_key(self) -> tuple[object, ...]:
-        return self.ce_weight, self.q, self.label_smoothing
-
-    @property
-    def ranks(self) -> bool:
+    def uses_operator(self) -> bool:
         # The T_1 of KSubset among all classes is softmax: generalised cross-entropy, for which nothing is sorted.
-        is_softmax = type(self.operator) is KSubset and self.operator.temperature == 1.0 and self.m is None
-        return not (is_softmax and self.p_k is not None and self.p_k.k == 1)
+        if type(self.operator) is not KSubset or self.m is not None or self.p_k is None or self.p_k.k > 1:
+            return True
+        temperature = self.operator.temperature
+        return isinstance(temperature, Tensor) or temperature != 1  # a tensor may be learned
 
     @property
     def uses_softmax(self) -> bool:
-        return self.ce_weight > 0 or not self.ranks
+        return self.ce_weight > 0 or not self.uses_operator
 
-    @property
-    def smoothing(self) -> float:
-        return self.ce_weight * self.label_smoothing
+    def added_smoothing(self, label_smoothing: float) -> float:
+        return self.ce_weight * label_smoothing
 
     def is_cross_entropy(self, k: int) -> bool:
         return self.ce_weight == 1
 
-    def outside(self, cross_entropy: Tensor) -> Tensor:
+    def outside(self, cross_entropy: Tensor, label_smoothing: float) -> Tensor:
         bounded = cross_entropy if self.q == 0 else torch.full_like(cross_entropy, 1 / self.q)
         if self.ce_weight == 0:
             return bounded
-        return self.ce_weight * (1 - self.label_smoothing) * cross_entropy + (1 - self.ce_weight) * bounded
+        return self.ce_weight * (1 - label_smoothing) * cross_entropy + (1 - self.ce_weight) * bounded
+
+    def _family(self) -> tuple[int, bool, float, float] | None:
+        return (ERROR, True, float(self.ce_weight), float(self.q)) if type(self) is ErrorSpec else None
 
     def log_inclusion(self, rows: Rows, k: int) -> Tensor | None:
         if self.ce_weight == 1:
             return None
-        if self.ranks or rows.cross_entropy is None:
+        if self.uses_operator or rows.cross_entropy is None:
             return super().log_inclusion(rows, k)
         return -rows.cross_entropy[..., None]
 
     def losses(self, rows: Rows, log_inclusion: Tensor | None, p_k: Tensor) -> Tensor:
         parts = []
         if rows.cross_entropy is not None:
-            parts.append(self.ce_weight * (1 - self.label_smoothing) * rows.cross_entropy)
+            parts.append(self.ce_weight * (1 - rows.label_smoothing) * rows.cross_entropy)
         if log_inclusion is not None:
             parts.append((1 - self.ce_weight) * (p_k * _errors(log_inclusion, self.q)).sum(-1))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
@@ -251,6 +267,99 @@ def _errors(log_inclusion: Tensor, q: float) -> Tensor:
     return torch.where(exponent > -0.5, -torch.expm1(exponent), 1 - exponent.exp()) / q
 
 
+class Last:
+    """What a module remembers of its last call until something is assigned: its arguments, checked, and the kernel for them.
+
+    To find these out takes as long as a small loss.
+    """
+
+    __slots__ = ("conventions", "kernel", "spec", "state")
+
+    def __init__(self, spec: Spec, conventions: Conventions) -> None:
+        self.spec, self.conventions = spec, conventions
+        self.state: tuple[object, ...] | None = None
+        """what the kernel was prepared for"""
+        self.kernel: tuple[kernels.Prepared, PK] | None = None
+
+
+def _kernel_loss(
+    spec: Spec,
+    scores: Tensor,
+    target: Tensor,
+    conventions: Conventions,
+    example_p_k: Tensor | None,
+    last: Last | None,
+) -> Tensor | None:
+    """The loss by a kernel; None: the plain code is to compute it, or has the words for what is wrong."""
+    backend = kernels.serving(scores)
+    if backend is None or not isinstance(target, Tensor):
+        return None
+    rows = kernels.as_rows(scores, target)
+    if rows is None:
+        return None
+    n = scores.shape[1]
+    p_k = spec.p_k if example_p_k is None else p_ks.read_rows(example_p_k, target.shape)
+    if p_k is None or p_k.values.requires_grad:
+        return None
+    settings = spec.operator.kernel_settings()
+    if last is None or example_p_k is not None:
+        kernel = _prepared(spec, conventions, n, p_k, backend)
+    else:
+        state = (backend, n, _compat.version_of(p_k.values), settings)  # P_K may be the user's own tensor
+        if last.state != state:
+            last.state, last.kernel = state, _prepared(spec, conventions, n, p_k, backend)
+        kernel = last.kernel
+    if kernel is None:
+        return None
+
+    def plain(scores: Tensor, target: Tensor, conventions: Conventions) -> Tensor:
+        if spec.operator.kernel_settings() != settings:
+            raise RuntimeError("operator: expected as it was in the forward pass, got one that was changed before the backward")
+        return plain_loss(spec, scores, target, conventions, None if example_p_k is None else p_k.values)
+
+    loss = kernels.loss(*kernel, *rows, conventions, plain)
+    return loss.reshape(target.shape) if scores.ndim > 2 and loss is not None and loss.ndim else loss
+
+
+def _prepared(
+    spec: Spec, conventions: Conventions, n: int, p_k: PK, backend: kernels.Backend
+) -> tuple[kernels.Prepared, PK] | None:
+    """What a kernel is told of a loss of n classes, and P_K as it reads it; None: there is no kernel for it."""
+    k, smoothing = p_k.values.shape[-1], conventions.label_smoothing
+    m = candidates.number(spec.m, n, k)
+    if k > (m or n) or (p_k.of == "class" and len(p_k.values) != n) or spec.is_cross_entropy(k):
+        return None
+    if smoothing and (conventions.weight is not None or not spec.added_smoothing(smoothing)):
+        return None
+    if not spec.uses_operator and n > MOST_RANKED_FOR_NOTHING:
+        return None
+    description = spec.describe(n, k, m, smoothing)
+    prepared = description if isinstance(description, str) else kernels.prepare(description, backend)
+    return None if isinstance(prepared, str) else (prepared, kernels.readable_p_k(p_k))
+
+
+def row_losses(spec: Spec, rows: Rows, k: int, p_k: PK) -> Float[Tensor, "*rows"]:
+    """Steps 2 and 3 for whoever has found the candidates: the loss of each target, by a kernel or by the plain code."""
+
+    def plain(scores: Tensor, cross_entropy: Tensor | None) -> Tensor:
+        now = rows._replace(scores=scores, cross_entropy=cross_entropy)
+        return spec.losses(now, spec.log_inclusion(now, k), p_k.at(rows.target))
+
+    scores, cross_entropy = rows.scores, rows.cross_entropy
+    one_target = scores.ndim == 2 and rows.shares is None and rows.padded is None
+    needs_kernel = not spec.is_cross_entropy(k) or cross_entropy is None
+    if one_target and needs_kernel and kernels.uses_native(scores) and not p_k.values.requires_grad:
+        description = spec.describe(scores.shape[-1], k, None, rows.label_smoothing, cross_entropy is not None)
+        if not isinstance(description, str):
+            weights = p_k.at(rows.target)
+            readable = kernels.readable_p_k(PK(weights, "all" if weights.ndim == 1 else "row"))
+            losses = kernels.row_losses(description, scores, cross_entropy, rows.position, readable, plain)
+            if losses is not None:
+                return losses
+    return plain(scores, cross_entropy)
+
+
+@documented
 def topk_cross_entropy(
     scores: Scores,
     target: ClassIndices | Scores,
@@ -276,25 +385,20 @@ def topk_cross_entropy(
         operator    -log( sum_j P_K(j) T_j )
 
     Args:
-        scores: (B, n), (n,) or (B, n, d1, …), as for ``torch.nn.functional.cross_entropy``. -inf marks padding.
+        {scores}
         target: class indices without the class dimension, or class probabilities of the shape of ``scores``. For
             probabilities r the loss is ``sum_c r_c L(s, c)``; r outside the candidates goes to softmax cross-entropy. Each
             row is then ranked once for each candidate (the same holds for label smoothing).
-        p_k: the weights of top-1, …, top-k, summing to 1: a list ``[.5, 0, 0, 0, .5]``, a mapping ``{1: .5, 5: .5}``, a tensor
-            (k,), or (n, k) with one distribution for each class. Zeros at the end of a list are dropped, since k is the largest
-            k that counts; a tensor is taken as it is. None with ``example_p_k``.
-        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``SortingNetwork("splitter")``.
-        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
-        top1: which of the three: how the top-1 part is measured.
-        softmax_over: ``"all"`` classes or the ``"candidates"``.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: mixes the target with the uniform distribution over the classes that are not padding.
-        example_p_k: (B, k) or (B, d1, …, k), one distribution for each example, instead of ``p_k``.
+        {p_k}
+        {network}
+        {m}
+        {top1}
+        {reduction}
+        {label_smoothing}
+        {example_p_k}
 
     Returns:
-        The loss, at least float32; of the shape of the class indices with ``reduction="none"``.
+        {loss}
 
     Example:
         >>> scores = torch.tensor([[2.0, 1.0, 0.5, 0.0], [0.0, 0.5, 1.0, 2.0]])
@@ -307,6 +411,7 @@ def topk_cross_entropy(
     return topk_loss(spec, scores, target, Conventions(reduction, ignore_index, weight, label_smoothing), example_p_k)
 
 
+@documented
 def topk_error(
     scores: Scores,
     target: ClassIndices | Scores,
@@ -322,46 +427,41 @@ def topk_error(
     label_smoothing: float = 0.0,
     example_p_k: Float[Tensor, "*examples k"] | None = None,
 ) -> Tensor:
-    """The expected top-k error for k drawn from P_K, guided by softmax cross-entropy: a bounded loss.
+    """The expected top-k error for k drawn from P_K, with a share of softmax cross-entropy: a bounded loss.
 
     With T_j the probability that the target y is among the first j of the scores s, as the operator sees it,
 
         L = ce_weight CE(s, y) + (1 - ce_weight) sum_j P_K(j) (1 - T_j^q) / q
 
-    A hopeless example costs at most 1 / q beside the cross-entropy, and pulls no harder the further behind it is;
-    the cross-entropy keeps
-    some pull where T has vanished. ``q=1`` is the expected error itself, ``q=0`` the limit ``-sum_j P_K(j) log T_j``.
-    T above 1 (SoftSort, NeuralSort) counts as 1.
+    A hopeless example costs at most 1 / q beside the cross-entropy, and pulls no harder the further behind it is; the
+    cross-entropy keeps some pull where T has vanished. ``q=1`` is the expected error itself, ``q=0`` the limit
+    ``-sum_j P_K(j) log T_j``. T above 1 (SoftSort, NeuralSort) counts as 1.
 
     Args:
-        scores: (B, n), (n,) or (B, n, d1, …), as for ``torch.nn.functional.cross_entropy``. -inf marks padding.
+        {scores}
         target: class indices without the class dimension, or class probabilities of the shape of ``scores``. For
-            probabilities r the loss is ``sum_c r_c L(s, c)``; r outside the candidates costs its cross-entropy in that
-            share and
-            1 / q in the rest (its cross-entropy if q is 0).
-        p_k: the weights of top-1, …, top-k, summing to 1: a list ``[.5, 0, 0, 0, .5]``, a mapping ``{1: .5, 5: .5}``, a tensor
-            (k,), or (n, k) with one distribution for each class. Zeros at the end of a list are dropped, since k is the largest
-            k that counts; a tensor is taken as it is. None with ``example_p_k``.
-        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``LapSum()``.
-        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
-        ce_weight: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy alone, 0 has no softmax.
-        q: between 0 and 1; smaller is nearer to cross-entropy.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: of the cross-entropy alone: the other part takes the label as it is. Needs ``ce_weight`` above 0.
-        example_p_k: (B, k) or (B, d1, …, k), one distribution for each example, instead of ``p_k``.
+            probabilities r the loss is ``sum_c r_c L(s, c)``; r outside the candidates costs its cross-entropy in that share
+            and 1 / q in the rest (its cross-entropy if q is 0).
+        {p_k}
+        {lapsum}
+        {m}
+        {ce_weight}
+        {reduction}
+        {ce_smoothing}
+        {example_p_k}
 
     Returns:
-        The loss, at least float32; of the shape of the class indices with ``reduction="none"``.
+        {loss}
 
     Example:
         >>> scores = torch.tensor([[2.0, 1.0, 0.5, 0.0], [0.0, 0.5, 1.0, 2.0]])
         >>> anyk.topk_error(scores, torch.tensor([1, 3]), {1: 0.5, 2: 0.5})
         tensor(0.5667)
     """
-    spec = error_spec(p_k, operator, m, ce_weight, q, label_smoothing)
-    return topk_loss(spec, scores, target, Conventions(reduction, ignore_index, weight, label_smoothing), example_p_k)
+    spec = error_spec(p_k, operator, m, ce_weight, q)
+    conventions = Conventions(reduction, ignore_index, weight, label_smoothing)
+    spec.check(conventions)
+    return topk_loss(spec, scores, target, conventions, example_p_k)
 
 
 def cross_entropy_spec(
@@ -371,11 +471,9 @@ def cross_entropy_spec(
     return CrossEntropySpec(_read(p_k, m), _operator(operator, _NETWORK), m, top1, softmax_over)
 
 
-def error_spec(
-    p_k: Distribution | None, operator: Operator | str | None, m: M, ce_weight: float, q: float, label_smoothing: float
-) -> ErrorSpec:
+def error_spec(p_k: Distribution | None, operator: Operator | str | None, m: M, ce_weight: float, q: float) -> ErrorSpec:
     """The arguments of :func:`topk_error` as one value, checked."""
-    return ErrorSpec(_read(p_k, m), _operator(operator, _THRESHOLD), m, ce_weight, q, label_smoothing)
+    return ErrorSpec(_read(p_k, m), _operator(operator, _LAPSUM), m, ce_weight, q)
 
 
 def _read(given: Distribution | None, m: M) -> PK | None:
@@ -402,18 +500,31 @@ def _own(p_k: PK | None) -> PK | None:
 def _operator(given: Operator | str | None, default: Operator) -> Operator:
     if given is None:
         return default
-    return given if isinstance(given, Operator) else registry.operator(given)
+    operator = given if isinstance(given, Operator) else by_name(given)
+    if not operator.has_probabilities:
+        raise TypeError(f"operator: expected one with a probability for each rank, got {operator!r}, which has a mask alone")
+    return operator
 
 
 # Of the functions, made once: to make an nn.Module takes as long as a small loss.
-_NETWORK, _THRESHOLD = SortingNetwork("splitter"), LapSum()
+_NETWORK, _LAPSUM = SortingNetwork("splitter"), LapSum()
 
 
-class TopKLossModule(nn.Module, ABC):
-    """What the modules of both families share. Their arguments are attributes, and may be assigned at any time.
+class TopKLoss(nn.Module, ABC):
+    """The losses over P_K, :class:`TopKCrossEntropyLoss` and :class:`TopKErrorLoss`: what :class:`LinearHead` and
+    :class:`anyk.parallel.Sharded` accept.
 
-    P_K is a setting and no state: converting the module to another precision does not touch it, a checkpoint does not bring
-    back an old one, and one of ``torch.nn.CrossEntropyLoss`` fits.
+    The arguments are attributes, and may be assigned at any time. P_K is a setting and no state: converting the module to
+    another precision does not touch it, a checkpoint does not bring back an old one, and one of ``torch.nn.CrossEntropyLoss``
+    fits.
+
+    Args:
+        spec: what is measured of an example.
+        conventions: what the loss shares with ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> isinstance(anyk.TopKErrorLoss(5), anyk.TopKLoss)
+        True
     """
 
     operator: Operator
@@ -421,6 +532,7 @@ class TopKLossModule(nn.Module, ABC):
 
     def __init__(self, spec: Spec, conventions: Conventions) -> None:
         super().__init__()
+        spec.check(conventions)
         self._p_k = _own(spec.p_k)
         self.operator = spec.operator
         self.m = spec.m
@@ -443,7 +555,7 @@ class TopKLossModule(nn.Module, ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "operator" and isinstance(value, str):
-            value = registry.operator(value)
+            value = by_name(value)
         self.__dict__.pop("_last", None)
         if name == "p_k":  # not nn.Module's: it would take a parameter for one of its own
             object.__setattr__(self, name, value)
@@ -453,29 +565,30 @@ class TopKLossModule(nn.Module, ABC):
     @property
     @abstractmethod
     def spec(self) -> Spec:
-        """What is measured."""
+        """What is measured of an example."""
 
     @property
     def conventions(self) -> Conventions:
         """What the loss shares with ``torch.nn.CrossEntropyLoss``."""
         return Conventions(self.reduction, self.ignore_index, self.weight, self.label_smoothing)
 
-    def forward(self, scores: Tensor, target: Tensor, *, example_p_k: Tensor | None = None) -> Tensor:
-        spec, conventions = self._arguments()
-        return topk_loss(spec, scores, target, conventions, example_p_k)
+    def arguments(self) -> tuple[Spec, Conventions]:
+        """The arguments as they are now, checked."""
+        spec, conventions = self.spec, self.conventions
+        spec.check(conventions)
+        return spec, conventions
 
-    def _arguments(self) -> tuple[Spec, Conventions]:
-        """The arguments, checked: from the last call, unless one was assigned since. To check them takes as long as a small
-        loss."""
+    def forward(self, scores: Tensor, target: Tensor, *, example_p_k: Tensor | None = None) -> Tensor:
         if torch.compiler.is_compiling():
-            return self.spec, self.conventions
+            spec, conventions = self.arguments()
+            return topk_loss(spec, scores, target, conventions, example_p_k)
         last = self.__dict__.get("_last")
         # torch.func.functional_call changes these two behind the back of __setattr__. From where nn.Module keeps them: by
         # their names they take a microsecond.
         operator, weight = self._modules.get("operator"), self._buffers.get("weight")
-        if last is None or last[0].operator is not operator or last[1].weight is not weight:
-            last = self.__dict__["_last"] = self.spec, self.conventions
-        return last
+        if last is None or last.spec.operator is not operator or last.conventions.weight is not weight:
+            last = self.__dict__["_last"] = Last(*self.arguments())
+        return topk_loss(last.spec, scores, target, last.conventions, example_p_k, last)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or convert; P_K moves along, and keeps its values and its precision."""
@@ -487,31 +600,26 @@ class TopKLossModule(nn.Module, ABC):
         return self
 
     def extra_repr(self) -> str:
-        own = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("m", *self._own))
+        own = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("m", *self._own_arguments))
         return f"p_k={self._p_k}, {own}, {shared_repr(self)}"
 
     #: the names of the arguments that only this family has
-    _own: ClassVar[tuple[str, ...]]
+    _own_arguments: ClassVar[tuple[str, ...]]
 
 
-class TopKCrossEntropyLoss(TopKLossModule):
+@documented
+class TopKCrossEntropyLoss(TopKLoss):
     """:func:`topk_cross_entropy` as a module: a drop-in for ``torch.nn.CrossEntropyLoss``.
 
     Args:
-        p_k: weights of top-1, …, top-k: ``[.5, 0, 0, 0, .5]``, ``{1: .5, 5: .5}``, a tensor (k,) or (n, k); None if every call
-            brings ``example_p_k``.
-        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``SortingNetwork("splitter")``.
-        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
-        top1: the top-1 part: ``"separate"``, softmax cross-entropy beside the rest; ``"mixed"``, softmax inside the logarithm;
-            ``"operator"``, the operator's own T_1.
-        softmax_over: ``"all"`` classes or the ``"candidates"``.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: mixes the target with the uniform distribution over the classes that are not padding.
+        {p_k}
+        {network}
+        {m}
+        {top1}
+        {reduction}
+        {label_smoothing}
 
-    Shape:
-        scores (B, n), (n,) or (B, n, d1, …); target class indices (B,), (), (B, d1, …), or probabilities like scores.
+    {shape}
 
     Example:
         >>> criterion = anyk.TopKCrossEntropyLoss([0.5, 0, 0, 0, 0.5])
@@ -519,7 +627,7 @@ class TopKCrossEntropyLoss(TopKLossModule):
         >>> criterion(scores, torch.randint(100, (8,))).backward()
     """
 
-    _own = ("top1", "softmax_over")
+    _own_arguments = ("top1", "softmax_over")
 
     def __init__(
         self,
@@ -544,24 +652,21 @@ class TopKCrossEntropyLoss(TopKLossModule):
         return CrossEntropySpec(self._p_k, self.operator, self.m, self.top1, self.softmax_over)
 
 
-class TopKErrorLoss(TopKLossModule):
+@documented
+class TopKErrorLoss(TopKLoss):
     """:func:`topk_error` as a module: a drop-in for ``torch.nn.CrossEntropyLoss`` that is bounded.
 
-    Args:
-        p_k: weights of top-1, …, top-k: ``{1: .5, 5: .5}``, ``[.5, 0, 0, 0, .5]``, a tensor (k,) or (n, k); None if every call
-            brings ``example_p_k``.
-        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``LapSum()``.
-        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all.
-        ce_weight: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy alone, 0 has no softmax.
-            May move over the run: it can be assigned at any time.
-        q: between 0 and 1: 1 is the expected top-k error, smaller is nearer to cross-entropy, 0 its limit -log.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: of the cross-entropy alone: the other part takes the label as it is. Needs ``ce_weight`` above 0.
+    ``ce_weight`` may move over the run: like every argument it can be assigned at any time.
 
-    Shape:
-        scores (B, n), (n,) or (B, n, d1, …); target class indices (B,), (), (B, d1, …), or probabilities like scores.
+    Args:
+        {p_k}
+        {lapsum}
+        {m}
+        {ce_weight}
+        {reduction}
+        {ce_smoothing}
+
+    {shape}
 
     Example:
         >>> criterion = anyk.TopKErrorLoss({1: 0.5, 5: 0.5})
@@ -569,7 +674,7 @@ class TopKErrorLoss(TopKLossModule):
         >>> criterion(scores, torch.randint(100, (8,))).backward()
     """
 
-    _own = ("ce_weight", "q")
+    _own_arguments = ("ce_weight", "q")
 
     def __init__(
         self,
@@ -585,10 +690,10 @@ class TopKErrorLoss(TopKLossModule):
         label_smoothing: float = 0.0,
     ) -> None:
         operator = LapSum() if operator is None else operator
-        spec = error_spec(p_k, operator, m, ce_weight, q, label_smoothing)
+        spec = error_spec(p_k, operator, m, ce_weight, q)
         super().__init__(spec, Conventions(reduction, ignore_index, weight, label_smoothing))
         self.ce_weight, self.q = ce_weight, q
 
     @property
     def spec(self) -> ErrorSpec:
-        return ErrorSpec(self._p_k, self.operator, self.m, self.ce_weight, self.q, self.label_smoothing)
+        return ErrorSpec(self._p_k, self.operator, self.m, self.ce_weight, self.q)

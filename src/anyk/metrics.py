@@ -11,6 +11,7 @@ from torch import Tensor
 
 from anyk import candidates, checks
 from anyk.conventions import ClassIndices, Scores, Shape
+from anyk.docstrings import documented
 
 #: as a k it counts every target that is not ignored
 EVERY = sys.maxsize
@@ -20,14 +21,14 @@ __all__ = ["mean_reciprocal_rank", "ndcg", "target_ranks", "topk_accuracy", "top
 Average = Literal["micro", "macro"]
 
 
+@documented
 def target_ranks(scores: Scores, target: ClassIndices) -> ClassIndices:
     """The rank of the target, 1 for the best: one more than the number of other classes with a score as high or higher.
 
     A NaN score counts as higher than any; a target whose own score is NaN is ranked last.
 
     Args:
-        scores: (B, n), (n,) or (B, n, d1, …): the classes stand where the losses have them.
-        target: class indices, (B,), () or (B, d1, …).
+        {metric}
 
     Example:
         >>> anyk.target_ranks(torch.tensor([[0.1, 0.7, 0.7], [0.5, 0.3, 0.2]]), torch.tensor([1, 0]))
@@ -42,6 +43,7 @@ def target_ranks(scores: Scores, target: ClassIndices) -> ClassIndices:
     return ranks.long().reshape(shape.batch)
 
 
+@documented
 def topk_hits(
     scores: Scores,
     target: ClassIndices,
@@ -52,10 +54,9 @@ def topk_hits(
     """How many targets are among the first k classes, for each k: counts, which add up over batches and processes.
 
     Args:
-        scores: (B, n), (n,) or (B, n, d1, …): the classes stand where the losses have them.
-        target: class indices, (B,), () or (B, d1, …).
-        ks: the values of k; a k beyond the number of classes counts everything.
-        ignore_index: a target that does not count.
+        {metric}
+        {ks}
+        {ignore_index}
 
     Returns:
         ``{k: count}``, each a tensor with one integer, on the device of the scores.
@@ -65,7 +66,7 @@ def topk_hits(
         {1: tensor(0), 2: tensor(1)}
     """
     ks = checked_ks(ks)
-    ranked = _Ranked.of(scores, target, ignore_index)
+    ranked = Ranked.of(scores, target, ignore_index)
     return {k: ranked.hits(k).sum() for k in ks}
 
 
@@ -75,6 +76,7 @@ def checked_ks(ks: Iterable[int]) -> list[int]:
     return [checks.at_least_one("ks", k) for k in ks]
 
 
+@documented
 def topk_accuracy(
     scores: Scores,
     target: ClassIndices,
@@ -86,12 +88,10 @@ def topk_accuracy(
     """The fraction of targets among the first k classes, for each k.
 
     Args:
-        scores: (B, n), (n,) or (B, n, d1, …): the classes stand where the losses have them.
-        target: class indices, (B,), () or (B, d1, …).
-        ks: the values of k.
-        ignore_index: a target that does not count.
-        average: ``"micro"``, every target counts the same; ``"macro"``, every class that occurs among the targets does: the
-            mean over these classes of the fraction of each.
+        {metric}
+        {ks}
+        {ignore_index}
+        {average}
 
     Returns:
         ``{k: fraction}``, each a tensor with one number; NaN for an empty batch.
@@ -105,20 +105,20 @@ def topk_accuracy(
     """
     ks = checked_ks(ks)
     checks.one_of("average", average, get_args(Average))
-    ranked = _Ranked.of(scores, target, ignore_index)
-    return {k: ranked.mean(ranked.hits(k).long(), average) for k in ks}
+    ranked = Ranked.of(scores, target, ignore_index)
+    return {k: ranked.accuracy(k, average) for k in ks}
 
 
+@documented
 def mean_reciprocal_rank(
     scores: Scores, target: ClassIndices, *, ignore_index: int = -100, average: Average = "micro"
 ) -> Tensor:
     """The mean of 1 / r over the targets, r the rank of each (MRR): 1 if every target comes first.
 
     Args:
-        scores: (B, n), (n,) or (B, n, d1, …): the classes stand where the losses have them.
-        target: class indices, (B,), () or (B, d1, …).
-        ignore_index: a target that does not count.
-        average: ``"micro"``, over the targets; ``"macro"``, over the classes that occur among them, of the mean of each.
+        {metric}
+        {ignore_index}
+        {average}
 
     Returns:
         A tensor with one number; NaN for an empty batch.
@@ -128,10 +128,11 @@ def mean_reciprocal_rank(
         tensor(0.4167)
     """
     checks.one_of("average", average, get_args(Average))
-    ranked = _Ranked.of(scores, target, ignore_index)
-    return ranked.mean(1 / ranked.ranks, average)
+    ranked = Ranked.of(scores, target, ignore_index)
+    return ranked.mean_reciprocal_rank(average)
 
 
+@documented
 def ndcg(
     scores: Scores,
     target: ClassIndices,
@@ -147,11 +148,10 @@ def ndcg(
     There is one relevant class for each example, so that the best possible gain, by which it is divided, is 1.
 
     Args:
-        scores: (B, n), (n,) or (B, n, d1, …): the classes stand where the losses have them.
-        target: class indices, (B,), () or (B, d1, …).
-        ks: the values of k.
-        ignore_index: a target that does not count.
-        average: ``"micro"``, over the targets; ``"macro"``, over the classes that occur among them, of the mean of each.
+        {metric}
+        {ks}
+        {ignore_index}
+        {average}
 
     Returns:
         ``{k: gain}``, each a tensor with one number; NaN for an empty batch.
@@ -162,13 +162,12 @@ def ndcg(
     """
     ks = checked_ks(ks)
     checks.one_of("average", average, get_args(Average))
-    ranked = _Ranked.of(scores, target, ignore_index)
-    gains = 1 / (1 + ranked.ranks).log2()
-    return {k: ranked.mean(torch.where(ranked.ranks <= k, gains, 0), average) for k in ks}
+    ranked = Ranked.of(scores, target, ignore_index)
+    return {k: ranked.ndcg(k, average) for k in ks}
 
 
-class _Ranked(NamedTuple):
-    """Targets with their ranks, as one row."""
+class Ranked(NamedTuple):
+    """Targets with their ranks, as one row: what the metrics are computed from, in the precision of the ranks."""
 
     target: Tensor
     """class 0 in the place of those that do not count"""
@@ -178,7 +177,7 @@ class _Ranked(NamedTuple):
     classes: int
 
     @classmethod
-    def of(cls, scores: Tensor, target: Tensor, ignore_index: int) -> _Ranked:
+    def of(cls, scores: Tensor, target: Tensor, ignore_index: int) -> Ranked:
         target = checks.tensor("target", target)
         counted = target != ignore_index
         target = target * counted
@@ -187,6 +186,15 @@ class _Ranked(NamedTuple):
 
     def hits(self, k: int) -> Tensor:
         return (self.ranks <= k) & self.counted
+
+    def accuracy(self, k: int, average: Average) -> Tensor:
+        return self.mean(self.hits(k).to(self.ranks.dtype), average)
+
+    def mean_reciprocal_rank(self, average: Average) -> Tensor:
+        return self.mean(1 / self.ranks, average)
+
+    def ndcg(self, k: int, average: Average) -> Tensor:
+        return self.mean(torch.where(self.ranks <= k, 1 / (1 + self.ranks).log2(), 0), average)
 
     def mean(self, values: Tensor, average: Average) -> Tensor:
         """The mean of what each target has. No size depends on the data: it does not wait for the device."""

@@ -10,18 +10,16 @@ other end (wire i becomes wire n-1-i) they are the descending ones that stand he
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import lru_cache
 from itertools import zip_longest
-from typing import Any, TypeVar, cast
+from typing import Any
 
 __all__ = ["Cascade", "Network", "bitonic", "odd_even", "selection", "splitter", "splitter_cascades"]
 
 Comparator = tuple[int, int]
-Build = TypeVar("Build", bound=Callable[..., Any])
 Layer = tuple[Comparator, ...]
 
 
@@ -75,7 +73,7 @@ class Network:
 
         Comparators that cannot influence these outputs are pruned; the others stay in the layer where they are.
         """
-        _check_wires(len(self.outputs), _integer("k", k))
+        _, k = _checked(len(self.outputs), k)
         outputs = self.outputs[:k]
         needed = set(outputs)
         layers: list[Layer] = []
@@ -108,6 +106,15 @@ def _trusted(n: int, layers: Iterable[Iterable[Comparator]], outputs: Iterable[i
     return network
 
 
+def _checked(n: Any, k: Any = 1) -> tuple[int, int]:
+    n, k = _integer("n", n), _integer("k", k)
+    if n < 1:
+        raise ValueError(f"n: expected at least 1 wire, got {n}")
+    if not 1 <= k <= n:
+        raise ValueError(f"k: expected 1 <= k <= n={n}, got {k}")
+    return n, k
+
+
 def _integer(name: str, number: Any) -> int:
     try:
         if isinstance(number, bool):
@@ -117,33 +124,12 @@ def _integer(name: str, number: Any) -> int:
         raise TypeError(f"{name}: expected an integer, got {number!r}") from None
 
 
-def _check_wires(n: int, k: int = 1) -> None:
-    if n < 1:
-        raise ValueError(f"n: expected at least 1 wire, got {n}")
-    if not 1 <= k <= n:
-        raise ValueError(f"k: expected 1 <= k <= n={n}, got {k}")
-
-
 def _log2_ceil(n: int) -> int:
     return (n - 1).bit_length()
 
 
-def _cached(build: Build) -> Build:
-    """Checks the numbers, then looks the network up: 2.0 and True would find the entries of 2 and 1."""
-    cached = lru_cache(maxsize=64)(build)
-
-    @wraps(build)
-    def checked(n: int, *arguments: Any, **keywords: Any) -> Network:
-        bound = inspect.signature(build).bind(n, *arguments, **keywords)
-        numbers = {name: value for name, value in bound.arguments.items() if name in ("n", "k")}
-        for name, value in numbers.items():
-            bound.arguments[name] = _integer(name, value)
-        _check_wires(**{name: bound.arguments[name] for name in numbers})
-        bound.apply_defaults()
-        return cached(*bound.args)
-
-    checked.cache_clear = cached.cache_clear  # type: ignore[attr-defined]
-    return cast(Build, checked)
+# typed: 2.0 and True must not find the networks of 2 and 1
+_cached = lru_cache(maxsize=64, typed=True)
 
 
 @_cached
@@ -157,6 +143,7 @@ def odd_even(n: int) -> Network:
         >>> anyk.networks.odd_even(4).layers[0]
         ((0, 1), (2, 3))
     """
+    n, _ = _checked(n)
     # The published network starts its pairs at the worst wire, which is wire n-1 here.
     layers = (tuple((i, i + 1) for i in range((n - layer) % 2, n - 1, 2)) for layer in range(n))
     return _trusted(n, [layer for layer in layers if layer], range(n))
@@ -173,6 +160,7 @@ def bitonic(n: int) -> Network:
         >>> anyk.networks.bitonic(10450).depth
         105
     """
+    n, _ = _checked(n)
     return _trusted(n, _below(n, _bitonic_layers(_log2_ceil(n), _log2_ceil(n))), range(n))
 
 
@@ -194,6 +182,7 @@ def splitter(n: int, k: int) -> Network:
 
     Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022, appendix B.
     """
+    n, k = _checked(n, k)
     cascades = splitter_cascades(n, k)
     layers: list[list[Comparator]] = [[] for _ in range(max((cascade.end for cascade in cascades), default=0))]
     rank_of = dict.fromkeys(range(n), 0)
@@ -243,8 +232,7 @@ def splitter_cascades(n: int, k: int) -> tuple[Cascade, ...]:
         >>> anyk.networks.splitter_cascades(4, 2)[0].ranks
         (0, 1, 1, 3)
     """
-    n, k = _integer("n", n), _integer("k", k)
-    _check_wires(n, k)
+    n, k = _checked(n, k)
     wires_of_rank: list[list[int]] = [list(range(n))] + [[] for _ in range(k - 1)]
     free_from = [0] * n
     cascades = []
@@ -291,6 +279,7 @@ def selection(n: int, k: int, kind: str = "bitonic") -> Network:
         >>> [anyk.networks.selection(1024, 5, kind).depth for kind in ("bitonic", "odd_even_merge", "pairwise")]
         [34, 34, 34]
     """
+    n, k = _checked(n, k)
     if kind not in _SELECTION_LAYERS:
         raise ValueError(f"kind: expected one of {', '.join(_SELECTION_LAYERS)}, got {kind!r}")
     layers, outputs = _SELECTION_LAYERS[kind](_log2_ceil(n), _log2_ceil(k))

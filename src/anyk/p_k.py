@@ -6,6 +6,7 @@ module around it; only at the call it takes the scores' precision.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from anyk import checks
 
-Distribution = Tensor | Sequence[float] | Sequence[Sequence[float]] | Mapping[int, float]
-"""What a user may give: [.5, 0, 0, 0, .5], {1: .5, 5: .5}, a tensor (k,), or one distribution for each class, (n, k)."""
+Distribution = Tensor | Sequence[float] | Sequence[Sequence[float]] | Mapping[int, float] | int
+"""What a user may give: [.5, 0, 0, 0, .5], {1: .5, 5: .5}, k for {k: 1}, a tensor (k,), or one for each class, (n, k)."""
 TOLERANCE = 1e-4
 
 
@@ -73,8 +74,8 @@ def read(given: Distribution, name: str = "p_k") -> PK:
     return PK(_tensor(rows[0]))
 
 
-def _tensor(numbers: list[Any]) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.float64, device="cpu")  # not the default device, which may be "meta"
+def _tensor(weights: list[Any]) -> Tensor:
+    return torch.tensor(weights, dtype=torch.float64, device="cpu")  # not the default device, which may be "meta"
 
 
 def read_rows(given: object, batch: torch.Size, name: str = "example_p_k") -> PK:
@@ -95,6 +96,8 @@ def read_rows(given: object, batch: torch.Size, name: str = "example_p_k") -> PK
 
 def _rows(given: Any, name: str) -> tuple[list[list[float]], bool]:
     """Lists of numbers without the zeros at their ends, and whether there were several."""
+    if isinstance(given, numbers.Integral) and not isinstance(given, bool):
+        given = {given: 1.0}
     if isinstance(given, Mapping):
         given = _from_mapping(given, name)
     given = given.tolist() if hasattr(given, "tolist") else given  # an array
@@ -105,7 +108,8 @@ def _rows(given: Any, name: str) -> tuple[list[list[float]], bool]:
         rows = [[float(p) for p in row] for row in (given if nested else [given])]
     except (TypeError, ValueError):
         raise TypeError(
-            f"{name}: expected a sequence of numbers, a mapping such as {{1: 0.5, 5: 0.5}}, or a tensor, got {given!r}"
+            f"{name}: expected an integer k, a sequence of numbers, a mapping such as {{1: 0.5, 5: 0.5}}, or a tensor, "
+            f"got {given!r}"
         ) from None
     if not all(rows):
         raise ValueError(f"{name}: expected at least one probability, got {given!r}")

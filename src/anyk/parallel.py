@@ -1,4 +1,4 @@
-"""The loss and the metrics with the classes sharded over processes: each holds the scores of some of the classes.
+"""Losses and metrics with the classes sharded over processes: each holds the scores of some of the classes.
 
 Every process picks the m best of its own scores; one all-gather tells everybody all of these, and each goes on alone as if
 it had seen all classes: (rows x m) numbers from each process, whatever the number of classes. The softmax part needs two
@@ -24,258 +24,82 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from anyk import candidates, checks, losses, metrics
+from anyk import candidates, checks, metrics
 from anyk.checks import working_dtype
-from anyk.conventions import Conventions, Counted, Reduction, Rows, smoothed_rows
-from anyk.losses import M, SoftmaxOver, Spec, Top1
-from anyk.operators import Operator
-from anyk.p_k import Distribution
+from anyk.conventions import Conventions, Counted
+from anyk.docstrings import documented
+from anyk.losses import Spec, TopKLoss, row_losses
+from anyk.rows import Rows, smoothed_rows
 
-__all__ = [
-    "TopKCrossEntropyLoss",
-    "TopKErrorLoss",
-    "topk_accuracy",
-    "topk_cross_entropy",
-    "topk_error",
-    "topk_hits",
-]
+__all__ = ["Sharded", "topk_accuracy", "topk_hits"]
 
 
-def topk_cross_entropy(
-    local_scores: Float[Tensor, "batch n_local"],
-    target: Int[Tensor, " batch"],
-    p_k: Distribution | None,
-    operator: Operator | str | None = None,
-    *,
-    group: dist.ProcessGroup | None = None,
-    slices: Sequence[int] | None = None,
-    m: M = "auto",
-    top1: Top1 = "separate",
-    softmax_over: SoftmaxOver = "all",
-    reduction: Reduction = "mean",
-    ignore_index: int = -100,
-    weight: Float[Tensor, " n"] | None = None,
-    label_smoothing: float = 0.0,
-    example_p_k: Float[Tensor, "batch k"] | None = None,
-) -> Tensor:
-    """:func:`anyk.topk_cross_entropy` of scores whose classes are sharded over the processes of a group.
+@documented
+class Sharded(nn.Module):
+    """A loss of scores whose classes are sharded over the processes of a group.
 
-    The loss is that of ``torch.cat`` of the slices in the order of the ranks, the same in every process;
-    ``local_scores.grad`` is this process's slice of its gradient (see :mod:`anyk.parallel`). All processes must call it.
-
-    Args:
-        local_scores: (B, n_local), the scores of this process's classes; the slices may differ in size or be empty. Or a
-            ``DTensor`` with ``Shard(1)`` on one dimension of its mesh, and ``Shard(0)`` or ``Replicate()`` on the others:
-            the loss is then a DTensor too, over the whole batch.
-        target: (B,), indices among all classes, the same in every process. With a DTensor whose batch is sharded: a
-            DTensor, or the targets of this process's rows.
-        p_k: the weights of top-1, …, top-k, summing to 1: a list ``[.5, 0, 0, 0, .5]``, a mapping ``{1: .5, 5: .5}``, a tensor
-            (k,), or (n, k) with one distribution for each class. Zeros at the end of a list are dropped, since k is the largest
-            k that counts; a tensor is taken as it is. None with ``example_p_k``. The
-            same in every process, like all arguments that follow.
-        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``SortingNetwork("splitter")``.
-        group: the processes that share the classes; None means all.
-        slices: how many classes each process has, in the order of the ranks; None asks them, and whether they agree in all
-            arguments. With it there is one all-gather, no check, and the host does not wait for the device.
-        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all,
-            for which every process gets all scores.
-        top1: the top-1 part: ``"separate"``, softmax cross-entropy beside the rest; ``"mixed"``, softmax inside the logarithm;
-            ``"operator"``, the operator's own T_1.
-        softmax_over: ``"all"`` classes or the ``"candidates"``.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,), for all classes.
-        label_smoothing: mixes the target with the uniform distribution over the classes, below 1.
-        example_p_k: (B, k), instead of ``p_k``. With a DTensor, like the target.
-
-    Returns:
-        The loss, at least float32. It can be differentiated once.
+    The loss is that of ``torch.cat`` of the slices in the order of the ranks, at least float32, the same in every process;
+    ``local_scores.grad`` is this process's slice of its gradient (see :mod:`anyk.parallel`). All processes must call it, with
+    the same arguments. It can be differentiated once. With ``m=None`` every process gets all scores.
 
     Ties: with ``m=None``, by class index as in one process. Of equal scores at the edge of the m best, which are taken is
     as open as in ``torch.topk``; the loss is the same, the gradient goes to those taken.
 
-    Example:
-        >>> store = torch.distributed.HashStore()
-        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        >>> scores = torch.tensor([[2.0, 1.0, 0.5, 0.0], [0.0, 0.5, 1.0, 2.0]])
-        >>> anyk.parallel.topk_cross_entropy(scores, torch.tensor([1, 3]), [0.5, 0.5], anyk.LapSum(), m=3)
-        tensor(0.6569)
-        >>> torch.distributed.destroy_process_group()
-    """
-    spec = losses.cross_entropy_spec(p_k, operator, m, top1, softmax_over)
-    conventions = Conventions(reduction, ignore_index, weight, label_smoothing)
-    return _sharded_loss(spec, local_scores, target, conventions, group, slices, example_p_k)
-
-
-def topk_error(
-    local_scores: Float[Tensor, "batch n_local"],
-    target: Int[Tensor, " batch"],
-    p_k: Distribution | None,
-    operator: Operator | str | None = None,
-    *,
-    group: dist.ProcessGroup | None = None,
-    slices: Sequence[int] | None = None,
-    m: M = "auto",
-    ce_weight: float = 0.2,
-    q: float = 1.0,
-    reduction: Reduction = "mean",
-    ignore_index: int = -100,
-    weight: Float[Tensor, " n"] | None = None,
-    label_smoothing: float = 0.0,
-    example_p_k: Float[Tensor, "batch k"] | None = None,
-) -> Tensor:
-    """:func:`anyk.topk_error` of scores whose classes are sharded over the processes of a group.
-
     Args:
-        local_scores: (B, n_local), the scores of this process's classes; the slices may differ in size or be empty. Or a
-            ``DTensor`` with ``Shard(1)`` on one dimension of its mesh, and ``Shard(0)`` or ``Replicate()`` on the others:
-            the loss is then a DTensor too, over the whole batch.
-        target: (B,), indices among all classes, the same in every process. With a DTensor whose batch is sharded: a
-            DTensor, or the targets of this process's rows.
-        p_k: the weights of top-1, …, top-k, summing to 1: a list ``[.5, 0, 0, 0, .5]``, a mapping ``{1: .5, 5: .5}``, a tensor
-            (k,), or (n, k) with one distribution for each class. Zeros at the end of a list are dropped, since k is the largest
-            k that counts; a tensor is taken as it is. None with ``example_p_k``. The
-            same in every process, like all arguments that follow.
-        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``LapSum()``.
-        group: the processes that share the classes; None means all.
-        slices: how many classes each process has, in the order of the ranks; None asks them, and whether they agree in all
-            arguments. With it there is one all-gather, no check, and the host does not wait for the device.
-        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all,
-            for which every process gets all scores.
-        ce_weight: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy alone, 0 has no softmax.
-        q: between 0 and 1: 1 is the expected top-k error, smaller is nearer to cross-entropy, 0 its limit -log.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,), for all classes.
-        label_smoothing: of the cross-entropy alone: the other part takes the label as it is. Needs ``ce_weight`` above 0.
-        example_p_k: (B, k), instead of ``p_k``. With a DTensor, like the target.
+        loss: a :class:`anyk.TopKLoss`. Its ``weight`` and a P_K by class are those of all classes. A
+            :class:`anyk.TopKCrossEntropyLoss` has a ``label_smoothing`` below 1.
+        {group}
 
-    Returns:
-        The loss, at least float32, the same in every process. It can be differentiated once.
+    Shape:
+        local_scores (B, n_local), the scores of this process's classes; the slices may differ in size or be empty. target
+        (B,), indices among all classes, the same in every process. Or local_scores a ``DTensor`` with ``Shard(1)`` on one
+        dimension of its mesh, and ``Shard(0)`` or ``Replicate()`` on the others, and target a DTensor or the targets of this
+        process's rows: the loss is then a DTensor too, over the whole batch. ``example_p_k`` (B, k) comes like the target.
 
     Example:
         >>> store = torch.distributed.HashStore()
         >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        >>> scores = torch.tensor([[2.0, 1.0, 0.5, 0.0], [0.0, 0.5, 1.0, 2.0]])
-        >>> anyk.parallel.topk_error(scores, torch.tensor([1, 3]), {1: 0.5, 2: 0.5})
+        >>> criterion = anyk.parallel.Sharded(anyk.TopKErrorLoss({1: 0.5, 2: 0.5}))
+        >>> local_scores = torch.tensor([[2.0, 1.0, 0.5, 0.0], [0.0, 0.5, 1.0, 2.0]])
+        >>> criterion(local_scores, torch.tensor([1, 3]))
         tensor(0.5667)
         >>> torch.distributed.destroy_process_group()
     """
-    spec = losses.error_spec(p_k, operator, m, ce_weight, q, label_smoothing)
-    conventions = Conventions(reduction, ignore_index, weight, label_smoothing)
-    return _sharded_loss(spec, local_scores, target, conventions, group, slices, example_p_k)
 
+    def __init__(self, loss: TopKLoss, *, group: dist.ProcessGroup | None = None, slices: Sequence[int] | None = None) -> None:
+        super().__init__()
+        if not isinstance(loss, TopKLoss):
+            raise TypeError(f"loss: expected a TopKCrossEntropyLoss or a TopKErrorLoss, got {loss!r}")
+        self.criterion, self.group, self.slices = loss, group, slices
 
-class _Sharded(losses.TopKLossModule):
-    """What makes a loss module one of sharded classes."""
-
-    def __init__(
+    def forward(
         self,
-        p_k: Distribution | None,
-        operator: Operator | str | None = None,
+        local_scores: Float[Tensor, "batch n_local"],
+        target: Int[Tensor, " batch"],
         *,
-        group: dist.ProcessGroup | None = None,
-        slices: Sequence[int] | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(p_k, operator, **settings)  # type: ignore[arg-type]  # of the class beside this one
-        self.group, self.slices = group, slices
-
-    def forward(self, local_scores: Tensor, target: Tensor, *, example_p_k: Tensor | None = None) -> Tensor:
-        return _sharded_loss(self.spec, local_scores, target, self.conventions, self.group, self.slices, example_p_k)
-
-
-class TopKCrossEntropyLoss(_Sharded, losses.TopKCrossEntropyLoss):
-    """:func:`anyk.parallel.topk_cross_entropy` as a module.
-
-    Args:
-        p_k: weights of top-1, …, top-k: ``[.5, 0, 0, 0, .5]``, ``{1: .5, 5: .5}``, a tensor (k,) or (n, k); None if every call
-            brings ``example_p_k``.
-        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``SortingNetwork("splitter")``.
-        group: the processes that share the classes; None means all, or those of the DTensor's mesh.
-        slices: how many classes each has; None asks them at each call.
-        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all,
-            for which every process gets all scores.
-        top1: the top-1 part: ``"separate"``, softmax cross-entropy beside the rest; ``"mixed"``, softmax inside the logarithm;
-            ``"operator"``, the operator's own T_1.
-        softmax_over: ``"all"`` classes or the ``"candidates"``.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: mixes the target with the uniform distribution over the classes, below 1.
-
-    Shape:
-        local_scores (B, n_local); target class indices (B,).
-
-    Example:
-        >>> store = torch.distributed.HashStore()
-        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        >>> criterion = anyk.parallel.TopKCrossEntropyLoss([0.5, 0, 0, 0, 0.5])
-        >>> local_scores = torch.randn(8, 100, requires_grad=True)
-        >>> criterion(local_scores, torch.randint(100, (8,))).backward()
-        >>> torch.distributed.destroy_process_group()
-    """
-
-
-class TopKErrorLoss(_Sharded, losses.TopKErrorLoss):
-    """:func:`anyk.parallel.topk_error` as a module.
-
-    Args:
-        p_k: weights of top-1, …, top-k: ``[.5, 0, 0, 0, .5]``, ``{1: .5, 5: .5}``, a tensor (k,) or (n, k); None if every call
-            brings ``example_p_k``.
-        operator: the relaxation of sorting, or its name, such as ``"lapsum"``; None means ``LapSum()``.
-        group: the processes that share the classes; None means all, or those of the DTensor's mesh.
-        slices: how many classes each has; None asks them at each call.
-        m: rank only the m best scores of each row, the target always among them: ``"auto"`` is min(n, max(64, 4 k)), None all,
-            for which every process gets all scores.
-        ce_weight: the share of softmax cross-entropy, between 0 and 1. 1 is cross-entropy alone, 0 has no softmax.
-        q: between 0 and 1: 1 is the expected top-k error, smaller is nearer to cross-entropy, 0 its limit -log.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: class index of examples that do not count.
-        weight: (n,) weight of each class.
-        label_smoothing: of the cross-entropy alone: the other part takes the label as it is. Needs ``ce_weight`` above 0.
-
-    Shape:
-        local_scores (B, n_local); target class indices (B,).
-
-    Example:
-        >>> store = torch.distributed.HashStore()
-        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        >>> criterion = anyk.parallel.TopKErrorLoss({1: 0.5, 5: 0.5})
-        >>> local_scores = torch.randn(8, 100, requires_grad=True)
-        >>> criterion(local_scores, torch.randint(100, (8,))).backward()
-        >>> torch.distributed.destroy_process_group()
-    """
-
-
-def _sharded_loss(
-    spec: Spec,
-    local_scores: Tensor,
-    target: Tensor,
-    conventions: Conventions,
-    group: dist.ProcessGroup | None,
-    sizes: Sequence[int] | None,
-    example_p_k: Tensor | None,
-) -> Tensor:
-    """As :func:`anyk.losses.topk_loss`, with candidates that come from all processes."""
-    shard = _Shard.of(local_scores, target, group)
-    example_p_k = None if example_p_k is None else shard.local("example_p_k", example_p_k)
-    spec = spec if example_p_k is None else spec.for_examples()
-    if conventions.label_smoothing == 1 and not spec.smoothing:
-        raise ValueError("label_smoothing: expected a number below 1, got 1")
-    slices = _Slices.asked(shard, _settings(spec, conventions, example_p_k)) if sizes is None else _Slices.told(shard, sizes)
-    scores, n = shard.scores, slices.number
-    target = checks.class_indices(shard.target, scores.shape[:1], n, conventions.ignore_index)
-    p_k, k, m = spec.fit(scores, n, scores.shape[:1], example_p_k)
-    if spec.is_cross_entropy(k):
-        m = k = 1  # nothing is ranked
-    rows = _rows(spec, scores, target, conventions, slices, None if m == n else m, k)
-    log_inclusion = spec.log_inclusion(rows, k)
-    return shard.reduce(rows.total(spec.losses(rows, log_inclusion, p_k.at(rows.target))), rows.counted)
+        example_p_k: Float[Tensor, "batch k"] | None = None,
+    ) -> Tensor:
+        """As :func:`anyk.losses.topk_loss`, with candidates that come from all processes."""
+        spec, conventions = self.criterion.arguments()
+        shard = _Shard.of(local_scores, target, self.group)
+        if example_p_k is not None:
+            example_p_k, spec = shard.local("example_p_k", example_p_k), spec.for_examples()
+        if conventions.label_smoothing == 1 and not spec.added_smoothing(1):
+            raise ValueError("label_smoothing: expected a number below 1, got 1")
+        # The settings are compared only where the slices are asked for: to sum the numbers up waits for the device.
+        settings = _settings(spec, conventions, example_p_k) if self.slices is None else ""
+        slices = _Slices.of(shard, self.slices, settings)
+        scores, n = shard.scores, slices.number
+        target = checks.class_indices(shard.target, scores.shape[:1], n, conventions.ignore_index)
+        p_k, k, m = spec.fit(scores, n, scores.shape[:1], example_p_k)
+        if spec.is_cross_entropy(k):
+            m = k = 1  # nothing is ranked
+        rows = _rows(spec, scores, target, conventions, slices, None if m == n else m, k)
+        return shard.reduce(rows.total(row_losses(spec, rows, k, p_k)), rows.counted)
 
 
 def _settings(spec: Spec, conventions: Conventions, example_p_k: Tensor | None) -> str:
@@ -314,11 +138,11 @@ def _rows(spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, 
     uniform = (chosen != -torch.inf).to(chosen.dtype) / seen.number[:, None]
     if weight is not None:
         uniform = uniform * weight[classes]
-    selected = candidates.Candidates(chosen, classes, position)
     every = seen.cross_entropy(chosen)
-    return smoothed_rows(selected, target, counted, every, uniform, seen.mean, amount, spec, k, weight)
+    return smoothed_rows(chosen, classes, position, target, counted, every, uniform, seen.mean, spec, k, weight)
 
 
+@documented
 def topk_hits(
     local_scores: Float[Tensor, "batch n_local"],
     target: Int[Tensor, " batch"],
@@ -331,18 +155,13 @@ def topk_hits(
     """:func:`anyk.topk_hits` of sharded classes: every process counts its classes that are not behind the target.
 
     Args:
-        local_scores: (B, n_local), the scores of this process's classes; the slices may differ in size or be empty. Or a
-            ``DTensor`` with ``Shard(1)`` on one dimension of its mesh, and ``Shard(0)`` or ``Replicate()`` on the others.
-        target: (B,), indices among all classes, the same in every process. With a DTensor whose batch is sharded: a
-            DTensor, or the targets of this process's rows.
-        ks: the values of k.
-        ignore_index: a target that does not count.
-        group: the processes that share the classes; None means all.
-        slices: how many classes each process has, in the order of the ranks; None asks them, and whether they agree in all
-            arguments. With it there is one all-gather, no check, and the host does not wait for the device.
+        {sharded}
+        {ks}
+        {ignore_index}
+        {group}
 
     Returns:
-        ``{k: count}``, the same in every process; with a DTensor, over the whole batch.
+        ``{k: count}``, the same in every process.
 
     Example:
         >>> store = torch.distributed.HashStore()
@@ -354,7 +173,7 @@ def topk_hits(
     """
     ks = metrics.checked_ks(ks)
     shard = _Shard.of(local_scores, target, group)
-    sharded = _Slices.asked(shard, "") if slices is None else _Slices.told(shard, slices)
+    sharded = _Slices.of(shard, slices)
     scores = shard.scores.detach()
     target = checks.class_indices(shard.target, scores.shape[:1], sharded.number, ignore_index)
     counted = target != ignore_index
@@ -373,6 +192,7 @@ def topk_hits(
     return dict(zip(ks, hits.unbind(), strict=True))
 
 
+@documented
 def topk_accuracy(
     local_scores: Float[Tensor, "batch n_local"],
     target: Int[Tensor, " batch"],
@@ -385,15 +205,10 @@ def topk_accuracy(
     """:func:`anyk.topk_accuracy` of sharded classes.
 
     Args:
-        local_scores: (B, n_local), the scores of this process's classes; the slices may differ in size or be empty. Or a
-            ``DTensor`` with ``Shard(1)`` on one dimension of its mesh, and ``Shard(0)`` or ``Replicate()`` on the others.
-        target: (B,), indices among all classes, the same in every process. With a DTensor whose batch is sharded: a
-            DTensor, or the targets of this process's rows.
-        ks: the values of k.
-        ignore_index: a target that does not count.
-        group: the processes that share the classes; None means all.
-        slices: how many classes each process has, in the order of the ranks; None asks them, and whether they agree in all
-            arguments. With it there is one all-gather, no check, and the host does not wait for the device.
+        {sharded}
+        {ks}
+        {ignore_index}
+        {group}
 
     Returns:
         ``{k: fraction}``, the same in every process; NaN for an empty batch.
@@ -491,11 +306,11 @@ class _Shard(NamedTuple):
 
     def reduce(self, each: Tensor, counted: Counted) -> Tensor:
         """The losses of the rows as one loss; in a DTensor, over everybody's rows."""
-        reduction = counted.reduction
+        reduction = counted.conventions.reduction
         if self.batch_group is not None and reduction != "none":
             counts = each.new_tensor(len(each)) if counted.weights is None else counted.weights.sum()
             sums = _gather(torch.stack([each.sum(), counts]), self.batch_group).sum(0)
-            each, counted = sums[:1], Counted(None, sums[1:], reduction, counted.shape)
+            each, counted = sums[:1], counted._replace(valid=None, weights=sums[1:])
         loss = counted.reduce(each)
         if self.whole is None:
             return loss
@@ -516,8 +331,10 @@ class _Slices(NamedTuple):
     sizes: tuple[int, ...]
 
     @classmethod
-    def told(cls, shard: _Shard, sizes: Sequence[int]) -> _Slices:
-        """As the caller says."""
+    def of(cls, shard: _Shard, sizes: Sequence[int] | None, settings: str = "") -> _Slices:
+        """As the caller says; or, with None, as all processes say, if they agree in their settings."""
+        if sizes is None:
+            return cls._asked(shard, settings)
         world, own = dist.get_world_size(shard.group), shard.scores.shape[1]
         if not isinstance(sizes, Sequence):
             raise TypeError(f"slices: expected a sequence of {world} sizes, got {sizes!r}")
@@ -526,7 +343,7 @@ class _Slices(NamedTuple):
         return cls(shard.group, shard.place, tuple(sizes))
 
     @classmethod
-    def asked(cls, shard: _Shard, settings: str) -> _Slices:
+    def _asked(cls, shard: _Shard, settings: str) -> _Slices:
         """Asks all processes for the size of their slice, and whether they agree in everything else."""
         scores, target = shard.scores, shard.target.detach()
         same = {  # of what is not a number, a checksum

@@ -10,10 +10,10 @@ import copy
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,19 +32,18 @@ try:
 except ImportError:
     raise ImportError('anyk.sklearn needs scikit-learn 1.6 or later: pip install "anyk[sklearn]"') from None
 
-from anyk import checks, losses, metrics, registry
+from anyk import checks, losses, metrics
 from anyk import p_k as p_ks
-from anyk.operators import Operator
+from anyk.operators import Operator, by_name
 
 __all__ = ["TopKClassifier", "topk_score", "topk_scorer"]
 
 #: the loss and the operator that it has by default
 LOSSES = {"cross_entropy": "splitter", "error": "lapsum"}
-SOLVERS = ("auto", "lbfgs", "adam")
 MOST_EXAMPLES_FOR_LBFGS = 10_000
 LBFGS_ITERATIONS = 500
 ADAM_EPOCHS, ADAM_STEPS = 20, 2000
-# L-BFGS looks at all examples in each step, but not at once: so many scores at a time.
+# L-BFGS uses all examples in each step, but so many scores at a time.
 SCORES_AT_ONCE = 2**21
 
 
@@ -59,10 +58,9 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Fits NumPy arrays, data frames and sparse matrices. Predictions do not depend on torch.
 
     Args:
-        p_k: weights of top-1, top-2, …, summing to 1, a mapping such as {1: .5, 5: .5}, or one such row for each class,
-            in the order of ``classes_``. With n classes every top-n guess is right: entries from the n-th on are dropped and
-            the others scaled to sum to 1 (to top-1 alone if none is left). ``p_k_`` is what was used; for 5 classes or fewer
-            the default is softmax regression.
+        p_k: weights of top-1, top-2, …, summing to 1, a mapping such as {1: .5, 5: .5}, or one such row for each class, in the
+            order of ``classes_``. Among n classes every top-n guess is right: entries from the n-th on are dropped and the
+            others scaled to sum to 1 (top-1 alone if none is left); ``p_k_`` is what was used.
         operator: "splitter", "bitonic", "odd_even", "lapsum", "ksubset", "softsort", "neuralsort", "sinkhorn", or an
             ``anyk.Operator``, which then brings its own temperature; None: that of the loss, "splitter" or "lapsum".
         loss: "cross_entropy", -log of the probability that the label is among the first k (:func:`anyk.topk_cross_entropy`), or
@@ -75,9 +73,8 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ce_weight: of "error": the share of softmax cross-entropy, between 0 and 1.
         q: of "error": 1 is the expected top-k error, smaller is nearer to cross-entropy.
         hidden_layer_sizes: widths of hidden layers (ReLU); () is a linear model.
-        standardize: subtract each feature's mean and divide by its standard deviation, both from the data given to ``fit``;
-            "auto": dense input yes, sparse input no, since rare words would get the largest weights. ``coefs_`` are for
-            features as they come.
+        standardize: subtract each feature's mean and divide by its standard deviation; "auto": dense input yes, sparse input
+            no, since rare words would get the largest weights. ``coefs_`` are for features as they come.
         alpha: L2 penalty, on the weights of the standardised features.
         solver: "lbfgs": all examples in each step, in float64, to convergence, with nothing to tune; "adam": mini-batches in
             float32, learning rate falling to zero by a cosine; "auto": lbfgs for up to 10 000 examples.
@@ -102,8 +99,8 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         coefs_, intercepts_: weights (inputs, outputs) and intercepts (outputs,) of each layer.
         p_k_: the P_K that was trained for.
         n_iter_: iterations of lbfgs or epochs of adam.
-        loss_: the loss at the end, with the penalty (of adam: the mean over the last epoch); with early stopping the best loss
-            of the validation examples, without it.
+        loss_: the loss at the end with the penalty (of adam: the mean over the last epoch); with early stopping the best
+            validation loss, without it.
         loss_curve_, validation_loss_curve_: the losses of each iteration or epoch.
         n_features_in_, feature_names_in_: as everywhere in scikit-learn.
 
@@ -185,7 +182,8 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         weights = weights * compute_sample_weight(self.class_weight, y)
         classes, target = np.unique(y, return_inverse=True)
-        start = self._last_fit(classes, X.shape[1])
+        sizes = [X.shape[1], *map(int, self.hidden_layer_sizes), len(classes)]
+        start = self._last_fit(classes, sizes)
         if not (weights > 0).all():  # an example that does not count must not move the mean or a batch either
             X, target, weights = X[weights > 0], target[weights > 0], weights[weights > 0]
             if not len(weights):
@@ -201,41 +199,38 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         solver = self.solver
         if solver == "auto":
             solver = "lbfgs" if X.shape[0] <= MOST_EXAMPLES_FOR_LBFGS else "adam"
-        device = torch.device(self.device)
-        try:
-            torch.empty(0, device=device)
-        except (AssertionError, RuntimeError) as error:
-            raise ValueError(f"device: expected one that this machine has, got {self.device!r} ({error})") from None
-        dtype = torch.float64 if solver == "lbfgs" and device.type != "mps" else torch.float32
+        double = solver == "lbfgs" and torch.device(self.device).type != "mps"
+        to = partial(torch.as_tensor, device=self.device, dtype=torch.float64 if double else torch.float32)
 
         centre, scale = self._scaling(X, weights)
-        sizes = [X.shape[1], *map(int, self.hidden_layer_sizes), len(classes)]
-        layers = _zero_scores(sizes, generator) if start is None else _scaled(start, centre, scale)
-        model = _Model([tensor.to(device, dtype).requires_grad_() for layer in layers for tensor in layer])
+        layers = _initial(sizes, generator) if start is None else _scaled(start, centre, scale)
+        parameters = [to(values).clone().requires_grad_() for layer in layers for values in layer]
         self.p_k_ = _possible_p_k(self.p_k, len(classes))
-        objective = _Objective(model, self._loss(len(classes), self.p_k_), float(self.alpha))
-        examples = partial(_Examples.of, centre=centre, scale=scale, device=device, dtype=dtype)
-        watch = _Watch(self, objective, None if held_out is None else examples(*held_out))
-        fitted = examples(X, target, weights)
-        try:
-            if solver == "lbfgs":
-                self._lbfgs(objective, fitted, len(classes), watch)
-            else:
-                self._adam(objective, fitted, generator, watch)
-        except _NoImprovement:
-            pass
-        watch.restore_best()
-        watch.curve = watch.curve or [watch.last]  # lbfgs found nothing left to do
+        criterion, scaling = self._criterion(len(classes)), (to(centre), to(scale))
 
-        layers = _unscaled(model.layers(), centre, scale)
+        def examples(X: Any, target: Any, weights: Any) -> Examples:
+            X = X if sparse.issparse(X) else to((X - centre) / scale)
+            return X, torch.as_tensor(target, device=self.device), to(weights / weights.mean())
+
+        def mean_loss(X: Any, target: Tensor, weights: Tensor) -> Tensor:
+            return (weights * criterion(_perceptron(parameters, X, *scaling), target)).mean()
+
+        def penalty() -> Tensor:
+            return float(self.alpha) / 2 * torch.stack([weight.square().sum() for weight in parameters[::2]]).sum()
+
+        trainer = _Trainer(parameters, mean_loss, penalty, self)
+        chunk = max(1, SCORES_AT_ONCE // len(classes))
+        trainer.train(examples(X, target, weights), held_out and examples(*held_out), solver, chunk, generator)
+
+        layers = _unscaled([parameter.detach().cpu().double().numpy() for parameter in parameters], centre, scale)
         if not all(np.isfinite(array).all() for layer in layers for array in layer):
             raise ValueError(f"learning_rate: expected one with which the weights stay finite, got {self.learning_rate!r}")
         self.classes_ = classes
         self.coefs_ = [weight for weight, _ in layers]
         self.intercepts_ = [bias for _, bias in layers]
-        self.n_iter_ = len(watch.curve)
-        self.loss_ = watch.best if held_out is not None else watch.last
-        self.loss_curve_, self.validation_loss_curve_ = watch.curve, watch.validation_curve
+        self.n_iter_ = len(trainer.curve)
+        self.loss_ = trainer.loss
+        self.loss_curve_, self.validation_loss_curve_ = trainer.curve, trainer.validation_curve
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -251,8 +246,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> np.ndarray:
         """The class with the highest score, (n_samples,)."""
-        best = self._scores(X).argmax(1)
-        return self.classes_[best]
+        return self.classes_[self._scores(X).argmax(1)]
 
     def predict_topk(self, X: Any, k: int = 5) -> np.ndarray:
         """The k classes with the highest scores, best first, (n_samples, k); of equal scores the first in ``classes_``."""
@@ -289,12 +283,9 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             scores = np.maximum(scores, 0) @ weight + bias
         return scores
 
-    # Fitting ------------------------------------------------------------------------------------------------------------
-
     def _check_parameters(self) -> None:
-        checks.one_of("solver", self.solver, SOLVERS)
-        if not isinstance(self.standardize, bool):
-            checks.one_of("standardize", self.standardize, ("auto", True, False))
+        checks.one_of("solver", self.solver, ("auto", "lbfgs", "adam"))
+        checks.one_of("standardize", self.standardize, ("auto", True, False))
         checks.one_of("loss", self.loss, LOSSES)
         if isinstance(self.hidden_layer_sizes, str) or not isinstance(self.hidden_layer_sizes, Sequence):
             raise TypeError(f"hidden_layer_sizes: expected a sequence of integers, got {self.hidden_layer_sizes!r}")
@@ -304,8 +295,6 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         checks.at_least_one("n_iter_no_change", self.n_iter_no_change)
         if self.max_iter is not None:
             checks.at_least_one("max_iter", self.max_iter)
-        if isinstance(self.m, str):
-            checks.one_of("m", self.m, ("auto",))
         for name, low, high, wanted in (
             ("alpha", 0, math.inf, "a number of at least 0"),
             ("tol", 0, math.inf, "a number of at least 0"),
@@ -316,237 +305,196 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if not low <= checks.number(name, value, wanted) < high:
                 raise ValueError(f"{name}: expected {wanted}, got {value!r}")
 
-    def _last_fit(self, classes: np.ndarray, features: int) -> Layers | None:
+    def _last_fit(self, classes: np.ndarray, sizes: list[int]) -> Layers | None:
         if not (self.warm_start and hasattr(self, "coefs_")):
             return None
         if not np.array_equal(classes, self.classes_):
             raise ValueError(f"y: expected the classes of the last fit, {self.classes_}, with warm_start, got {classes}")
-        sizes = [features, *self.hidden_layer_sizes, len(classes)]
         if [weight.shape for weight in self.coefs_] != list(pairwise(sizes)):
-            raise ValueError(
-                f"hidden_layer_sizes: expected those of the last fit with warm_start, got {self.hidden_layer_sizes!r}"
-            )
+            given = repr(self.hidden_layer_sizes)
+            raise ValueError(f"hidden_layer_sizes: expected those of the last fit with warm_start, got {given}")
         return list(zip(self.coefs_, self.intercepts_, strict=True))
 
     def _scaling(self, X: Any, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if self.standardize is False or (self.standardize == "auto" and sparse.issparse(X)):
+        if not self.standardize or (self.standardize == "auto" and sparse.issparse(X)):
             return np.zeros(X.shape[1]), np.ones(X.shape[1])
         found = StandardScaler(with_mean=False).fit(X, sample_weight=weights)  # it finds the mean all the same
         return found.mean_.astype(np.float64), found.scale_.astype(np.float64)
 
-    def _loss(self, n_classes: int, p_k: np.ndarray) -> Callable[[Tensor, Tensor], Tensor]:
+    def _criterion(self, n_classes: int) -> Callable[[Tensor, Tensor], Tensor]:
         operator = LOSSES[self.loss] if self.operator is None else self.operator
         if isinstance(operator, Operator):
             operator = copy.deepcopy(operator).requires_grad_(False).to(self.device)
         else:
-            operator = registry.operator(operator, temperature=self.temperature)
-        m = self.m
-        if m is not None and m != "auto":
-            m = min(checks.at_least_one("m", m), n_classes)
-        shared = {"p_k": p_k.tolist(), "operator": operator, "m": m, "reduction": "none"}
+            operator = by_name(operator, temperature=self.temperature)
+        m = self.m if self.m in (None, "auto") else min(checks.at_least_one("m", self.m), n_classes)
+        shared = {"p_k": self.p_k_.tolist(), "operator": operator, "m": m, "reduction": "none"}
         if self.loss == "error":
             return partial(losses.topk_error, ce_weight=self.ce_weight, q=self.q, **shared)
         return partial(losses.topk_cross_entropy, top1=self.top1, **shared)
 
-    def _lbfgs(self, objective: _Objective, examples: _Examples, n_classes: int, watch: _Watch) -> None:
-        model, max_iter = objective.model, self.max_iter or LBFGS_ITERATIONS
-        chunks = [examples.take(rows) for rows in _slices(len(examples.target), max(1, SCORES_AT_ONCE // n_classes))]
-        latest = math.nan
-
-        def loss_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
-            nonlocal latest
-            model.load(flat)
-            total = objective.penalty()
-            total.backward()  # type: ignore[no-untyped-call]
-            latest = total.item()
-            for chunk in chunks:
-                part = objective.mean_loss(chunk) * (len(chunk.target) / len(examples.target))
-                part.backward()  # type: ignore[no-untyped-call]
-                latest += part.item()
-            return latest, model.flat_gradient()
-
-        def after_iteration(flat: np.ndarray) -> None:
-            model.load(flat)
-            watch.after_iteration(latest)
-
-        result = optimize.minimize(
-            loss_and_gradient,
-            model.flat(),
-            jac=True,
-            method="L-BFGS-B",
-            callback=after_iteration,
-            options={"maxiter": max_iter, "maxfun": 20 * max_iter, "maxls": 50, "gtol": self.tol, "ftol": 1e-4 * self.tol},
-        )
-        model.load(result.x)
-        watch.last = float(result.fun)
-        if result.status == 1 and not self.early_stopping:
-            warnings.warn(
-                f"lbfgs did not converge in max_iter = {max_iter} iterations: give a larger max_iter, alpha or tol",
-                ConvergenceWarning,
-                stacklevel=3,
-            )
-
-    def _adam(self, objective: _Objective, examples: _Examples, generator: torch.Generator, watch: _Watch) -> None:
-        number = len(examples.target)
-        steps = math.ceil(number / self.batch_size)
-        epochs = self.max_iter or max(ADAM_EPOCHS, math.ceil(ADAM_STEPS / steps))
-        optimizer = torch.optim.Adam(objective.model.parameters, lr=self.learning_rate)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
-        for _ in range(epochs):
-            order = torch.randperm(number, generator=generator)
-            total = 0.0
-            for batch in _slices(number, self.batch_size):
-                optimizer.zero_grad()
-                some = examples.take(order[batch])
-                loss = objective.mean_loss(some) + objective.penalty()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                schedule.step()
-                total += loss.item() * len(some.target)
-            watch.last = total / number
-            watch.after_iteration(watch.last)
-
 
 Layers = list[tuple[Any, Any]]
-"""weights (inputs, outputs) and intercepts (outputs,)"""
+"""weights (inputs, outputs) and intercepts (outputs,) of each layer"""
+Examples = tuple[Any, Tensor, Tensor]
+"""features, a tensor or a sparse matrix; class indices; weights of mean 1"""
 
 
-class _Examples(NamedTuple):
-    """Features, class indices and weights of mean 1. Sparse features stay sparse; they are standardised by the first layer."""
-
-    features: Any
-    target: Tensor
-    weights: Tensor
-    centre: Tensor
-    scale: Tensor
-
-    @classmethod
-    def of(
-        cls, features: Any, target: Any, weights: Any, *, centre: Any, scale: Any, device: torch.device, dtype: torch.dtype
-    ) -> _Examples:
-        to = partial(torch.as_tensor, device=device, dtype=dtype)
-        if not sparse.issparse(features):
-            features = to((features - centre) / scale)
-        return cls(features, torch.as_tensor(target, device=device), to(weights / weights.mean()), to(centre), to(scale))
-
-    def take(self, rows: Any) -> _Examples:
-        features = self.features[rows.numpy() if sparse.issparse(self.features) and isinstance(rows, Tensor) else rows]
-        return self._replace(features=features, target=self.target[rows], weights=self.weights[rows])
-
-    def times(self, weight: Tensor) -> Tensor:
-        """Standardised features times the weights of the first layer."""
-        if not sparse.issparse(self.features):
-            return self.features @ weight
-        weight = weight / self.scale[:, None]
-        columns, starts = (
-            torch.as_tensor(a, device=weight.device).long() for a in (self.features.indices, self.features.indptr)
-        )
-        values = torch.as_tensor(self.features.data).to(weight)
+def _perceptron(parameters: list[Tensor], features: Any, centre: Tensor, scale: Tensor) -> Tensor:
+    """Scores of standardised features. Sparse features come as they are, and the first layer standardises them."""
+    weight, bias, *later = parameters
+    if sparse.issparse(features):
+        weight = weight / scale[:, None]
+        columns, starts = (torch.as_tensor(a, device=weight.device).long() for a in (features.indices, features.indptr))
+        values = torch.as_tensor(features.data).to(weight)
         product = functional.embedding_bag(
             columns, weight, starts, mode="sum", per_sample_weights=values, include_last_offset=True
         )
-        return product - self.centre @ weight
-
-
-class _Model:
-    """Weights and intercepts in turn, first layer first."""
-
-    def __init__(self, parameters: list[Tensor]) -> None:
-        self.parameters = parameters
-
-    def __call__(self, examples: _Examples) -> Tensor:
-        first, bias, *later = self.parameters
-        scores = examples.times(first) + bias
-        for weight, bias in zip(later[::2], later[1::2], strict=True):
-            scores = scores.relu() @ weight + bias
-        return scores
-
-    def layers(self) -> Layers:
-        arrays = [tensor.detach().to("cpu").double().numpy() for tensor in self.parameters]
-        return list(zip(arrays[::2], arrays[1::2], strict=True))
-
-    def flat(self) -> np.ndarray:
-        return torch.cat([tensor.detach().flatten() for tensor in self.parameters]).cpu().double().numpy()
-
-    def flat_gradient(self) -> np.ndarray:
-        gradients = [tensor.grad for tensor in self.parameters if tensor.grad is not None]
-        return torch.cat([gradient.flatten() for gradient in gradients]).cpu().double().numpy()
-
-    def load(self, flat: np.ndarray) -> None:
-        """Take these values and forget the gradients."""
-        sizes = [tensor.numel() for tensor in self.parameters]
-        for tensor, values in zip(self.parameters, torch.split(torch.from_numpy(np.array(flat)), sizes), strict=True):
-            tensor.data.copy_(values.view_as(tensor))
-            tensor.grad = torch.zeros_like(tensor)
-
-
-class _Objective(NamedTuple):
-    model: _Model
-    losses: Callable[[Tensor, Tensor], Tensor]
-    alpha: float
-
-    def mean_loss(self, examples: _Examples) -> Tensor:
-        return (examples.weights * self.losses(self.model(examples), examples.target)).mean()
-
-    def penalty(self) -> Tensor:
-        return self.alpha / 2 * torch.stack([weight.square().sum() for weight in self.model.parameters[::2]]).sum()
+        scores = product - centre @ weight + bias
+    else:
+        scores = features @ weight + bias
+    for weight, bias in zip(later[::2], later[1::2], strict=True):
+        scores = scores.relu() @ weight + bias
+    return scores
 
 
 class _NoImprovement(Exception):
     """Early stopping."""
 
 
-class _Watch:
-    """What happens after each iteration: the curves, the words, and early stopping if there are examples held out for it."""
+class _Trainer:
+    """Minimises the mean loss of examples plus a penalty.
 
-    def __init__(self, classifier: TopKClassifier, objective: _Objective, held_out: _Examples | None) -> None:
-        self.classifier, self.objective, self.held_out = classifier, objective, held_out
+    Args:
+        parameters: what is trained.
+        mean_loss: (features, target, weights) -> their mean loss.
+        penalty: what is added to it, but not to the loss of examples held out.
+        settings: an estimator with the parameters learning_rate, batch_size, max_iter, tol, n_iter_no_change and verbose of
+            :class:`TopKClassifier`.
+    """
+
+    def __init__(
+        self, parameters: list[Tensor], mean_loss: Callable[..., Tensor], penalty: Callable[[], Tensor], settings: Any
+    ) -> None:
+        self.parameters, self.mean_loss, self.penalty, self.settings = parameters, mean_loss, penalty, settings
         self.curve: list[float] = []
         self.validation_curve: list[float] = []
-        self.last, self.best = math.nan, math.inf
-        self._best_model: np.ndarray | None = None
+        self.loss = math.nan
+        self._held_out: Examples | None = None
+        self._best: Tensor | None = None
         self._waited = 0
 
-    def after_iteration(self, loss: float) -> None:
+    def train(self, examples: Examples, held_out: Examples | None, solver: str, chunk: int, generator: torch.Generator) -> None:
+        """Train to the end; or, with examples held out, until their loss no longer falls, and return to where it was best."""
+        self._held_out = held_out
+        try:
+            if solver == "lbfgs":
+                self._lbfgs(examples, chunk)
+            else:
+                self._adam(examples, generator)
+        except _NoImprovement:
+            pass
+        self.curve = self.curve or [self.loss]  # lbfgs found nothing left to do
+        if self._best is not None:
+            self._load(self._best)
+            self.loss = min(self.validation_curve)
+
+    def _lbfgs(self, examples: Examples, chunk: int) -> None:
+        number, tol = len(examples[1]), self.settings.tol
+        chunks = [[part[start : start + chunk] for part in examples] for start in range(0, number, chunk)]
+        latest = math.nan
+
+        def loss_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            nonlocal latest
+            self._load(torch.from_numpy(flat))
+            total = self.penalty()
+            total.backward()  # type: ignore[no-untyped-call]
+            latest = total.item()
+            for some in chunks:
+                share = self.mean_loss(*some) * (len(some[1]) / number)
+                share.backward()  # type: ignore[no-untyped-call]
+                latest += share.item()
+            return latest, _flat(parameter.grad for parameter in self.parameters).numpy()
+
+        def after_iteration(flat: np.ndarray) -> None:
+            self._load(torch.from_numpy(flat))
+            self._after_iteration(latest)
+
+        max_iter = self.settings.max_iter or LBFGS_ITERATIONS
+        options = {"maxiter": max_iter, "maxfun": 20 * max_iter, "maxls": 50, "gtol": tol, "ftol": 1e-4 * tol}
+        start = _flat(self.parameters).numpy()
+        result = optimize.minimize(
+            loss_and_gradient, start, jac=True, method="L-BFGS-B", callback=after_iteration, options=options
+        )
+        self._load(torch.from_numpy(result.x))
+        self.loss = float(result.fun)
+        if result.status == 1 and self._held_out is None:
+            message = f"lbfgs did not converge in max_iter = {max_iter} iterations: give a larger max_iter, alpha or tol"
+            warnings.warn(message, ConvergenceWarning, stacklevel=4)
+
+    def _adam(self, examples: Examples, generator: torch.Generator) -> None:
+        number, size = len(examples[1]), self.settings.batch_size
+        steps = math.ceil(number / size)
+        epochs = self.settings.max_iter or max(ADAM_EPOCHS, math.ceil(ADAM_STEPS / steps))
+        optimizer = torch.optim.Adam(self.parameters, lr=self.settings.learning_rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
+        for _ in range(epochs):
+            order = torch.randperm(number, generator=generator).numpy()
+            total = 0.0
+            for start in range(0, number, size):
+                batch = [part[order[start : start + size]] for part in examples]
+                optimizer.zero_grad()
+                loss = self.mean_loss(*batch) + self.penalty()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                schedule.step()
+                total += loss.item() * len(batch[1])
+            self.loss = total / number
+            self._after_iteration(self.loss)
+
+    def _after_iteration(self, loss: float) -> None:
         self.curve.append(loss)
-        words = f"TopKClassifier {len(self.curve)}: loss {loss:.6g}"
-        improved = True
-        if self.held_out is not None:
+        message = f"{type(self.settings).__name__} {len(self.curve)}: loss {loss:.6g}"
+        if self._held_out is not None:
             with torch.no_grad():
-                validation = self.objective.mean_loss(self.held_out).item()
+                validation = self.mean_loss(*self._held_out).item()
+            message += f", validation {validation:.6g}"
+            best = min(self.validation_curve, default=math.inf)
+            self._waited = 0 if validation < best - self.settings.tol else self._waited + 1
+            if self._best is None or validation < best:
+                self._best = _flat(self.parameters)
             self.validation_curve.append(validation)
-            words += f", validation {validation:.6g}"
-            improved = validation < self.best - self.classifier.tol
-            if validation < self.best or self._best_model is None:
-                self.best, self._best_model = validation, self.objective.model.flat()
-        if self.classifier.verbose:
-            sys.stderr.write(words + "\n")
-        self._waited = 0 if improved else self._waited + 1
-        if self._waited >= self.classifier.n_iter_no_change:
+        if self.settings.verbose:
+            sys.stderr.write(message + "\n")
+        if self._waited >= self.settings.n_iter_no_change:
             raise _NoImprovement
 
-    def restore_best(self) -> None:
-        if self._best_model is not None:
-            self.objective.model.load(self._best_model)
+    @torch.no_grad()
+    def _load(self, flat: Tensor) -> None:
+        """Take these values and forget the gradients."""
+        values = flat.tensor_split(np.cumsum([parameter.numel() for parameter in self.parameters])[:-1].tolist())
+        for parameter, value in zip(self.parameters, values, strict=True):
+            parameter.copy_(value.view_as(parameter))
+            parameter.grad = None
 
 
-def _slices(number: int, size: int) -> Iterator[slice]:
-    return (slice(start, start + size) for start in range(0, number, size))
+def _flat(tensors: Iterable[Tensor | None]) -> Tensor:
+    """All values in one vector of float64 on the CPU."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors if tensor is not None]).cpu().double()
 
 
 def _split(target: np.ndarray, fraction: float, rng: Any) -> tuple[np.ndarray, np.ndarray]:
-    counts = np.bincount(target)
     number = max(1, round(fraction * len(target)))
     if number >= len(target):
         raise ValueError(f"early_stopping: expected examples to train with and to validate with, got n_samples = {len(target)}")
-    present = (counts > 0).sum()
-    stratify = target if counts[counts > 0].min() > 1 and present <= min(number, len(target) - number) else None
+    counts = np.unique(target, return_counts=True)[1]
+    stratify = target if counts.min() > 1 and len(counts) <= min(number, len(target) - number) else None
     train, held_out = train_test_split(np.arange(len(target)), test_size=number, stratify=stratify, random_state=rng)
     return train, held_out
 
 
-def _zero_scores(sizes: list[int], generator: torch.Generator) -> Layers:
-    """Equal scores for all classes to start with; hidden layers as He et al. (2015) draw them."""
+def _initial(sizes: list[int], generator: torch.Generator) -> Layers:
+    """Equal scores for all classes; hidden layers as He et al. (2015) draw them."""
     layers = []
     for inputs, outputs in pairwise(sizes[:-1]):
         weight = torch.randn(inputs, outputs, generator=generator, dtype=torch.float64) * math.sqrt(2 / inputs)
@@ -555,31 +503,27 @@ def _zero_scores(sizes: list[int], generator: torch.Generator) -> Layers:
 
 
 def _scaled(layers: Layers, centre: np.ndarray, scale: np.ndarray) -> Layers:
-    """Layers for features as they come, made ones for standardised features."""
+    """Layers for standardised features, from those for features as they come."""
     (weight, bias), *later = layers
-    layers = [(weight * scale[:, None], bias + centre @ weight), *later]
-    return [(torch.from_numpy(weight), torch.from_numpy(bias)) for weight, bias in layers]
+    return [(weight * scale[:, None], bias + centre @ weight), *later]
 
 
-def _unscaled(layers: Layers, centre: np.ndarray, scale: np.ndarray) -> Layers:
-    (weight, bias), *later = layers
+def _unscaled(parameters: list[np.ndarray], centre: np.ndarray, scale: np.ndarray) -> Layers:
+    """Layers for features as they come, from weights and intercepts for standardised ones."""
+    (weight, bias), *later = zip(parameters[::2], parameters[1::2], strict=True)
     weight = weight / scale[:, None]
     return [(weight, bias - centre @ weight), *later]
 
 
 def _possible_p_k(p_k: Any, n_classes: int) -> np.ndarray:
     """P_K over the k for which a guess can be wrong: below the number of classes."""
-    values = p_ks.read(p_k).values
-    given = np.array(values) if isinstance(values, tuple) else values.detach().cpu().double().numpy()
+    given = p_ks.read(p_k).values.detach().cpu().double().numpy()
     possible = given[..., : max(1, n_classes - 1)]
     total = possible.sum(-1, keepdims=True)
     top1 = np.eye(1, possible.shape[-1])[0]
     possible = np.where(total > 0, possible / np.where(total > 0, total, 1), top1)
     used = np.flatnonzero(possible.reshape(-1, possible.shape[-1]).any(0))
     return possible[..., : used[-1] + 1]
-
-
-# Scores -----------------------------------------------------------------------------------------------------------------
 
 
 def topk_score(estimator: Any, X: Any, y: Any, k: int, sample_weight: Any = None) -> float:

@@ -20,7 +20,7 @@ optimal          1/2 + v, and 1 - 1/(16 v) beyond abs(v) = 1/4             1 / a
 logistic_art is sigmoid(d / (t abs(d)^l)) with l = 1/2, written as a function of v = d / t^2. Its slope at ties would be
 unbounded; within abs(v) < 0.001 the root is rounded off.
 
-To add one, enter it in :data:`anyk.registry.SWAPS`.
+To add one, ``register(SWAPS, "mine", Swap(…))``, see :mod:`anyk.registry`.
 """
 
 from __future__ import annotations

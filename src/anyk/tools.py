@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from anyk import checks, registry
-from anyk.operators import KSubset, Operator
-from anyk.operators.base import real_mask
+from anyk import checks
+from anyk.candidates import real_mask
+from anyk.operators import KSubset, Operator, by_name
 
 __all__ = ["sample_k_subset", "select_topk", "soft_quantile", "soft_rank", "soft_sort", "soft_topk"]
 
@@ -326,7 +326,7 @@ def _operator(operator: Operator | str, temperature: float | Tensor) -> Operator
                 "temperature: expected none beside an operator, which has its own, got one: give it to the operator"
             )
         return operator
-    return registry.operator(operator, temperature=temperature)
+    return by_name(operator, temperature=temperature)
 
 
 def _rows(scores: Tensor, dim: int, where: Tensor | None, largest: bool) -> Tensor:

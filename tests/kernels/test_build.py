@@ -3,6 +3,7 @@
 What is built here is not anyk's own C, which takes long, but a few lines with the same outside; the marked tests take the real.
 """
 
+import ctypes
 import os
 import platform
 import re
@@ -12,34 +13,44 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from enum import IntEnum
 from pathlib import Path
 
 import pytest
 import torch
 
+import anyk
+import anyk.kernels
+from anyk.kernels import abi, native
+
 ROOT = Path(__file__).parent.parent.parent
 KERNELS = Path("src", "anyk", "kernels")
+SCRIPTS = ("build.py", "abi.py")
 SOURCES = {
     "_names.h": "#define JOIN(a, b) a##b\n#define NAME(a, b) JOIN(a, b)\n#define NUMBER 7\n",
-    "_part.c": "this is no C, and not compiled by itself\n",
-    "rows.c": '#include "_names.h"\nint NAME(rows_, VARIANT)(void) { return NUMBER; }\n',
+    "_unused.h": "",
+    "kernels.c": '#include "_names.h"\nint NAME(kernels_, VARIANT)(void) { return NUMBER; }\n',
     "anyk.c": """
+        #include <stdint.h>
         #include "_names.h"
-        int rows_baseline(void);
-        __attribute__((visibility("default"))) int number(void) { return rows_baseline(); }
+        #include "abi.h"
+        __attribute__((visibility("default"))) extern const int64_t anyk_layout[], anyk_layout_size;
+        const int64_t anyk_layout[] = {NETWORK, LAPSUM}, anyk_layout_size = 2;
+        int kernels_baseline(void);
+        __attribute__((visibility("default"))) int number(void) { return kernels_baseline(); }
         __attribute__((visibility("default"))) int variants(void) {
             int count = 1;
         #ifdef HAS_AVX2
-            int rows_avx2(void);
-            count += rows_avx2() == NUMBER;
+            int kernels_avx2(void);
+            count += kernels_avx2() == NUMBER;
         #endif
         #ifdef HAS_AVX512
-            int rows_avx512(void);
-            count += rows_avx512() == NUMBER;
+            int kernels_avx512(void);
+            count += kernels_avx512() == NUMBER;
         #endif
         #ifdef HAS_AVX512BF16
-            int rows_avx512bf16(void);
-            count += rows_avx512bf16() == NUMBER;
+            int kernels_avx512bf16(void);
+            count += kernels_avx512bf16() == NUMBER;
         #endif
             return count;
         }
@@ -80,7 +91,8 @@ def write_sources(place: Path, **changed: str) -> None:
 def tree(tmp_path: Path) -> Path:
     """The build script and the short C alone."""
     write_sources(tmp_path)
-    shutil.copy(ROOT / KERNELS / "build.py", tmp_path / KERNELS)
+    for name in SCRIPTS:
+        shutil.copy(ROOT / KERNELS / name, tmp_path / KERNELS)
     return tmp_path
 
 
@@ -103,7 +115,7 @@ def compiler(place: Path, script: str) -> str:
 
 def made(tree: Path) -> set[str]:
     """What there is beside the sources."""
-    return {file.name for file in (tree / KERNELS).iterdir()} - {"csrc", "build.py", "__pycache__"}
+    return {file.name for file in (tree / KERNELS).iterdir()} - {"csrc", "__pycache__", *SCRIPTS}
 
 
 def call(library: Path, name: str) -> int:
@@ -182,30 +194,22 @@ def test_it_is_built_again_when_it_is_made_of_something_else(tree):
 
 @needs_compiler
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
-def test_make_builds_it_again_when_a_c_file_changes_or_goes(tree):
-    shutil.copy(ROOT / "Makefile", tree)
-    make = ["make", "-C", tree, "native", f"PYTHON={sys.executable}"]
-    assert "build.py" in run(*make).stdout
-    assert "build.py" not in run(*make).stdout
-    source = tree / KERNELS / "csrc" / "anyk.c"
-    source.write_text(source.read_text().replace("return rows_baseline()", "return 9"))
-    assert "build.py" in run(*make).stdout
-    assert call(tree / KERNELS / "_native.so", "number") == 9
-    (tree / KERNELS / "csrc" / "_part.c").unlink()
-    assert "build.py" in run(*make).stdout
-    assert "build.py" not in run(*make).stdout
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
-def test_make_goes_on_without_a_compiler_and_not_with_a_broken_file(tree, empty):
+def test_make_builds_it_again_when_a_source_changes_or_goes(tree, empty):
     shutil.copy(ROOT / "Makefile", tree)
     make = [shutil.which("make"), "-C", tree, "native", f"PYTHON={sys.executable}"]
-    assert "no C compiler" in run(*make, PATH=empty).stderr
-    if COMPILER:
-        write_sources(tree, rows="int broken = ;\n")
-        done = run(*make, check=False)
-        assert done.returncode != 0
-        assert "rows.c:1:14: error" in done.stderr
+    assert "no C compiler" in run(*make, PATH=empty).stderr  # and goes on
+    assert "build.py" in run(*make).stdout
+    assert "build.py" not in run(*make).stdout
+    (tree / KERNELS / "csrc" / "_unused.h").unlink()
+    assert "build.py" in run(*make).stdout
+    write_sources(tree, anyk=SOURCES["anyk.c"].replace("return kernels_baseline()", "return 9"))
+    assert "build.py" in run(*make).stdout
+    assert call(tree / KERNELS / "_native.so", "number") == 9
+    assert "build.py" not in run(*make).stdout
+    write_sources(tree, kernels="int broken = ;\n")
+    done = run(*make, check=False)
+    assert done.returncode != 0
+    assert "kernels.c:1:14: error" in done.stderr
     assert made(tree) == set()
 
 
@@ -222,11 +226,15 @@ def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(tree, un
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ("kill -9 $$", r"cc ended by SIGKILL, compiling rows.c"),
-        ("echo 'rows.c:3: error: nothing works' >&2; exit 1", r"cc failed, compiling rows.c\n  rows.c:3: error: nothing works"),
+        ("kill -9 $$", r"cc ended by SIGKILL, compiling kernels.c"),
+        (
+            "echo 'kernels.c:3: error: nothing works' >&2; exit 1",
+            r"cc failed, compiling kernels.c\n  kernels.c:3: error: nothing works",
+        ),
+        ('case "$*" in *anyk.c*) set -- -Dkernels_baseline=nowhere "$@";; esac; exec REAL "$@"', r"linking\n.*nowhere"),
         ('case "$*" in *-shared*) for last; do :; done; echo half > "$last"; kill -9 $$;; esac; exec REAL "$@"', "linking"),
     ],
-    ids=["killed", "failed", "killed while linking"],
+    ids=["killed", "failed", "a name that is nowhere", "killed while linking"],
 )
 def test_a_compiler_that_fails_leaves_nothing_half_written(tree, script, told):
     build(tree)
@@ -239,16 +247,6 @@ def test_a_compiler_that_fails_leaves_nothing_half_written(tree, script, told):
     # What was there is of other sources: gone too.
     assert made(tree) == set()
     assert not list((tree / "temporary").iterdir())
-
-
-@needs_compiler
-def test_a_name_that_is_nowhere_is_found_when_linking(tree):
-    source = tree / KERNELS / "csrc" / "anyk.c"
-    source.write_text(source.read_text().replace("rows_baseline", "rows_nowhere"))
-    done = build(tree, check=False)
-    assert done.returncode == 1
-    assert "rows_nowhere" in done.stderr
-    assert made(tree) == set()
 
 
 @pytest.mark.parametrize(
@@ -281,6 +279,54 @@ def test_a_library_of_these_sources_needs_no_compiler(tree, empty):
 
 def test_the_script_imports_nothing_that_an_installation_lacks(tree, empty):
     run(sys.executable, "-I", "-S", tree / KERNELS / "build.py", PATH=empty)
+
+
+# What it must agree on with Python
+
+
+class Swapped(ctypes.Structure):
+    _fields_ = [("k", ctypes.c_int64), ("n", ctypes.c_int64), *abi.SmoothSpec._fields_[2:]]
+
+
+class Longer(ctypes.Structure):
+    _fields_ = [*abi.SmoothSpec._fields_, ("more", ctypes.c_int32)]
+
+
+Renumbered = IntEnum("Renumbered", [("LAPSUM", 0), ("NETWORK", 1), *((each.name, each) for each in [*abi.Operator][2:])])
+
+
+@pytest.mark.parametrize("changed", [Swapped, Longer, Renumbered])
+def test_a_library_that_differs_from_python_is_not_used(changed, monkeypatch):
+    if native.status():
+        pytest.skip(native.status())
+    if issubclass(changed, ctypes.Structure):
+        changed.__name__ = "SmoothSpec"
+        monkeypatch.setattr(abi, "STRUCTURES", tuple(changed if s is abi.SmoothSpec else s for s in abi.STRUCTURES))
+    else:
+        monkeypatch.setattr(abi, "ENUMERATIONS", (changed, *abi.ENUMERATIONS[1:]))
+    assert_refused(monkeypatch, "built for another version of anyk")
+
+
+@needs_compiler
+def test_a_library_of_another_layout_or_without_one_is_not_used(tree, monkeypatch):
+    build(tree)
+    monkeypatch.setattr(native, "FILE", str(tree / KERNELS / "_native.so"))
+    assert_refused(monkeypatch, "built for another version of anyk")
+    write_sources(tree, anyk=SOURCES["anyk.c"].replace("anyk_layout", "anyk_other"))
+    build(tree)
+    shutil.copy(native.FILE, tree / "without.so")  # by another name: a library that is loaded is not loaded again
+    monkeypatch.setattr(native, "FILE", str(tree / "without.so"))
+    assert_refused(monkeypatch, "cannot be loaded: .*anyk_layout_size")
+
+
+def assert_refused(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
+    library, why = native._load()
+    assert library is None
+    assert re.search(message, why)
+    monkeypatch.setattr(native, "_why_not", why)
+    assert anyk.kernels.report()["native"]["why"] == why
+    with pytest.raises(RuntimeError, match=message):
+        anyk.backend("native")
 
 
 # The package
@@ -355,17 +401,3 @@ def test_the_manylinux_wheel_runs_where_there_is_no_compiler(tmp_path, empty):
     assert "-py3-none-manylinux" in wheel.name
     native = kernels_of(installed(wheel, tmp_path / "venv"), empty)
     assert native["usable"], native["why"]
-
-
-@pytest.mark.full
-@on_linux
-@needs_compiler
-def test_the_library_with_checks_loads(tmp_path):
-    place = checkout(tmp_path, own=True)
-    build(place, "--sanitize", ANYK_NATIVE="require")
-    assert {"_native_asan.so"} == {name for name in made(place) if name.endswith(".so")}
-    runtime = run(COMPILER, "-print-file-name=libasan.so").stdout.strip()
-    # Python itself leaks a little at its end.
-    settings = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
-    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).anyk_abi()"
-    run(sys.executable, "-S", "-c", code, place / KERNELS / "_native_asan.so", **settings)

@@ -1,10 +1,7 @@
 """Which code computes a loss: what no kernel may touch goes to the plain code, and nothing that was assigned is missed."""
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -168,23 +165,3 @@ def test_the_smooth_loss_leaves_what_is_strange_to_the_plain_code():
     scores.requires_grad_()
     anyk.SmoothTopKLoss(3)(scores, torch.full((4,), 9)).backward()
     assert scores.grad.isnan().any()
-
-
-def test_a_setting_may_be_entered_again():
-    from anyk import kernels
-
-    before = kernels._setting
-    setting = anyk.backend("torch")
-    for _ in range(2):
-        with setting:
-            assert kernels._setting == "torch"
-        assert kernels._setting == before
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="triton may be usable here")
-def test_the_variable_insists_too():
-    code = "import torch, anyk\nanyk.topk_error(torch.randn(2, 9), torch.tensor([1, 2]), {1: 1.0}, m=4)"
-    environment = {**os.environ, "ANYK_BACKEND": "triton", "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "ANYK_BACKEND=triton: anyk's triton kernels cannot be used: " in done.stderr

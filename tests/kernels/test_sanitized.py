@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import anyk
-from anyk.kernels import build, native
-from anyk.kernels.description import describe
+from anyk.kernels import abi, build, native
 from anyk.losses import cross_entropy_spec, error_spec
 from anyk.registry import SWAPS
 
@@ -57,37 +56,36 @@ def losses(seed: int) -> list[dict[str, object]]:
             lambda t: anyk.SortingNetwork(draw.choice(["splitter", "bitonic", "odd_even"]), t, draw.choice(list(SWAPS)),
                                           draw.choice(["target", "sorted", "given"])),
         ])(temperature)  # fmt: skip
-        p_k = [1 / k] * k
+        p_k, smoothing = [1 / k] * k, 0.0
         if draw.random() < 0.5:
             top1, over = draw.choice(["separate", "mixed", "operator"]), draw.choice(["all", "candidates"])
             spec = cross_entropy_spec(p_k, operator, m, top1, over)
         else:
             ce_weight = draw.choice([0.0, 0.2])
-            spec = error_spec(
-                p_k, operator, m, ce_weight, draw.choice([0.0, 0.5, 1.0]), draw.choice([0.0, 0.1]) if ce_weight else 0.0
-            )
+            spec = error_spec(p_k, operator, m, ce_weight, draw.choice([0.0, 0.5, 1.0]))
+            smoothing = draw.choice([0.0, 0.1]) if ce_weight else 0.0
         if spec.is_cross_entropy(k):
             continue
         given = spec.uses_softmax and m == n and draw.random() < 0.3
-        description = describe(spec, n, k, m, given)
+        description = spec.describe(n, k, m, smoothing, given)
         assert not isinstance(description, str)
         prepared = native.prepare(description)
         assert not isinstance(prepared, str)
         wiring = description.wiring
         tables = [] if wiring is None else [table.numpy().tobytes() for table in wiring]
-        numbers = native._SPEC.unpack(prepared.spec)[:-5]
+        numbers = abi.packer(abi.Spec).unpack(prepared.spec)[:-5]
         sorting = b"" if description.sorting is None else description.sorting.numpy().tobytes()
         made.append({
             "n": n, "m": m, "k": k, "numbers": numbers, "tables": tables, "sorting": sorting, "given": given,
             "rest": prepared.rest, "powers": 0, "rate": 0.0,
         })  # fmt: skip
     for _ in range(CASES // 10):
-        k = draw.randint(1, native.MOST_K)
+        k = draw.randint(1, abi.Limit.MOST_K)
         n = draw.choice([k + 1, k + 2, draw.randint(k + 1, 70), 300, 1000])
         prepared = native.prepare_smooth(n, k, draw.choice([0.01, 1.0, 30.0]), 1.0, draw.choice([None, 1.0, 1e3]))
         assert not isinstance(prepared, str)
         made.append({
-            "n": n, "m": k + 1, "k": k, "numbers": native._SMOOTH.unpack(prepared.spec), "given": False,
+            "n": n, "m": k + 1, "k": k, "numbers": abi.packer(abi.SmoothSpec).unpack(prepared.spec), "given": False,
             "rest": prepared.rest, "powers": k, "rate": prepared.rate,
         })  # fmt: skip
     return made
@@ -122,8 +120,7 @@ import sanitized
 buffers = sanitized.Buffers()
 library = ctypes.CDLL({str(library)!r})
 scores, classes = buffers.of(sanitized.packed([1.0] * 20, 0)), buffers.room(8)
-wide, address = ctypes.c_int64, ctypes.c_void_p
-library.anyk_best(address(scores), 0, wide(1), wide(21), wide(int(sys.argv[1])), wide(1), address(classes), 1)
+library.anyk_best(sanitized.SELECTION.pack(1, int(sys.argv[1]), 1, 21, 0, 1, scores, classes))
 """
     environment = {**os.environ, "LD_PRELOAD": runtime(), "ASAN_OPTIONS": "detect_leaks=0"}
     for n, wrong in ((20, False), (21, True)):

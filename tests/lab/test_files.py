@@ -99,13 +99,19 @@ def _dataset():
     return Dataset("d", "images", tuple("abcdéf"), Split((images,), labels), None, "", (0.1,), (1 / 3,))
 
 
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "new"))
+    return tmp_path / "new" / "d.safetensors"
+
+
 def _refuse():
     raise AssertionError("should have been read, not built")
 
 
-def test_what_was_built_is_read(tmp_path):
-    built = cache.remember(tmp_path / "new" / "d.safetensors", _dataset)
-    read = cache.remember(tmp_path / "new" / "d.safetensors", _refuse)
+def test_what_was_built_is_read(cached):
+    built = cache.remember("d", _dataset)
+    read = cache.remember("d", _refuse)
     assert torch.equal(built.train.parts[0], read.train.parts[0])
     assert torch.equal(built.train.labels, read.train.labels)
     assert (built.name, built.kind, built.classes, built.mean, built.std) == ("d", "images", tuple("abcdéf"), (0.1,), (1 / 3,))
@@ -114,21 +120,20 @@ def test_what_was_built_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "other"])
-def test_a_damaged_file_is_built_again(tmp_path, caplog, damage):
-    path = tmp_path / "d.safetensors"
-    first = cache.remember(path, _dataset)
-    whole = path.read_bytes()
-    path.write_bytes(
+def test_a_damaged_file_is_built_again(cached, caplog, damage):
+    first = cache.remember("d", _dataset)
+    whole = cached.read_bytes()
+    cached.write_bytes(
         {"cut": whole[:-5], "flip": whole[:-1] + bytes([whole[-1] ^ 1]), "empty": b"", "other": b"hello" * 9}[damage]
     )
-    assert cache.remember(path, _dataset).fingerprint == first.fingerprint
+    assert cache.remember("d", _dataset).fingerprint == first.fingerprint
     assert "damaged" in caplog.text
-    assert path.read_bytes() == whole
+    assert cached.read_bytes() == whole
 
 
-def test_a_cache_that_cannot_be_written_does_not_stop_the_work(tmp_path, caplog):
-    (tmp_path / "file").touch()
-    dataset = cache.remember(tmp_path / "file" / "d.safetensors", _dataset)
+def test_a_cache_that_cannot_be_written_does_not_stop_the_work(tmp_path, cached, caplog):
+    (tmp_path / "new").touch()
+    dataset = cache.remember("d", _dataset)
     assert len(dataset.train) == 6
     assert "could not be kept" in caplog.text
 

@@ -1,6 +1,9 @@
-"""Plots: lines over one number, top-1 against top-k, or bars; the same table gives the same file."""
+"""Charts: where labels go, tables as plots (the same table gives the same file), and the parts of a report's charts."""
+
+import itertools
 
 import pytest
+from matplotlib.text import Text
 
 import made
 from anyk.lab import plots
@@ -26,32 +29,18 @@ def test_plots(tmp_path):
         plots.plot(found, tmp_path / "bars.gif")
 
 
-def test_columns_for_the_table_alone_are_not_drawn(tmp_path, monkeypatch):
-    made_figures = []
-    monkeypatch.setattr(plots.figures, "save", lambda figure, path, dpi: made_figures.append(figure))
-    for t in (0.5, 1.0):
-        made.run_folder(tmp_path / f"{t}", BASE.replace(temperature=t), {"top1": 0.5, "mrr": 0.6, "ndcg10": 0.6})
-    found = table(collect([tmp_path]))
-    plots.plot(found, tmp_path / "plot.svg", without=("mrr", "ndcg10"))
-    plots.plot(found, tmp_path / "plot.svg")
-    assert [[axes.get_title() for axes in figure.get_axes()] for figure in made_figures] == [
-        ["top-1"],
-        ["top-1", "MRR", "NDCG@10"],
-    ]
-
-
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
     """Make runs of configs with these test accuracies, plot them, and return the figure."""
     figures_made = []
-    monkeypatch.setattr(plots.figures, "save", lambda figure, path, dpi: figures_made.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, path, dpi: figures_made.append(figure))
 
-    def draw(*runs, seeds=1):
+    def draw(*runs, seeds=1, **options):
         folder = tmp_path / str(len(figures_made))
         for number, (config, test) in enumerate(runs):
             for seed in range(seeds):
                 made.run_folder(folder / f"{number}-{seed}", config.replace(seed=seed), test(seed) if callable(test) else test)
-        plots.plot(table(collect([folder])), tmp_path / "plot.svg")
+        plots.plot(table(collect([folder])), tmp_path / "plot.svg", **options)
         figures_made[-1].draw_without_rendering()
         return figures_made[-1]
 
@@ -64,6 +53,12 @@ def names_in(legend):
 
 def labels_of(axes):
     return {each.get_text(): each for each in axes.texts}
+
+
+def test_columns_for_the_table_alone_are_not_drawn(drawn):
+    runs = [(BASE.replace(temperature=t), {"top1": 0.5, "mrr": 0.6, "ndcg10": 0.6}) for t in (0.5, 1.0)]
+    assert [axes.get_title() for axes in drawn(*runs).get_axes()] == ["top-1", "MRR", "NDCG@10"]
+    assert [axes.get_title() for axes in drawn(*runs, without=("mrr", "ndcg10")).get_axes()] == ["top-1"]
 
 
 def test_lines_over_the_number_that_was_swept(drawn):
@@ -113,37 +108,50 @@ def test_methods_with_a_learning_rate_each_make_no_lines(drawn):
     assert "gce, learning rate 0.3" in labels_of(axes)
 
 
-def test_labels_do_not_lie_on_each_other(drawn):
-    """Of points in a row, each nearer to the next than its name is wide."""
-    losses = ("softmax", "splitter", "bitonic", "lapsum", "ksubset", "neuralsort", "odd_even", "sinkhorn", "softsort")
-    figure = drawn(*((BASE.replace(loss=loss), {"top1": 0.5 + n / 100, "top5": 0.9}) for n, loss in enumerate(losses)))
-    (axes,) = figure.get_axes()
-    boxes = [plots.Text.get_window_extent(label) for label in labels_of(axes).values()]
-    assert len(boxes) == len(losses)
-    assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
-    points = axes.transData.transform([label.xy for label in labels_of(axes).values()])
+def check_labels(axes, count):
+    """They lie inside, and neither on each other nor on the points that they name."""
+    boxes = [label.get_tightbbox() if label.arrow_patch is None else Text.get_window_extent(label) for label in axes.texts]
+    assert len(boxes) == count
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert all(axes.bbox.contains(*corner) for box in boxes for corner in box.corners())
+    points = axes.transData.transform([label.xy for label in axes.texts])
     assert not any(box.contains(*point) for box in boxes for point in points)
 
 
-def test_no_label_is_cut_off(drawn):
-    """Of the study on embeddings (evidence/summaries): five points in a heap near the edge, with long names."""
-    points = {
+def test_labels_of_points_that_are_nearer_to_each_other_than_their_names_are_wide(drawn):
+    losses = ("softmax", "splitter", "bitonic", "lapsum", "ksubset", "neuralsort", "odd_even", "sinkhorn", "softsort")
+    figure = drawn(*((BASE.replace(loss=loss), {"top1": 0.5 + n / 100, "top5": 0.9}) for n, loss in enumerate(losses)))
+    check_labels(*figure.get_axes(), len(losses))
+
+
+def test_labels_of_a_heap_of_points_near_the_edge(drawn):
+    """Of a study on embeddings: five points close together, with long names."""
+    points = [
         *(("softmax", 1.0, 64.13, 89.11), ("neuralsort", 8.0, 62.28, 89.25), ("softsort", 2.0, 63.49, 89.32)),
         *(("lapsum", 4.0, 63.98, 89.265), ("ksubset", 4.0, 63.93, 89.26), ("splitter", 4.0, 63.93, 89.227)),
         *(("bitonic", 2.0, 63.82, 89.228), ("sinkhorn", 16.0, 63.84, 89.322)),
-    }
+    ]
     runs = [
         (
             BASE.replace(loss=loss, temperature=temperature),
             lambda seed, x=x, y=y: {"top1": x / 100 + 0.001 * (seed - 1), "top5": y / 100 + 0.001 * (seed - 1)},
         )
-        for loss, temperature, x, y in sorted(points)
+        for loss, temperature, x, y in points
     ]
-    (axes,) = drawn(*runs, seeds=3).get_axes()
-    boxes = {name: plots.Text.get_window_extent(label) for name, label in labels_of(axes).items()}
-    assert len(boxes) == len(points)
-    assert [name for name, box in boxes.items() if not all(axes.bbox.contains(*corner) for corner in box.corners())] == []
-    assert not any(one.overlaps(other) for name, one in boxes.items() for last, other in boxes.items() if last != name)
+    check_labels(*drawn(*runs, seeds=3).get_axes(), len(points))
+
+
+def test_a_label_takes_the_nearest_free_place_inside():
+    frame = (0.0, 0.0, 300.0, 200.0)
+    assert plots.place_label(100, 100, 40, 10, [], frame) == (109, 95, 149, 105)
+    assert plots.place_label(290, 100, 40, 10, [], frame) == (241, 95, 281, 105)  # no room to the right
+    assert plots.place_label(100, 100, 40, 10, [((120, 90, 130, 110), 10.0)], frame) == (51, 95, 91, 105)
+    heap = [(100.0 + 12 * (number % 3), 100.0 + 12 * (number // 3)) for number in range(9)]
+    obstacles = [((x - 6, y - 6, x + 6, y + 6), 20.0) for x, y in heap]
+    labels = []
+    for x, y in heap:
+        labels.append(plots.place_label(x, y, 60.0, 13.0, [*obstacles, *((label, 20.0) for label in labels)], frame))
+    assert not any(plots.overlap(*pair) for pair in itertools.combinations(labels, 2))
 
 
 def test_many_points_are_numbered_and_the_best_are_named_below(drawn):
@@ -163,18 +171,17 @@ def test_many_points_are_numbered_and_the_best_are_named_below(drawn):
     assert not any("0.1" in line for line in below)  # which are beaten
 
 
-def test_hopeless_runs_do_not_press_the_others_together(drawn):
+def test_long_names_are_named_below(drawn):
     runs = [
-        (BASE.replace(loss=loss, learning_rate=rate, weight_decay=decay), {"top1": top1 + decay, "top5": top1 + 0.1 - decay})
-        for loss in ("softmax", "splitter")
-        for rate, top1 in ((1.0, 0.01), (2.0, 0.1), (0.1, 0.6), (0.2, 0.605), (0.3, 0.61), (0.4, 0.62))
-        for decay in (0.0, 0.01)
+        (
+            BASE.replace(loss=loss, swap=swap, optimizer="adamw" if swap == "cauchy" else "sgd", wires="given", split_seed=n),
+            {"top1": 0.5, "top5": 0.9 - n / 10},
+        )
+        for n, (loss, swap) in enumerate((("bitonic", "cauchy"), ("splitter", "optimal")))
     ]
-    (axes,) = drawn(*runs).get_axes()
-    assert axes.get_xlim()[0] > 55
-    assert axes.get_ylim()[0] > 65
-    assert axes.get_xlim()[1] > 63
-    assert axes.get_title() == "16 of 24 are worse and outside of the picture"
+    figure = drawn(*runs)
+    assert set(labels_of(*figure.get_axes())) == {"1", "2"}
+    assert sorted(line.split()[1] for line in names_in(figure.legends[1])) == ["bitonic,", "splitter,"]
 
 
 def test_p_k_in_words(drawn):
@@ -190,3 +197,24 @@ def test_bars_where_neither_a_number_nor_the_loss_differs(drawn):
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["optimizer adam", "optimizer sgd"]
     (axes,) = drawn(*((BASE.replace(loss=loss), {"top1": 0.5}) for loss in ("softmax", "lapsum"))).get_axes()  # no top-k
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["lapsum", "softmax"]
+
+
+# The charts of a report ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (61.2, 68.1), (93.41, 93.42), (0, 1000), (1, 2)])
+def test_ticks_are_few_and_inside(low, high):
+    ticks = plots.Axis(low, high, 0, 100).ticks
+    assert 2 <= len(ticks) <= 7
+    assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)
+
+
+def test_a_percentage_ends_at_a_hundred():
+    assert plots.Axis.around([99.0, 100.0], 0, 10).high == 100
+    assert plots.Axis.around([100.0], 0, 10).low < 100 == plots.Axis.around([100.0], 0, 10).high
+    assert plots.Axis.around([0.0, 0.0], 0, 10).low == 0
+
+
+def test_the_mean_of_curves_ends_where_a_seed_stopped():
+    assert plots.mean_curve([[(1, 10), (2, 20), (3, 30)], [(1, 20), (2, 40)]]) == [(1, 15), (2, 30)]
+    assert plots.mean_curve([[(1, 10)], [(2, 20)]]) == []

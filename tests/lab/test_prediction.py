@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import lab_data
-from anyk.lab.data.folders import read_pixels
+from anyk.lab.data.images import read_pixels
 from anyk.lab.errors import LabError
 from anyk.lab.prediction import predict
 from anyk.lab.run import models

@@ -1,8 +1,8 @@
 """The same numbers, faster: a kernel computes losses and gradient of a batch in one call.
 
 The plain code is the definition and serves everything that no kernel does: second derivatives, traces and functional
-transforms, float64, a temperature or a P_K that is learned, class probabilities. Which code is used is decided here, once a
-call:
+transforms, float64, a temperature or a P_K that is learned, class probabilities. Losses and operators ask here, with plain
+numbers (:mod:`anyk.kernels.loss_description`) and tensors; which code is used is decided once a call:
 
     native    C, on the CPU             :mod:`anyk.kernels.native`
     triton    on CUDA devices           :mod:`anyk.kernels.triton`
@@ -10,24 +10,20 @@ call:
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from anyk import _compat, candidates, checks
-from anyk import p_k as p_ks
+from anyk import _compat, checks
+from anyk.conventions import Conventions
 from anyk.kernels import native
-from anyk.kernels.description import Description, describe
+from anyk.kernels.loss_description import Description
 from anyk.p_k import PK
-from anyk.registry import NETWORKS, SWAPS
-
-if TYPE_CHECKING:
-    from anyk.conventions import Conventions, Rows
-    from anyk.losses import Spec
 
 __all__ = ["backend", "report"]
 
@@ -110,9 +106,15 @@ def report() -> dict[str, Any]:
 
 
 _NATIVE = not native.status()
-#: a loss that needs no ranks is computed by the kernels all the same, up to so many classes: there they cost less than a call
-MOST_RANKED_FOR_NOTHING = 256
 _INDICES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
+
+Prepared = native.Prepared | Description
+"""a loss for rows of n scores as a kernel takes it"""
+
+
+def serving(scores: Tensor) -> Backend | None:
+    """Which kernels may read these scores; None: none."""
+    return "native" if uses_native(scores) else "triton" if _uses_triton(scores) else None
 
 
 def uses_native(scores: Tensor) -> bool:
@@ -143,135 +145,78 @@ def _uses_triton(scores: Tensor) -> bool:
     return not why
 
 
-def loss(spec: Spec, scores: Tensor, target: Tensor, conventions: Conventions, example_p_k: Tensor | None) -> Tensor | None:
-    """What :func:`anyk.losses.topk_loss` returns, by a kernel; None: the plain code is to compute it.
-
-    Whatever is unusual goes there too: it has the words for what is wrong.
-    """
-    by_native = uses_native(scores)
-    if not (by_native or _uses_triton(scores)) or not isinstance(target, Tensor):
-        return None
-    n, flat, goal = _as_rows(scores, target)
-    if flat is None or (conventions.label_smoothing and (not spec.smoothing or conventions.weight is not None)):
-        return None
-    fitted = _fitted(spec, n) if example_p_k is None else _fit(spec, n, p_ks.read_rows(example_p_k, target.shape))
-    if fitted is None:
-        return None
-    prepared, p_k = fitted
-    if conventions.weight is not None and (conventions := _with_weight(conventions, n, scores)) is None:  # type: ignore[assignment]
-        return None
-
-    def plain(flat: Tensor) -> Tensor:
-        """From the rows: the second derivative is wanted by them."""
-        from anyk.losses import plain_loss
-
-        k = p_k.values.shape[-1]
-        now = _prepared(spec, n, k, candidates.number(spec.m, n, k))
-        if isinstance(now, str) or not _same(now.description, prepared.description):
-            raise RuntimeError("operator: expected as it was in the forward pass, got one that was changed before the backward")
-        return plain_loss(spec, flat, goal, conventions, None if example_p_k is None else p_k.values)
-
-    if by_native:
-        result = native.loss(prepared, flat, goal, p_k, conventions, plain)
-    else:
-        from anyk.kernels import triton
-
-        assert prepared.description is not None
-        there = PK(p_k.values.to(scores.device), p_k.of)
-        result = triton.loss(prepared.description, flat, goal, there, conventions, plain)
-    if scores.ndim > 2 and result is not None and result.ndim:
-        return result.reshape(target.shape)
-    return result
+def prepare(description: Description, backend: Backend) -> Prepared | str:
+    """A loss as the kernels of this backend take it; or why they do not."""
+    return native.prepare(description) if backend == "native" else description
 
 
-def _same(one: Description | None, other: Description | None) -> bool:
-    """Whether two descriptions tell of the same loss."""
-    assert one is not None
-    assert other is not None
-    numbers = len(one) - 2  # all but the tables
-    sizes = [0 if each.wiring is None else len(each.wiring.comparators) for each in (one, other)]
-    return one[:numbers] == other[:numbers] and sizes[0] == sizes[1]
-
-
-def _with_weight(conventions: Conventions, n: int, like: Tensor) -> Conventions | None:
-    """With the weights as the kernels read them; None: they are not as they should be."""
-    weight = conventions.weight
-    assert weight is not None
-    if weight.shape != (n,) or weight.requires_grad or weight.device != like.device or not checks.eager(weight):
-        return None
-    if weight.dtype == torch.float32 and weight.is_contiguous():
-        return conventions
-    weight = weight.float().contiguous()
-    return type(conventions)(conventions.reduction, conventions.ignore_index, weight, conventions.label_smoothing)
-
-
-def smooth_loss(
-    prepared: native.Prepared | str,
+def loss(
+    prepared: Prepared,
+    p_k: PK | None,
     scores: Tensor,
     target: Tensor,
     conventions: Conventions,
-    plain: Callable[[Tensor, Tensor], Tensor],
+    plain: Callable[[Tensor, Tensor, Conventions], Tensor],
 ) -> Tensor | None:
-    """The smooth top-k loss; None: the plain code is to compute it, from scores (rows, n) and targets."""
-    n, flat, goal = _as_rows(scores, target)
-    if flat is None or isinstance(prepared, str) or conventions.label_smoothing:
-        return None
-    wanted = conventions if conventions.weight is None else _with_weight(conventions, n, scores)
-    if wanted is None:
-        return None
-    result = native.loss(prepared, flat, goal, None, wanted, lambda flat: plain(flat, goal))
-    return result.reshape(target.shape) if scores.ndim > 2 and result is not None and result.ndim else result
+    """The loss by a kernel. None: something is unusual, and the plain code has the words for it.
+
+    Args:
+        prepared: which loss.
+        p_k: P_K, as :func:`readable_p_k` has it; None for a loss without one.
+        scores: (rows, n), as :func:`as_rows` has them.
+        target: (rows,).
+        conventions: without label smoothing, but for what the description has.
+        plain: the same by the plain code, for second derivatives.
+    """
+    if conventions.weight is not None:
+        weighted = _with_weight(conventions, scores)
+        if weighted is None:
+            return None
+        conventions = weighted
+
+    def of_scores(scores: Tensor) -> Tensor:
+        return plain(scores, target, conventions)
+
+    if isinstance(prepared, native.Prepared):
+        return native.loss(prepared, scores, target, p_k, conventions, of_scores)
+    from anyk.kernels import triton
+
+    assert p_k is not None
+    return triton.loss(prepared, scores, target, p_k, conventions, of_scores)
 
 
-def _fitted(spec: Spec, n: int) -> tuple[native.Prepared, PK] | None:
-    """:func:`_fit`, from the last call unless something was assigned since."""
-    own = spec.operator.__dict__
-    if spec.p_k is None or spec.p_k.values.requires_grad:
-        return None
-    state = (
-        # P_K may have been learned before, and be the user's own tensor
-        *(n, _compat.version_of(spec.p_k.values), NETWORKS.version, SWAPS.version),
-        *(own.get("temperature"), own.get("kind"), own.get("swap"), own.get("wires"), own.get("power")),
-    )
-    last = spec.__dict__.get("_fitted")
-    if last is None or last[0] != state:
-        last = state, _fit(spec, n, spec.p_k)
-        if own.get("temperature") is not None:  # a tensor is none of them, and may change
-            spec.__dict__["_fitted"] = last
-    return last[1]
+def readable_p_k(p_k: PK) -> PK:
+    """P_K as the kernels read it."""
+    return PK(p_k.values.detach().to("cpu", torch.float64).contiguous(), p_k.of)
 
 
-def _fit(spec: Spec, n: int, p_k: PK) -> tuple[native.Prepared, PK] | None:
-    """What the kernels are told of a loss, and its P_K, for rows of n scores; None: they do not compute it."""
-    values = p_k.values
-    k = values.shape[-1]
-    m = candidates.number(spec.m, n, k)
-    if values.requires_grad or k > (m or n) or (p_k.of == "class" and len(values) != n) or spec.is_cross_entropy(k):
-        return None
-    if not spec.ranks and n > MOST_RANKED_FOR_NOTHING:
-        return None
-    prepared = _prepared(spec, n, k, m)
-    if isinstance(prepared, str):
-        return None
-    return prepared, PK(values.detach().to("cpu", torch.float64).contiguous(), p_k.of)
-
-
-def _as_rows(scores: Tensor, target: Tensor) -> tuple[int, Tensor | None, Tensor]:
-    """Number of classes, scores (rows, n) and targets (rows,) as the kernels read them; None for what is not as it should be.
+def as_rows(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Scores (rows, n) and targets (rows,) as the kernels read them; None for what is not as it should be.
     The usual case costs next to nothing."""
     shape, dtype = scores.shape, target.dtype
     # The scores are known to be a plain tensor, and no transform to be on.
     if dtype not in _INDICES or len(shape) < 2 or not shape[1] or type(target) is not Tensor:
-        return 0, None, target
+        return None
     if not target.is_cpu if scores.is_cpu else target.device != scores.device:  # to compare devices takes longer
-        return 0, None, target
+        return None
     if target.shape != (shape[:1] if len(shape) == 2 else shape[:1] + shape[2:]):
-        return 0, None, target
+        return None
     if dtype is not torch.int64:
         target = target.long()
     if len(shape) == 2:
-        return shape[1], scores, target if target.is_contiguous() else target.contiguous()
-    return shape[1], scores.movedim(1, -1).reshape(-1, shape[1]), target.reshape(-1).contiguous()
+        return scores, target if target.is_contiguous() else target.contiguous()
+    return scores.movedim(1, -1).reshape(-1, shape[1]), target.reshape(-1).contiguous()
+
+
+def _with_weight(conventions: Conventions, like: Tensor) -> Conventions | None:
+    """With the weights as the kernels read them; None: they are not as they should be."""
+    weight = conventions.weight
+    assert weight is not None
+    if weight.shape != like.shape[1:] or weight.requires_grad or weight.device != like.device or not checks.eager(weight):
+        return None
+    if weight.dtype == torch.float32 and weight.is_contiguous():
+        return conventions
+    return dataclasses.replace(conventions, weight=weight.float().contiguous())
 
 
 def best(scores: Tensor, m: int) -> Tensor | None:
@@ -279,47 +224,25 @@ def best(scores: Tensor, m: int) -> Tensor | None:
     return native.best(scores, m) if uses_native(scores) and scores.numel() else None
 
 
-def row_losses(spec: Spec, rows: Rows, k: int, p_k: PK) -> Tensor | None:
-    """The losses of rows whose candidates are known already; None: the plain code is to compute them."""
-    scores = rows.scores
-    if scores.ndim != 2 or rows.shares is not None or rows.padded is not None or not uses_native(scores):
-        return None
-    if p_k.values.requires_grad or (k == 1 and rows.cross_entropy is not None and spec.is_cross_entropy(k)):
-        return None
-    prepared = _prepared(spec, scores.shape[-1], k, None, rows.cross_entropy is not None)
-    if isinstance(prepared, str):
-        return None
-    values = p_k.at(rows.target).to(torch.float64).contiguous()
-    wanted = PK(values, "all" if values.ndim == 1 else "row")
-
-    def plain(scores: Tensor, cross_entropy: Tensor | None) -> Tensor:
-        again = rows._replace(scores=scores, cross_entropy=cross_entropy)
-        return spec.losses(again, spec.log_inclusion(again, k), p_k.at(rows.target))
-
-    return native.row_losses(prepared, scores, rows.cross_entropy, rows.position.contiguous(), wanted, plain)
-
-
-_known: dict[tuple[Any, ...], native.Prepared | str] = {}
-
-
-def _prepared(spec: Spec, n: int, k: int, m: int | None, given: bool = False) -> native.Prepared | str:
-    """What the kernels are told of a loss, from memory; or why they do not compute it.
+def row_losses(
+    description: Description,
+    scores: Tensor,
+    cross_entropy: Tensor | None,
+    position: Tensor,
+    p_k: PK,
+    plain: Callable[[Tensor, Tensor | None], Tensor],
+) -> Tensor | None:
+    """The losses of rows whose candidates are known already; None: the plain code is to compute them.
 
     Args:
-        spec: the loss.
-        n, k, m: its sizes.
-        given: the cross-entropy over all classes is not to be computed.
+        description: the loss, of rows that have nothing but the candidates.
+        scores: (rows, m) of the candidates, which the native kernels serve.
+        cross_entropy: (rows,) over all classes, if the loss has it.
+        position: (rows,) where the target stands among the candidates.
+        p_k: P_K, as :func:`readable_p_k` has it.
+        plain: the same by the plain code, for second derivatives.
     """
-    operator = spec.operator
-    if isinstance(operator.temperature, Tensor):
-        return "its temperature is a tensor"
-    own = operator.__dict__
-    settings = [own.get(name) for name in ("temperature", "kind", "swap", "wires", "power")]
-    key = (type(spec), spec.kernel_key, type(operator), *settings, NETWORKS.version, SWAPS.version, n, k, m, given)
-    found = _known.get(key)
-    if found is None:
-        if len(_known) > 1000:
-            _known.clear()
-        described = describe(spec, n, k, m, given)
-        found = _known[key] = described if isinstance(described, str) else native.prepare(described)
-    return found
+    prepared = native.prepare(description)
+    if isinstance(prepared, str):
+        return None
+    return native.row_losses(prepared, scores, cross_entropy, position.contiguous(), p_k, plain)

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import hashlib
 import os
+import runpy
 import shlex
 import shutil
 import signal
@@ -27,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+ABI = HERE / "abi.py"
 COMPILERS = ("cc", "gcc", "clang")
 # Errors and traps of the floating point unit are not looked at, and a*b+c may be one instruction; but infinities and NaN count.
 FLAGS = (
@@ -37,7 +39,7 @@ SANITIZE = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefine
 AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx512cd", *AVX2, "-mprefer-vector-width=512")
 X86_VARIANTS = {"avx2": AVX2, "avx512": AVX512, "avx512bf16": (*AVX512, "-mavx512bf16")}
-"""csrc/rows.c is compiled once more for each; the library chooses when it is loaded"""
+"""csrc/kernels.c is compiled once more for each; the library chooses when it is loaded"""
 
 
 class Unavailable(Exception):
@@ -105,7 +107,7 @@ def _place(sanitize: bool) -> Path:
 
 def _stamp(sanitize: bool) -> str:
     """What the library is made of, as a word that is put into it: times of files say little after a checkout or a copy."""
-    sources = [*sorted(file for file in (HERE / "csrc").iterdir() if file.suffix in (".c", ".h")), Path(__file__)]
+    sources = [*sorted(file for file in (HERE / "csrc").iterdir() if file.suffix in (".c", ".h")), ABI, Path(__file__)]
     made_of = [(file.name, file.read_text(encoding="utf-8")) for file in sources]
     told = (made_of, sysconfig.get_platform(), os.environ.get("CC"), sanitize)
     return "anyk-native-" + hashlib.sha256(repr(told).encode()).hexdigest()
@@ -129,39 +131,32 @@ def _compiler() -> list[str]:
 
 
 def _objects(compiler: list[str], folder: Path, sanitize: bool) -> list[Path]:
-    """The compiled files: rows.c for each instruction set, then the others, which are told what there is."""
-    flags = [*FLAGS, *(SANITIZE if sanitize else ())]
+    """The compiled files: kernels.c for each instruction set, then the others, which are told what there is."""
+    (folder / "abi.h").write_text(runpy.run_path(str(ABI))["header"]())
+    flags = [*FLAGS, f"-I{folder}", *(SANITIZE if sanitize else ())]
     x86 = sysconfig.get_platform().endswith(("x86_64", "amd64"))
-    variants: dict[str, tuple[str, ...]] = {"baseline": (), **(X86_VARIANTS if x86 else {})}
+    variants = {name: own for name, own in X86_VARIANTS.items() if x86 and _knows(compiler, own, folder)} | {"baseline": ()}
 
-    def rows(variant: str) -> Path | None:
-        target = folder / f"rows-{variant}.o"
-        try:
-            _compile(compiler, "rows.c", target, [*flags, f"-DVARIANT={variant}", *variants[variant]])
-        except Failed:
-            if not variants[variant] or _knows(compiler, variants[variant], folder / f"nothing-{variant}"):
-                raise
-            return None
+    def kernels(variant: str) -> Path:
+        target = folder / f"kernels-{variant}.o"
+        _compile(compiler, "kernels.c", target, [*flags, f"-DVARIANT={variant}", *variants[variant]])
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        built = {variant: target for variant, target in zip(variants, pool.map(rows, variants), strict=True) if target}
-    have = [f"-DHAS_{variant.upper()}" for variant in built if variant != "baseline"]
-    objects = list(built.values())
-    for file in sorted((HERE / "csrc").glob("*.c")):
-        if file.name != "rows.c" and not file.name.startswith("_"):  # those are included by others
-            objects.append(folder / f"{file.stem}.o")
-            _compile(compiler, file.name, objects[-1], [*flags, *have])
+        built = list(pool.map(kernels, variants))
+    have = [f"-DHAS_{variant.upper()}" for variant in variants]
     (folder / "stamp.c").write_text(f'const char anyk_stamp[] = "{_stamp(sanitize)}";\n')
-    objects.append(folder / "stamp.o")
-    _compile(compiler, str(folder / "stamp.c"), objects[-1], list(FLAGS))
+    objects = [*built, folder / "anyk.o", folder / "stamp.o"]
+    _compile(compiler, "anyk.c", folder / "anyk.o", [*flags, *have])
+    _compile(compiler, str(folder / "stamp.c"), folder / "stamp.o", list(FLAGS))
     return objects
 
 
-def _knows(compiler: list[str], flags: tuple[str, ...], empty: Path) -> bool:
-    empty.with_suffix(".c").write_text("typedef int nothing;\n")
+def _knows(compiler: list[str], flags: tuple[str, ...], folder: Path) -> bool:
+    """Whether the compiler has these instructions."""
+    (folder / "empty.c").write_text("typedef int nothing;\n")
     try:
-        _compile(compiler, str(empty.with_suffix(".c")), empty.with_suffix(".o"), list(flags))
+        _compile(compiler, str(folder / "empty.c"), folder / "empty.o", list(flags))
     except Failed:
         return False
     return True

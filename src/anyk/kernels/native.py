@@ -1,15 +1,15 @@
 """The native kernels: plain C for the CPU, called without the GIL. `csrc/` has the code, `build.py` builds it.
 
-A call finds the candidates and computes losses and the candidates' gradients of all rows. The gradient by all scores is
-written once, in the backward pass, already scaled: until then it is m numbers for each row, in float32, and what the softmax
-needs is made of the scores again. That is less memory, and less time where memory is slow, than to keep (rows, n) of it.
+The forward pass finds the candidates of each row, and computes its loss and the gradient by the candidates. The gradient by all
+scores is written once, by the backward pass, already scaled: until then m numbers of a row are kept in float32, and the softmax
+over all classes is computed again from the scores. That takes less memory than to keep (rows, n) numbers, and less time where
+memory is slow.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,58 +19,49 @@ from torch import Tensor
 
 from anyk import _compat, checks
 from anyk.conventions import Conventions
-from anyk.kernels.description import Description
+from anyk.kernels import abi
+from anyk.kernels.loss_description import Description
 from anyk.p_k import PK
 
-ABI = 2
 FILE = "_native.so"
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_P_K_OF = {"all": 0, "class": 1, "row": 2}
-_REDUCTIONS = {"mean": 0, "sum": 1, "none": 2}
+DTYPES = {torch.float32: int(abi.Dtype.FLOAT32), torch.bfloat16: int(abi.Dtype.BFLOAT16), torch.float16: int(abi.Dtype.FLOAT16)}
+_P_K_OF = {"all": int(abi.PKOf.OF_ALL), "class": int(abi.PKOf.OF_CLASS), "row": int(abi.PKOf.OF_ROW)}
+_REDUCTIONS = {"mean": int(abi.Reduction.MEAN), "sum": int(abi.Reduction.SUM), "none": int(abi.Reduction.NONE)}
 _MOST_MEMORY = 1 << 26
 """of a block of rows, in bytes"""
-MOST_K = 8
-"""of the smooth top-k loss"""
-# The structures of csrc/anyk.h.
-_SPEC = struct.Struct("3q6i4dq3PqP")
-_BATCH = struct.Struct("3q4i11P")
-_SMOOTH = struct.Struct("2q3d")
-_BACK = struct.Struct("6q4id7P")
+_pack_spec, _pack_smooth, _pack_batch, _pack_backward, _pack_selection = (abi.packer(each).pack for each in abi.STRUCTURES)
 
 
 class _Library(NamedTuple):
+    """The functions of csrc/anyk.c. All but the last return a :class:`~anyk.kernels.abi.Status`."""
+
     forward: Callable[[bytes, bytes], int]
     smooth: Callable[[bytes, bytes], int]
     backward: Callable[[bytes], int]
-    best: Callable[..., int]
+    best: Callable[[bytes], int]
     variant: str
     use: Callable[[int], int]
 
 
 def _load() -> tuple[_Library | None, str]:
     """The library, or why there is none."""
-    path = Path(__file__).with_name(FILE)
+    path = Path(__file__).parent / FILE
     if not path.exists():
         return None, "not in this installation: it is of a wheel for any machine, or there was no C compiler"
     try:
         library = ctypes.CDLL(str(path))
-        if library.anyk_abi() != ABI:
-            return None, "built from other sources: install anyk again"
-    except (OSError, AttributeError) as error:
+        size = ctypes.c_int64.in_dll(library, "anyk_layout_size").value
+        layout = (ctypes.c_int64 * size).in_dll(library, "anyk_layout")
+        if [*layout] != abi.layout():
+            return None, "built for another version of anyk, with other constants or structures: install anyk again"
+    except (OSError, AttributeError, ValueError) as error:
         return None, f"cannot be loaded: {error}"
+    structure = ctypes.c_char_p  # as bytes
+    library.anyk_forward.argtypes = library.anyk_smooth.argtypes = [structure, structure]
+    library.anyk_backward.argtypes = library.anyk_best.argtypes = [structure]
     library.anyk_variant.restype = ctypes.c_char_p
-    library.anyk_forward.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
-    library.anyk_smooth.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
-    library.anyk_backward.argtypes = [ctypes.c_char_p]
-    wide, whole, address = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
-    library.anyk_best.argtypes = [address, whole, wide, wide, wide, wide, address, whole]
-    variant = library.anyk_variant().decode()
-    return (
-        _Library(
-            library.anyk_forward, library.anyk_smooth, library.anyk_backward, library.anyk_best, variant, library.anyk_use
-        ),
-        "",
-    )
+    functions = library.anyk_forward, library.anyk_smooth, library.anyk_backward, library.anyk_best
+    return _Library(*functions, library.anyk_variant().decode(), library.anyk_use), ""
 
 
 _library, _why_not = _load()
@@ -87,23 +78,23 @@ def variant() -> str | None:
 
 
 class Prepared(NamedTuple):
-    """A loss as C has it."""
+    """A loss as the library takes it."""
 
     run: Callable[[bytes, bytes], int]
     spec: bytes
     n: int
     m: int
-    """how many classes of a row have a gradient of their own"""
+    """the number of classes of a row that get a gradient of their own: the candidates"""
     rest: int
-    """how many numbers the gradient of the others is made of; 0: it is zero"""
+    """the number of coefficients that give the gradient by a row's other classes (``Batch`` in csrc/anyk.h); 0: it is zero"""
     powers: int
     rate: float
     description: Description | None
-    """whose tables the bytes point to"""
+    """what ``spec`` was made of: it holds the tables that the bytes point to"""
 
 
 def prepare(description: Description) -> Prepared | str:
-    """What every call with this description hands over; or why it is not served."""
+    """What every call with this description hands over; or why the library does not compute it."""
     d, wiring = description, description.wiring
     # A block of 16 rows keeps every comparator, or k numbers for each candidate, in double precision.
     numbers = 3 * len(wiring.comparators) if wiring else d.m * (d.k + 6)
@@ -111,18 +102,11 @@ def prepare(description: Description) -> Prepared | str:
         return "it would take too much memory"
     if d.n >= 2**31:
         return "there are too many classes"
-    tables = (0, 0, 0, 0)
-    if wiring is not None:
-        tables = (
-            len(wiring.comparators),
-            wiring.comparators.data_ptr(),
-            wiring.outputs.data_ptr(),
-            wiring.rows.data_ptr(),
-        )
-    spec = _SPEC.pack(
+    network = (0, 0, 0, 0) if wiring is None else (len(wiring.comparators), *(table.data_ptr() for table in wiring))
+    sorter = (0, 0) if d.sorting is None else (len(d.sorting), d.sorting.data_ptr())
+    spec = _pack_spec(
         d.n, d.m, d.k, d.operator, d.swap, d.wires, d.family, d.all_classes, d.uses_softmax,
-        d.ce_weight, d.q, d.smoothing, d.scale, *tables,
-        *((0, 0) if d.sorting is None else (len(d.sorting), d.sorting.data_ptr())),
+        d.ce_weight, d.q, d.smoothing, d.scale, *network, *sorter,
     )  # fmt: skip
     assert _library is not None
     return Prepared(_library.forward, spec, d.n, d.m, 3 if d.uses_softmax and d.m < d.n else 0, 0, 0.0, d)
@@ -130,12 +114,15 @@ def prepare(description: Description) -> Prepared | str:
 
 def prepare_smooth(n: int, k: int, temperature: float, margin: float, hard_threshold: float | None) -> Prepared | str:
     """The same for the smooth top-k loss."""
-    if k > MOST_K or n <= k:
-        return "power sums in float32 are not exact enough" if k > MOST_K else "there are no more than k classes"
+    if k > abi.Limit.MOST_K:
+        return "power sums in float32 are not exact enough"
+    if n <= k:
+        return "there are no more than k classes"
     gap = math.inf if hard_threshold is None else k * temperature * math.log(hard_threshold)
     assert _library is not None
-    spec = _SMOOTH.pack(n, k, temperature, margin, gap)
-    return Prepared(_library.smooth, spec, n, k + 1, k + 1, k, 1 / (k * temperature), None)
+    return Prepared(
+        _library.smooth, _pack_smooth(n, k, temperature, margin, gap), n, k + 1, k + 1, k, 1 / (k * temperature), None
+    )
 
 
 def loss(
@@ -146,7 +133,7 @@ def loss(
     conventions: Conventions,
     plain: Callable[[Tensor], Tensor],
 ) -> Tensor | None:
-    """The loss, reduced; None where the plain code must serve, if only to say what is wrong.
+    """The loss, reduced; None where the plain code must compute it, or say what is wrong.
 
     Args:
         prepared: which loss.
@@ -157,100 +144,9 @@ def loss(
         plain: the same by the plain code, for second derivatives.
     """
     if scores.requires_grad and torch.is_grad_enabled():
-        result: Tensor | None = _apply(scores, (prepared, target, p_k, conventions, plain))
+        result: Tensor | None = _apply(scores, None, (prepared, target, p_k, conventions, plain))
         return result
-    read = _readable(scores)
-    return _forward(prepared, read, target, p_k, conventions, 0)
-
-
-def _readable(scores: Tensor) -> Tensor:
-    """The classes of a row stand side by side; rows may be anywhere."""
-    return scores if scores.stride(1) == 1 or scores.shape[1] == 1 else scores.contiguous()
-
-
-def _forward(
-    prepared: Prepared,
-    scores: Tensor,
-    target: Tensor,
-    p_k: PK | None,
-    conventions: Conventions,
-    kept: int,
-    given: int = 0,
-    of_given: int = 0,
-) -> Tensor | None:
-    """The loss, and at the address ``kept``, if it is not 0, what :func:`_kept` has room for; None if something is wrong."""
-    rows, single, weight = scores.shape[0], conventions.reduction != "none", conventions.weight
-    size = () if single else (rows,)
-    result = scores.new_empty(size) if scores.dtype is torch.float32 else scores.new_empty(size, dtype=torch.float32)
-    gradient, classes, of_rest, divisor = _parts(prepared, rows, kept) if kept else (0, 0, 0, 0)
-    p_k_of, values = (0, 0) if p_k is None else (_P_K_OF[p_k.of], p_k.values.data_ptr())
-    batch = _BATCH.pack(
-        rows, scores.stride(0), conventions.ignore_index,
-        DTYPES[scores.dtype], p_k_of, _REDUCTIONS[conventions.reduction], torch.get_num_threads(),
-        scores.data_ptr(), target.data_ptr(), values, 0 if weight is None else weight.data_ptr(),
-        given, result.data_ptr(), gradient, classes, of_rest, divisor, of_given,
-    )  # fmt: skip
-    return None if prepared.run(prepared.spec, batch) else result
-
-
-def _kept(prepared: Prepared, scores: Tensor) -> Tensor:
-    """Room for what the backward pass needs, in one tensor: see :func:`_parts`."""
-    size = 4 * (scores.shape[0] * (2 * prepared.m + prepared.rest) + 1)
-    return scores.new_empty(size // scores.itemsize)  # of any dtype: another one than the scores' takes longer to ask for
-
-
-def _parts(prepared: Prepared, rows: int, start: int) -> tuple[int, int, int, int]:
-    """Addresses of the candidates' gradients and classes, of the numbers for the other classes, of the mean's divisor."""
-    classes = start + 4 * rows * prepared.m
-    of_rest = classes + 4 * rows * prepared.m
-    return start, classes, of_rest if prepared.rest else 0, of_rest + 4 * rows * prepared.rest
-
-
-class _Loss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, call: tuple[Any, ...]) -> Tensor | None:
-        prepared, target, p_k, conventions, plain = call
-        read = _readable(scores)
-        kept = _kept(prepared, read)
-        result = _forward(prepared, read, target, p_k, conventions, kept.data_ptr())
-        if result is None:
-            return None
-        if read is scores:
-            ctx.save_for_backward(scores, target)
-        else:
-            ctx.save_for_backward(scores, target, read)
-        ctx.call = prepared, plain, kept
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None]:
-        saved = ctx.saved_tensors
-        prepared, plain, kept = ctx.call
-        if torch.is_grad_enabled() or not checks.eager(incoming):
-            with torch.enable_grad():
-                (again,) = torch.autograd.grad(plain(saved[0]), saved[:1], incoming, create_graph=True)
-            return again, None
-        return _backward(prepared, saved[2] if len(saved) > 2 else saved[0], kept, incoming), None
-
-
-_apply = _compat.apply_of(_Loss)
-
-
-def _backward(prepared: Prepared, read: Tensor, kept: Tensor, incoming: Tensor) -> Tensor:
-    """The gradient by the scores."""
-    if incoming.dtype is not torch.float32:
-        incoming = incoming.float()
-    rows, n = read.shape
-    gradient, classes, of_rest, divisor = _parts(prepared, rows, kept.data_ptr())
-    single = incoming.ndim == 0
-    out = read.new_empty(rows, n)
-    back = _BACK.pack(
-        rows, n, prepared.m, read.stride(0), n, 0 if single else incoming.stride(0),
-        DTYPES[read.dtype], prepared.powers, torch.get_num_threads(), single, prepared.rate,
-        read.data_ptr(), gradient, classes, of_rest, divisor if single else 0, incoming.data_ptr(), out.data_ptr(),
-    )  # fmt: skip
-    _library.backward(back)  # type: ignore[union-attr]
-    return out
+    return _forward(prepared, _readable(scores), target, p_k, conventions)
 
 
 _EACH = Conventions(reduction="none", ignore_index=-1)
@@ -265,54 +161,118 @@ def row_losses(
     plain: Callable[[Tensor, Tensor | None], Tensor],
 ) -> Tensor | None:
     """The loss of each row of candidates, with the cross-entropy over all classes beside them if the loss has one."""
+    inputs = [scores]
     if cross_entropy is not None:
-        cross_entropy = cross_entropy.contiguous()
-    result: Tensor | None = _RowLosses.apply(  # type: ignore[no-untyped-call]
-        scores, cross_entropy, (prepared, position, p_k, plain)
-    )
-    return result
+        inputs.append(cross_entropy := cross_entropy.contiguous())
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+        by_inputs = (lambda scores: plain(scores, None)) if cross_entropy is None else plain
+        result: Tensor | None = _apply(scores, cross_entropy, (prepared, position, p_k, _EACH, by_inputs))
+        return result
+    return _forward(prepared, _readable(scores), position, p_k, _EACH, cross_entropy)
 
 
-class _RowLosses(torch.autograd.Function):
+def _readable(scores: Tensor) -> Tensor:
+    """The classes of a row stand side by side; rows may be anywhere."""
+    return scores if scores.stride(1) == 1 or scores.shape[1] == 1 else scores.contiguous()
+
+
+def _forward(
+    prepared: Prepared,
+    scores: Tensor,
+    target: Tensor,
+    p_k: PK | None,
+    conventions: Conventions,
+    cross_entropy: Tensor | None = None,
+    kept: Tensor | None = None,
+    grad_cross_entropy: Tensor | None = None,
+) -> Tensor | None:
+    """The loss, and in ``kept`` what the backward pass needs; None if something is wrong."""
+    rows, weight = scores.shape[0], conventions.weight
+    size = (rows,) if conventions.reduction == "none" else ()
+    result = scores.new_empty(size) if scores.dtype is torch.float32 else scores.new_empty(size, dtype=torch.float32)
+    batch = _pack_batch(
+        rows, scores.stride(0), conventions.ignore_index,
+        DTYPES[scores.dtype], 0 if p_k is None else _P_K_OF[p_k.of], _REDUCTIONS[conventions.reduction],
+        torch.get_num_threads(), scores.data_ptr(), target.data_ptr(), 0 if p_k is None else p_k.values.data_ptr(),
+        0 if weight is None else weight.data_ptr(), 0 if cross_entropy is None else cross_entropy.data_ptr(),
+        result.data_ptr(), *((0, 0, 0, 0) if kept is None else _parts(prepared, rows, kept)),
+        0 if grad_cross_entropy is None else grad_cross_entropy.data_ptr(),
+    )  # fmt: skip
+    return None if prepared.run(prepared.spec, batch) else result
+
+
+def _room(prepared: Prepared, scores: Tensor) -> Tensor:
+    """Room for what the backward pass needs, in one tensor: see :func:`_parts`."""
+    size = 4 * (scores.shape[0] * (2 * prepared.m + prepared.rest) + 1)
+    return scores.new_empty(size // scores.itemsize)  # of any dtype: another one than the scores' takes longer to ask for
+
+
+def _parts(prepared: Prepared, rows: int, kept: Tensor) -> tuple[int, int, int, int]:
+    """Addresses of the candidates' gradients and classes, of the coefficients for the other classes, and of the divisor of the
+    mean: ``gradient``, ``classes``, ``rest`` and ``divisor`` of the structures in csrc/anyk.h."""
+    gradient = kept.data_ptr()
+    classes = gradient + 4 * rows * prepared.m
+    rest = classes + 4 * rows * prepared.m
+    return gradient, classes, rest if prepared.rest else 0, rest + 4 * rows * prepared.rest
+
+
+class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, cross_entropy: Tensor | None, call: tuple[Any, ...]) -> Tensor | None:
-        prepared, position, p_k, plain = call
+        prepared, target, p_k, conventions, plain = call
         read = _readable(scores)
-        wanted = any(ctx.needs_input_grad)
-        kept = _kept(prepared, read) if wanted else None
-        of_given = torch.empty_like(cross_entropy) if wanted and cross_entropy is not None else None
-        result = _forward(
-            prepared, read, position, p_k, _EACH, 0 if kept is None else kept.data_ptr(),
-            0 if cross_entropy is None else cross_entropy.data_ptr(), 0 if of_given is None else of_given.data_ptr(),
-        )  # fmt: skip
+        kept = _room(prepared, read)
+        grad_cross_entropy = None if cross_entropy is None else torch.empty_like(cross_entropy)
+        result = _forward(prepared, read, target, p_k, conventions, cross_entropy, kept, grad_cross_entropy)
         if result is None:
             return None
-        ctx.save_for_backward(scores, read, cross_entropy)
-        ctx.call = prepared, plain, kept, of_given
+        # The target too, though nothing reads it: who changes it in place before the backward pass is told.
+        ctx.save_for_backward(scores, target, cross_entropy, None if read is scores else read)
+        ctx.call = prepared, plain, kept, grad_cross_entropy
         return result
 
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        scores, read, cross_entropy = ctx.saved_tensors
-        prepared, plain, kept, of_given = ctx.call
+        scores, _, cross_entropy, read = ctx.saved_tensors
+        prepared, plain, kept, grad_cross_entropy = ctx.call
         if torch.is_grad_enabled() or not checks.eager(incoming):
-            inputs = [tensor for tensor in (scores, cross_entropy) if tensor is not None and tensor.requires_grad]
+            given = (scores,) if cross_entropy is None else (scores, cross_entropy)
+            wanted = [tensor for tensor in given if tensor.requires_grad]
             with torch.enable_grad():
-                again = iter(torch.autograd.grad(plain(scores, cross_entropy), inputs, incoming, create_graph=True))
-            found = [next(again) if tensor is not None and tensor.requires_grad else None for tensor in (scores, cross_entropy)]
-            return found[0], found[1], None
-        return _backward(prepared, read, kept, incoming), None if of_given is None else of_given * incoming, None
+                found = iter(torch.autograd.grad(plain(*given), wanted, incoming, create_graph=True))
+            gradients = [next(found) if tensor.requires_grad else None for tensor in given]
+            return gradients[0], gradients[1] if len(given) > 1 else None, None
+        gradient = _backward(prepared, scores if read is None else read, kept, incoming)
+        return gradient, None if grad_cross_entropy is None else grad_cross_entropy * incoming, None
+
+
+_apply = _compat.apply_of(_Loss)
+
+
+def _backward(prepared: Prepared, read: Tensor, kept: Tensor, incoming: Tensor) -> Tensor:
+    """The gradient by the scores."""
+    if incoming.dtype is not torch.float32:
+        incoming = incoming.float()
+    rows, n = read.shape
+    gradient, classes, rest, divisor = _parts(prepared, rows, kept)
+    single = incoming.ndim == 0
+    out = read.new_empty(rows, n)
+    back = _pack_backward(
+        rows, n, prepared.m, read.stride(0), n, 0 if single else incoming.stride(0),
+        DTYPES[read.dtype], prepared.powers, torch.get_num_threads(), single, prepared.rate,
+        read.data_ptr(), gradient, classes, rest, divisor if single else 0, incoming.data_ptr(), out.data_ptr(),
+    )  # fmt: skip
+    _library.backward(back)  # type: ignore[union-attr]
+    return out
 
 
 def best(scores: Tensor, m: int) -> Tensor | None:
     """The classes of the m best scores of each row, descending, the earlier of equals first; None: NaN is among them."""
     assert _library is not None
     n = scores.shape[-1]
-    rows = scores.reshape(-1, n)
-    if rows.stride(1) != 1 and n > 1:
-        rows = rows.contiguous()
+    rows = _readable(scores.reshape(-1, n))
     classes = scores.new_empty(*scores.shape[:-1], m, dtype=torch.long)
-    refused = _library.best(
-        rows.data_ptr(), DTYPES[rows.dtype], len(rows), rows.stride(0), n, m, classes.data_ptr(), torch.get_num_threads()
+    selection = _pack_selection(
+        len(rows), n, m, rows.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), rows.data_ptr(), classes.data_ptr()
     )
-    return None if refused else classes
+    return None if _library.best(selection) else classes

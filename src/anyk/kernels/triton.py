@@ -21,18 +21,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyk import checks, derivatives
+from anyk import autograd, checks
 from anyk.conventions import Conventions
-from anyk.kernels.description import (
-    ERROR,
-    GIVEN,
-    KSUBSET,
-    MIXED,
-    NETWORK,
-    SEPARATE,
-    Description,
-    Wiring,
-)
+from anyk.kernels.abi import Family, Operator, PKOf, Wires
+from anyk.kernels.loss_description import Description, Wiring
 from anyk.p_k import PK
 
 MOST_CANDIDATES = 4096
@@ -43,9 +35,8 @@ MOST_SCRATCH = 2**27
 """bytes, of all rows that are computed at once"""
 LEAST_ROWS = 64
 """that must fit into it"""
-_NO_OPERATOR = -1
-_NO_SOFTMAX, _OVER_ALL, _OVER_CANDIDATES = range(3)
-_OF = {"all": 0, "class": 1, "row": 2}
+NO_OPERATOR = -1
+NO_SOFTMAX, OVER_ALL, OVER_CANDIDATES = range(3)
 _BLOCK = 128
 # Nothing depends on whether a product and a sum are rounded once or twice, but triton warns of its default, which will change.
 COMPILE_OPTIONS = {"enable_fp_fusion": True}
@@ -91,8 +82,15 @@ def loss(
         return None
     if not checks.eager(scores) or scores.dtype not in _DTYPES or scores.ndim != 2 or not scores.numel():
         return None
-    call = _Call.of(description, scores, target, p_k, conventions, plain)
-    if call is None or not _agrees(call, scores):
+    sizes = _sizes(description)
+    if sizes is None:
+        return None
+    values = p_k.values.detach().to(device=scores.device, dtype=torch.float32).contiguous()
+    weight = conventions.class_weights(description.n, scores)
+    if weight is not None:
+        weight = weight.detach().to(device=scores.device, dtype=torch.float32).contiguous()
+    call = _Call(description, sizes, target.contiguous(), PK(values, p_k.of), conventions, weight, plain)
+    if not _agrees(call, scores):
         return None
     if torch.is_grad_enabled() and scores.requires_grad:
         return _Loss.apply(scores, call)  # type: ignore[no-untyped-call]
@@ -117,7 +115,7 @@ class _Sizes(NamedTuple):
     def width(self, gradient: bool) -> int:
         """The numbers that a row keeps in memory."""
         # A network arranges its wires there in any case.
-        slots = self.slots if gradient else 2 * (self.operator == NETWORK)
+        slots = self.slots if gradient else 2 * (self.operator == Operator.NETWORK)
         return (slots + (self.lanes > MOST_IN_REGISTERS)) * self.lanes
 
     def bytes(self, gradient: bool) -> int:
@@ -131,21 +129,21 @@ def _power_of_two(number: int) -> int:
 def _sizes(description: Description) -> _Sizes | None:
     """None if a row is too large."""
     operator, family, m, k = description.operator, description.family, description.m, description.k
-    softmax = _NO_SOFTMAX
-    if family in (SEPARATE, MIXED):
-        softmax = _OVER_ALL if description.all_classes else _OVER_CANDIDATES
-        operator = _NO_OPERATOR if k == 1 else operator
-    elif family == ERROR and description.uses_softmax:
-        softmax = _OVER_ALL
-    if m > MOST_CANDIDATES or (family == ERROR and description.ce_weight == 1):
+    softmax = NO_SOFTMAX
+    if family in (Family.SEPARATE, Family.MIXED):
+        softmax = OVER_ALL if description.all_classes else OVER_CANDIDATES
+        operator = NO_OPERATOR if k == 1 else operator
+    elif family == Family.ERROR and description.uses_softmax:
+        softmax = OVER_ALL
+    if m > MOST_CANDIDATES or (family == Family.ERROR and description.ce_weight == 1):
         return None
     lanes = max(_power_of_two(m), 2)
     slots, depth, wide = 0, 0, False
-    if operator == NETWORK:
+    if operator == Operator.NETWORK:
         assert description.wiring is not None
         depth = _depth(description.wiring)
         slots = 2 * max(depth, 1)
-    elif operator == KSUBSET:
+    elif operator == Operator.KSUBSET:
         # As log_polynomial_ratios, which says why.
         size = min(k, (m - 1) // 2)
         wide = math.lgamma(m) - math.lgamma(size + 1) - math.lgamma(m - size) > 60
@@ -200,34 +198,9 @@ class _Call:
     class_weight: Tensor | None
     plain: Callable[[Tensor], Tensor]
 
-    @classmethod
-    def of(
-        cls,
-        description: Description,
-        scores: Tensor,
-        target: Tensor,
-        p_k: PK,
-        conventions: Conventions,
-        plain: Callable[[Tensor], Tensor],
-    ) -> _Call | None:
-        sizes = _sizes(description)
-        if sizes is None:
-            return None
-        values = p_k.values.detach().to(device=scores.device, dtype=torch.float32).contiguous()
-        weight = conventions.class_weights(description.n, scores)
-        if weight is not None:
-            weight = weight.detach().to(device=scores.device, dtype=torch.float32).contiguous()
-        return cls(description, sizes, target.contiguous(), PK(values, p_k.of), conventions, weight, plain)
-
     @property
     def smoothing(self) -> float:
         return self.description.ce_weight * self.description.smoothing
-
-    @property
-    def as_given(self) -> bool:
-        """Whether all classes are candidates, in the order that they come in."""
-        description = self.description
-        return description.m == description.n and description.operator == NETWORK and description.wires == GIVEN
 
     def forward(self, scores: Tensor, gradient: bool) -> tuple[Tensor, _Saved | None]:
         """The loss and, if wanted, what its gradient needs."""
@@ -238,12 +211,12 @@ class _Call:
         m, k = description.m, description.k
         scores = scores.detach()
         new = scores.new_empty
-        sums = new(rows, 4, dtype=torch.float32) if sizes.softmax == _OVER_ALL else None
+        sums = new(rows, 4, dtype=torch.float32) if sizes.softmax == OVER_ALL else None
         losses = new(2, rows, dtype=torch.float32)
         gradients = new(rows, m, dtype=torch.float32) if gradient else None
         coefficients = new(rows, dtype=torch.float32) if gradient and sums is not None else None
         classes, leaders = self._selected(scores)
-        network = sizes.operator == NETWORK
+        network = sizes.operator == Operator.NETWORK
         assert description.wiring is not None or not network
         tables = _tables(description.wiring, sizes.lanes, scores.device) if network else (None,) * 4
         width = sizes.width(gradient)
@@ -284,7 +257,7 @@ class _Call:
     def _selected(self, scores: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The best classes, in order; and for a network that does not want them in order, the best beside."""
         n, m = self.description.n, self.description.m
-        if self.as_given:
+        if _as_given(self.description):
             return None, scores.topk(min(self.description.k + 1, n), dim=-1).indices
         if m == n:
             return scores.sort(dim=-1, descending=True, stable=True).indices, None
@@ -312,19 +285,24 @@ class _Call:
         return result
 
 
+def _as_given(description: Description) -> bool:
+    """Whether all classes are candidates, in the order that they come in."""
+    return description.m == description.n and description.operator == Operator.NETWORK and description.wires == Wires.GIVEN
+
+
 def candidate_constants(description: Description, of: str, weighted: bool, gradient: bool) -> dict[str, Any]:
     """What the kernel of the candidates is compiled for."""
     sizes = _sizes(description)
     assert sizes is not None
     return {
-        "OPERATOR": sizes.operator,
-        "SWAP": description.swap,
-        "WIRES": description.wires,
-        "FAMILY": description.family,
+        "OPERATOR": int(sizes.operator),
+        "SWAP": int(description.swap),
+        "WIRES": int(description.wires),
+        "FAMILY": int(description.family),
         "SOFTMAX": sizes.softmax,
-        "OF": _OF[of],
+        "OF": int(PKOf[f"OF_{of.upper()}"]),
         "LIMIT": description.q == 0,
-        "AS_GIVEN": description.m == description.n and description.operator == NETWORK and description.wires == GIVEN,
+        "AS_GIVEN": _as_given(description),
         "WEIGHTED": weighted,
         "SMOOTHED": description.ce_weight * description.smoothing > 0,
         "WIDE": sizes.wide,
@@ -352,10 +330,10 @@ class _Loss(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
         call: _Call = ctx.call
         scores, *saved = ctx.saved_tensors
-        plain = derivatives.of_plain(call.plain, [scores], [gradient])
+        plain = autograd.plain_gradients(call.plain, [scores], [gradient])
         if plain is not None:
             return plain[0], None
         return call.backward(scores, _Saved(*saved), gradient), None

@@ -13,38 +13,28 @@ few digits (its exp takes 2 to the power of a rounded product), is written out: 
 import triton
 import triton.language as tl
 
-NETWORK = tl.constexpr(0)
-LAPSUM = tl.constexpr(1)
-KSUBSET = tl.constexpr(2)
-SOFTSORT = tl.constexpr(3)
-NEURALSORT = tl.constexpr(4)
-NO_OPERATOR = tl.constexpr(-1)
-SEPARATE = tl.constexpr(0)
-MIXED = tl.constexpr(1)
-PURE = tl.constexpr(2)
-ERROR = tl.constexpr(3)
-TARGET = tl.constexpr(0)
-SORTED = tl.constexpr(1)
-GIVEN = tl.constexpr(2)
-LOGISTIC = tl.constexpr(0)
-LOGISTIC_ART = tl.constexpr(1)
-CAUCHY = tl.constexpr(2)
-GAUSSIAN = tl.constexpr(3)
-RECIPROCAL = tl.constexpr(4)
-OPTIMAL = tl.constexpr(5)
-OF_ALL = tl.constexpr(0)
-OF_CLASS = tl.constexpr(1)
-OF_ROW = tl.constexpr(2)
-NO_SOFTMAX = tl.constexpr(0)
-OVER_ALL = tl.constexpr(1)
-OVER_CANDIDATES = tl.constexpr(2)
+from anyk import swaps
+from anyk.kernels import abi
+from anyk.kernels import triton as launches
 
-# As anyk.operators.base, anyk.operators.sorting_network and anyk.swaps have them; a test holds them together.
-LOG_ZERO = tl.constexpr(-1e37)
-LOG_TAIL_WEIGHT = tl.constexpr(-30.0)
-ART_ROUNDING = tl.constexpr(1e-3)
+
+def _constants(enumeration):
+    return (tl.constexpr(constant.value) for constant in enumeration)
+
+
+# A kernel can read no other globals than constexpr.
+NETWORK, LAPSUM, KSUBSET, SOFTSORT, NEURALSORT = _constants(abi.Operator)
+LOGISTIC, LOGISTIC_ART, CAUCHY, GAUSSIAN, RECIPROCAL, OPTIMAL = _constants(abi.Swap)
+TARGET, SORTED, GIVEN = _constants(abi.Wires)
+SEPARATE, MIXED, PURE, ERROR = _constants(abi.Family)
+OF_ALL, OF_CLASS, OF_ROW = _constants(abi.PKOf)
+NO_OPERATOR = tl.constexpr(launches.NO_OPERATOR)
+OVER_ALL, OVER_CANDIDATES = tl.constexpr(launches.OVER_ALL), tl.constexpr(launches.OVER_CANDIDATES)
+MOST_IN_REGISTERS = tl.constexpr(launches.MOST_IN_REGISTERS)
+LOG_ZERO = tl.constexpr(-1e37)  # as in anyk.operators.base
+LOG_TAIL_WEIGHT = tl.constexpr(-30.0)  # as in anyk.operators.sorting_network
+ART_ROUNDING = tl.constexpr(swaps.ART_ROUNDING)
 INFINITY = tl.constexpr(float("inf"))
-MOST_IN_REGISTERS = tl.constexpr(256)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from anyk.lab.comparison.function import Report, compare
+    from anyk.lab.comparison.compare import Report, compare
 
 __all__ = ["Report", "compare"]
 
@@ -35,4 +35,4 @@ def __getattr__(name: str) -> Any:
     # Only when asked for: a run, which imports a part of the lab, need not load what makes a comparison.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("anyk.lab.comparison.function"), name)
+    return getattr(import_module("anyk.lab.comparison.compare"), name)

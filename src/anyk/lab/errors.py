@@ -1,4 +1,4 @@
-"""What a user can mend."""
+"""Errors that a user can correct, and how they are written."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ _LONGEST = 1500
 
 
 class LabError(Exception):
-    """One sentence that names the file or the argument and says what to do.
+    """An error that the user can correct: its message names the file or the argument, and says what to do.
 
     The command line prints it without a traceback and ends with exit code 2. What it quotes of a file may be of any length and
-    hold any character; the sentence is one line all the same.
+    hold any character; the message is one line all the same.
     """
 
-    def __init__(self, sentence: str = "") -> None:
-        super().__init__(_one_line(sentence))
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_one_line(message))
 
 
 class Diverged(LabError):
-    """Training went to numbers that are none. While tuning that is an answer, not a failure."""
+    """The loss or the scores became NaN or infinite. A search of the learning rate expects that of some runs."""
 
 
 class Stopped(Exception):
@@ -39,8 +39,13 @@ def _one_line(text: str) -> str:
 
 
 def explain(error: Exception) -> str:
-    """An error as a run's outcome tells it."""
+    """The message of any error: of one that is not ours, with its type."""
     return str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
+
+
+def first_line(error: BaseException, most: int = 200) -> str:
+    """The first line of an error's message that is not empty, cut to ``most`` characters; or the name of its type."""
+    return next((line.strip()[:most] for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Failure:
 
 
 def reuse_sentence(runs: int) -> str:
-    """Of runs that are not run again."""
+    """Says how many runs had ended before and are not run again."""
     if runs == 1:
         return "1 run had ended before and is taken as it is."
     return f"{runs} runs had ended before and are taken as they are."

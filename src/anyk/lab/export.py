@@ -1,4 +1,4 @@
-"""A trained model as an ONNX file, with what it does to its inputs before the network, and the first guesses after it."""
+"""A trained model as an ONNX file that includes its preprocessing and gives the k best classes."""
 
 import importlib
 import importlib.util
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 import anyk
 from anyk.lab import files
-from anyk.lab.errors import LabError
+from anyk.lab.errors import LabError, first_line
 from anyk.lab.run.models import Classifier, Plan
 from anyk.lab.run.sequence_models import OTHERS
 
-_TOLERANCE = 1e-3  # of probabilities: what another order of additions comes to, and no wrong operator does
+_TOLERANCE = 1e-3  # of probabilities: above the effect of another summation order, below that of any wrong operator
 
 
 class _FirstGuesses(nn.Module):
@@ -62,7 +62,7 @@ def export(model: Classifier, path: Path, k: int = 5) -> None:
             names = {"input_names": [name], "output_names": ["classes", "probabilities"]}
             exported: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)  # type: ignore[arg-type]
     except Exception as error:  # a network of one's own may hold anything
-        raise LabError(f"the model cannot be exported: {_first_line(error)}") from None
+        raise LabError(f"the model cannot be exported: {first_line(error)}") from None
     about = {"classes": list(model.classes), "shape": list(model.plan.shape), "anyk": anyk.__version__}
     exported.model.metadata_props.update(
         {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in about.items()}
@@ -88,7 +88,7 @@ def _examples(model: Classifier) -> tuple[str, Tensor]:
     if name == "images":
         return name, torch.randint(256, size, generator=generator, dtype=torch.uint8)
     classes = len(model.classes)
-    # Of classes that are no guess where they were seen, half: something should be left.
+    # Where classes that were seen are no guesses, half of the classes: some should be left.
     return name, torch.randint(max(classes // 2, 1) if model.plan.mask_seen else classes + OTHERS, size, generator=generator)
 
 
@@ -112,14 +112,9 @@ def _compare(path: Path, module: nn.Module, examples: Tensor) -> None:
         )
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter logs about operators that nobody asked for."""
+    """Silence what the exporter logs about operators that are not used."""
     former = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written under another name, flushed to the disk, then renamed. And JSON in them."""
+"""Writing files so that they are either complete or absent, JSON files, and words for messages about files."""
 
 import errno
 import json
@@ -16,7 +16,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def read_object(path: Path, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file; where there is none, the error ends with the remedy."""
+    """The JSON object in a file; the error message ends with the remedy."""
     try:
         content = parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -27,10 +27,10 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """The value of a JSON text; a ValueError for all that is wrong with it, and for texts that no file could hold."""
+    """The value of a JSON text. Raises ValueError for whatever is wrong with it, lone surrogates included."""
     try:
         value = json.loads(text)
-        if "\\u" in text:  # half of a character can be written so
+        if "\\u" in text:  # an escape may be half of a surrogate pair, which cannot be written to a file again
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -49,30 +49,36 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def refuse_to_overwrite(path: Path, force: bool) -> None:
-    """Raise if a file cannot be written there without loss."""
+    """Raise if a file cannot be written there, or one exists that ``force`` does not give up."""
     if not path.parent.is_dir():
         raise LabError(f"{path.parent} should be a folder that exists: make it first.")
     if path.is_dir():
         raise LabError(f"{path} is a folder: name a file.")
-    if path.exists() and not force:
-        raise LabError(f"{path} is there already: name another file, or give --force to replace it.")
+    refuse_existing(path, force)
+
+
+def refuse_existing(path: Path, force: bool) -> None:
+    """Raise if something is at ``path`` that ``force`` does not give up; an empty folder counts as nothing."""
+    if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
+        kind = "folder" if path.is_dir() else "file"
+        raise LabError(f"{path} is there already: name another {kind}, or give --force to replace it.")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the folder of ``path``; what was written there takes the place of ``path`` at the end.
+    """Yield a temporary path in the folder of ``path``; what was written there replaces ``path`` at the end.
 
-    A reader sees the former file or the new one, never a part. Of several writers the last one wins. After an error, or a
-    crash at any moment, the former file is untouched.
+    A reader sees the former file or the new one, never a part of it. Of several writers the last one wins. After an error or
+    a crash at any moment the former file is untouched.
     """
-    # Its own random name, so that writers of the same file do not meet; not tempfile, which makes files private.
+    # A random name, so that two writers of one file do not collide; not tempfile, whose files only their owner can read.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with disk_full_is_an_error(path):
             temporary.touch()
             usual = temporary.stat().st_mode
             yield temporary
-            if temporary.stat().st_mode != usual:  # safetensors puts a private file in its place
+            if temporary.stat().st_mode != usual:  # safetensors replaces it by a file that only its owner can read
                 temporary.chmod(usual)
             flush(temporary)
             os.replace(temporary, path)
@@ -84,11 +90,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def disk_full_is_an_error(path: Path) -> Iterator[None]:
-    """Say in one sentence which file a full disk kept from being written."""
+    """Turn the error of a full disk into a LabError that names the file."""
     try:
         yield
     except Exception as error:
-        # safetensors has its own exception, with the text of the system's error in it.
+        # safetensors raises its own exception, which quotes the system's error.
         if getattr(error, "errno", None) in _FULL or any(os.strerror(code) in str(error) for code in _FULL):
             raise LabError(
                 f"{path} could not be written because the disk is full; its former version, if any, is untouched. "
@@ -98,7 +104,7 @@ def disk_full_is_an_error(path: Path) -> Iterator[None]:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or what is in a folder, is on the disk."""
+    """Wait until a file, or the list of files of a folder, is on the disk."""
     if path.is_dir() and os.name != "posix":
         return  # a folder can only be opened on POSIX systems
     descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)

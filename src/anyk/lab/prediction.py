@@ -1,23 +1,19 @@
-"""What a trained model says of new examples: images, files of embeddings, tables and pixels, with labels or without, or
-sequences of tokens."""
+"""Predictions of a trained model for new examples: image files, array files and tables, with labels or without, and texts."""
 
 import itertools
-import os
-import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import safetensors
 import torch
 from torch import Tensor
 
-from anyk.lab.data import arrays, completion, folders, sequences, unlabelled
-from anyk.lab.embedding import Encoder, load_backbone, read_image
+from anyk.lab.data import arrays, completion, images, sequences
+from anyk.lab.embed import Encoder, load_backbone
 from anyk.lab.errors import LabError
+from anyk.lab.run.batches import find_device
 from anyk.lab.run.models import Classifier, Plan
-from anyk.lab.run.reading import find_device
 
 _GRAY = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue, as Pillow has it
 _ARRAYS = frozenset((*arrays.SUFFIXES, ".safetensors"))
@@ -72,7 +68,7 @@ def predict(
     read = _image_reader(shape, backbone, device)
     model = model.to(find_device(device))
     kinds = "images" if read is not None else f"files of arrays ({', '.join(sorted(_ARRAYS))})"
-    suffixes = folders.SUFFIXES if read is not None else _ARRAYS
+    suffixes = images.SUFFIXES if read is not None else _ARRAYS
     found = list(_expanded([Path(file) for file in files], suffixes, kinds, unreadable))
     if read is None and (image := next((path for path in found if _is_image(path)), None)) is not None:
         raise LabError(
@@ -107,7 +103,7 @@ def predict(
 def _continued(
     model: Classifier, paths: Sequence[Path], k: int, batch_size: int, device: str, unreadable: Callable[[str], None]
 ) -> Iterator[Prediction]:
-    """What follows each sequence of some files."""
+    """Predictions for what follows each sequence of some files."""
     suffixes = _SOURCES if model.plan.tokens == "python" else sequences.TEXTS
     kinds = f"files that end in {' or '.join(suffixes)}"
     for path in _expanded(paths, suffixes, kinds, unreadable, texts=True):
@@ -149,15 +145,16 @@ def _between_tabs(line: str) -> list[str]:
 
 
 def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in folders.SUFFIXES
+    return path.suffix.lower() in images.SUFFIXES
 
 
 def _expanded(
     paths: Sequence[Path], suffixes: Collection[str], kinds: str, unreadable: Callable[[str], None], *, texts: bool = False
 ) -> Iterator[Path]:
-    """The files, and in the place of a folder those in it that such a model takes, by how their names end.
+    """The files, with those of the right suffix in place of a folder.
 
-    A file that is named is a text where the model takes ``texts``, however its name ends."""
+    Where the model takes ``texts``, a file that is named itself may have any suffix.
+    """
     for path in paths:
         if path.is_dir():
             inside = sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
@@ -183,8 +180,9 @@ def _is_labels(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _ImageReader:
-    one: Callable[[Path], Tensor]
-    """a file as what is stacked to a batch"""
+    decode: Callable[[Path], Any]
+    prepare: Callable[[Any], Tensor] | None
+    """from what ``decode`` gives to what ``batch`` takes"""
     batch: Callable[[list[Tensor]], Tensor]
 
 
@@ -193,16 +191,16 @@ def _image_reader(shape: tuple[int, ...], backbone: str | None, device: str) -> 
     if len(shape) == 1:
         if backbone is None:
             return None
-        encoder = Encoder(*load_backbone(backbone), device, torch.float32)
+        encoder = Encoder(*load_backbone(backbone), device)
 
         def features(pixels: list[Tensor]) -> Tensor:
             found = encoder.run(pixels)
             if found.shape[1] != shape[0]:
-                told = f"{found.shape[1]} numbers for an image, but the model takes {shape[0]}"
-                raise LabError(f"the backbone {backbone} gives {told}: give the one that made its data.")
+                message = f"{found.shape[1]} numbers for an image, but the model takes {shape[0]}"
+                raise LabError(f"the backbone {backbone} gives {message}: give the one that made its data.")
             return found
 
-        return _ImageReader(lambda path: encoder.preprocess(read_image(path)), features)
+        return _ImageReader(images.read_image, encoder.preprocess, features)
     if backbone is not None:
         raise LabError("backbone is for a model of embeddings, but this one takes the pixels themselves: leave it out.")
     channels, height, width = shape
@@ -210,32 +208,24 @@ def _image_reader(shape: tuple[int, ...], backbone: str | None, device: str) -> 
         return None
 
     def pixels(path: Path) -> Tensor:
-        colours = folders.read_pixels(path, height)
+        colours = images.read_pixels(path, height)
         return colours if channels == 3 else torch.einsum("chw,c->hw", colours.float(), _GRAY).round().to(torch.uint8)[None]
 
-    return _ImageReader(pixels, torch.stack)
+    return _ImageReader(pixels, None, torch.stack)
 
 
 def _image_batches(
     paths: Iterator[Path], read: _ImageReader, batch_size: int, unreadable: Callable[[str], None]
 ) -> Iterator[tuple[list[Path], Tensor]]:
-    def decode(path: Path) -> Tensor | str:
-        try:
-            return read.one(path)
-        except Exception as error:  # Pillow's decoders raise whatever they like
-            return " ".join(str(error).split())[:200] or type(error).__name__
-
-    # Filters belong to the process, so they are set here and not in the threads.
-    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        warnings.filterwarnings("ignore", module=r"PIL\b")  # odd metadata; the pixels are what counts
-        while batch := list(itertools.islice(paths, batch_size)):
-            decoded = list(zip(batch, pool.map(decode, batch), strict=True))
-            for path, found in decoded:
-                if isinstance(found, str):
-                    unreadable(f"{path} cannot be read as an image ({found}).")
-            fine = [(path, found) for path, found in decoded if isinstance(found, Tensor)]
-            if fine:
-                yield [path for path, _ in fine], read.batch([found for _, found in fine])
+    listed = list(paths)
+    decoded = zip(listed, images.decode_all(listed, read.decode, read.prepare, 2 * batch_size), strict=True)
+    while batch := list(itertools.islice(decoded, batch_size)):
+        for path, found in batch:
+            if isinstance(found, str):
+                unreadable(f"{path} cannot be read as an image ({found}).")
+        fine = [(path, found) for path, found in batch if isinstance(found, Tensor)]
+        if fine:
+            yield [path for path, _ in fine], read.batch([found for _, found in fine])
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -244,16 +234,4 @@ def _image_batches(
 def _array_blocks(path: Path, shape: tuple[int, ...], rows: int, label_column: str | None) -> Iterator[Tensor]:
     if _is_image(path):
         raise LabError(f"{path} is an image, but the model takes examples of the shape {shape}: give arrays of them.")
-    if path.suffix.lower() != ".safetensors":
-        yield from unlabelled.blocks(path, shape, rows, label_column)
-        return
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            stored = file.get_slice("embeddings")
-            if tuple(stored.get_shape()[1:]) != shape:
-                wanted = f"(examples, {', '.join(map(str, shape))})"
-                raise LabError(f"embeddings in {path} should have the shape {wanted}, but have {tuple(stored.get_shape())}.")
-            for first in range(0, stored.get_shape()[0], rows):
-                yield stored[first : first + rows]
-    except safetensors.SafetensorError as error:
-        raise LabError(f'{path} cannot be read as embeddings ({error}): it should have the tensor "embeddings".') from None
+    yield from arrays.blocks(path, shape, rows, label_column)

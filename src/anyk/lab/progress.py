@@ -1,4 +1,4 @@
-"""What a person sees while runs are at work."""
+"""Progress bars: what is shown on the terminal while runs are at work."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +23,10 @@ from rich.table import Column
 
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
-from anyk.lab.run.loggers import Following
+from anyk.lab.run.loggers import Forwarder
 from anyk.lab.run.losses import SETTINGS, settings_of
-from anyk.lab.run.training import Progress
+from anyk.lab.run.run_folder import Run
+from anyk.lab.run.training import OnProgress, Progress
 from anyk.lab.tables import text, title
 
 
@@ -70,7 +70,7 @@ def watched(runs: int | None, quiet: bool = False, log: Sequence[str] = ()) -> I
         quiet: True shows nothing.
         log: where the metrics go, by name of :data:`anyk.lab.run.loggers.LOGGERS`.
     """
-    with Following(log) as following, Display(runs, quiet, following.note) as display:
+    with Forwarder(log) as forwarder, Display(runs, quiet, forwarder.update) as display:
         yield display
 
 
@@ -80,10 +80,10 @@ class Display:
     Args:
         runs: how many runs there will be; None: not known.
         quiet: True shows nothing.
-        on_show: called with the folder of each run that is shown.
+        on_show: called as :meth:`show` is.
     """
 
-    def __init__(self, runs: int | None, quiet: bool = False, on_show: Callable[[Path], None] = lambda folder: None) -> None:
+    def __init__(self, runs: int | None, quiet: bool = False, on_show: OnProgress = lambda folder, progress: None) -> None:
         self._bars = _bars(quiet)
         self._all = self._bars.add_task("all runs", total=runs, count=self._count(0, runs), left="left" if runs else "")
         # Apart from the bar: its columns would take the room that the words need.
@@ -107,14 +107,14 @@ class Display:
         if self._live.is_started:
             self._live.stop()
 
-    def tell(self, sentence: str) -> None:
-        """Say something above the bars. May be called from any thread."""
+    def tell(self, message: str) -> None:
+        """Print a message above the bars. May be called from any thread."""
         if not self._bars.disable:
-            self._bars.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+            self._bars.console.print(message, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, folder: Path, progress: Progress) -> None:
         """Take note of where a run stands. May be called from any thread."""
-        self._on_show(folder)
+        self._on_show(folder, progress)
         if self._quiet:
             return
         with self._guard:
@@ -141,11 +141,11 @@ class Display:
                 self._values.setdefault(name, set()).add(value)
 
     def _name(self, folder: Path) -> str:
-        """What a run is, by what the runs differ in, and how good it is so far."""
+        """The line of a run: its loss and learning rate, its accuracies so far, and the fields in which the runs differ."""
         config, line = self._configs.get(folder), self._lines.get(folder, {})
         if config is None:
             return folder.name
-        differing = {name for name, values in self._values.items() if len(values) > 1} - _untold(config)
+        differing = {name for name, values in self._values.items() if len(values) > 1} - _not_shown(config)
         # By the kind of data, unless it was given: the current one then tells more than nothing.
         rate = config.learning_rate or line.get("learning_rate")
         words = [config.loss, f"learning rate {rate:.2g}" if rate else ""]
@@ -162,6 +162,6 @@ class Display:
         return f"{finished}/{runs}" if runs is not None else f"{finished} ended"
 
 
-def _untold(config: Config) -> frozenset[str]:
-    """The fields that need not be told to tell a run from others."""
+def _not_shown(config: Config) -> frozenset[str]:
+    """The fields that are not shown to distinguish a run from others: it does not depend on them, or they are shown anyway."""
     return frozenset(SETTINGS) - settings_of(config.loss) | {"loss", "learning_rate", "data"}

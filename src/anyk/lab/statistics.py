@@ -60,29 +60,6 @@ class Paired:
         return None if self.examples is None else self.difference * self.examples
 
 
-def paired(values: Sequence[float], baseline: Sequence[float], confidence: float = CONFIDENCE) -> Paired:
-    """Compare two equally long lists, the same seed at the same place.
-
-    >>> result = paired([3.0, 4.0, 6.0], [1.0, 3.0, 3.0])
-    >>> round(result.difference, 6), round(result.p, 4)
-    (2.0, 0.0742)
-    """
-    from scipy.special import stdtr, stdtrit  # a third of a second, which a table without tests need not wait for
-
-    differences = [value - base for value, base in zip(values, baseline, strict=True)]
-    difference, count = mean(differences), len(differences)
-    spread = std(differences)
-    if spread is None:
-        return Paired(difference, count, reason="there is one seed only")
-    # Equal differences are not exactly equal in floating point; their rounding errors must not pass for a tiny variance.
-    if spread <= 1e-12 * max(map(abs, (*values, *baseline))):
-        return Paired(difference, count, reason="the difference is the same on every seed")
-    error = spread / math.sqrt(count)
-    half = float(stdtrit(count - 1, (1 + confidence) / 2)) * error
-    p = 2 * float(stdtr(count - 1, -abs(difference) / error))
-    return Paired(difference, count, difference - half, difference + half, p)
-
-
 @dataclass(frozen=True)
 class Contrast:
     """Hits of a method minus hits of another on the same test examples and seeds, for one k.
@@ -237,21 +214,6 @@ def _sign_test(gained: int, lost: int) -> float:
     """
     count, fewer = gained + lost, min(gained, lost)
     return min(1.0, 2 * sum(math.comb(count, hits) for hits in range(fewer + 1)) / 2**count)
-
-
-def exceeds(found: Paired, bound: float = 0.0) -> float:
-    """The p of the one-sided test that the mean difference, of :func:`paired`, is above ``bound``.
-
-    >>> result = paired([3.0, 4.0, 6.0], [1.0, 3.0, 3.0])
-    >>> round(exceeds(result), 4), round(exceeds(result, bound=2.0), 4)
-    (0.0371, 0.5)
-    """
-    from scipy.special import stdtr, stdtrit
-
-    if found.low is None or found.high is None:
-        return 0.0 if found.difference > bound else 1.0
-    error = (found.high - found.low) / 2 / float(stdtrit(found.count - 1, (1 + CONFIDENCE) / 2))
-    return float(stdtr(found.count - 1, (bound - found.difference) / error))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

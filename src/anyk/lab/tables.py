@@ -270,13 +270,13 @@ def _latex_escape(name: str) -> str:
 
 
 def _csv(table: Table) -> str:
+    heads = [f"{column.key}{part}" for column in table.columns for part in _csv_parts(column.kind)]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([head for column in table.columns for head in _csv_heads(column)])
+    writer.writerow(heads)
     for row in table.rows:
-        writer.writerow(
-            [cell for value, column in zip(row, table.columns, strict=True) for cell in _csv_cells(value, column.kind)]
-        )
+        cells = [_csv_cells(value, column.kind) for value, column in zip(row, table.columns, strict=True)]
+        writer.writerow([cell for each in cells for cell in each])
     return out.getvalue()
 
 
@@ -289,28 +289,22 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     return out.getvalue()
 
 
-def _csv_heads(column: Column) -> list[str]:
-    if column.kind in ("accuracy", "seconds"):
-        return [f"{column.key}_mean", f"{column.key}_std"]
-    if column.kind == "difference":
-        return [f"{column.key}{part}" for part in ("", "_low", "_high", "_p", "_p_holm")]
-    if column.kind in ("interval", "p"):
-        return [f"{column.key}{part}" for part in (("_low", "_high") if column.kind == "interval" else ("", "_holm"))]
-    return [column.key]
+def _csv_parts(kind: str) -> tuple[str, ...]:
+    """What follows the key of a column in the heads of its parts."""
+    if kind in ("accuracy", "seconds"):
+        return "_mean", "_std"
+    parts = {"difference": ("", "_low", "_high", "_p", "_p_holm"), "interval": ("_low", "_high"), "p": ("", "_holm")}
+    return parts.get(kind, ("",))
 
 
 def _csv_cells(value: Value, kind: str) -> list[Any]:
+    if value is None:
+        return [None] * len(_csv_parts(kind))
     if isinstance(value, Measured):
         return [value.mean, value.std]
     if isinstance(value, Difference):
         found = value.paired
-        parts: dict[str, list[Any]] = {
-            "points": [found.difference],
-            "hits": [found.hits],
-            "interval": [found.low, found.high],
-            "p": [found.p, value.p],
-        }
-        return parts.get(kind) or [found.difference, found.low, found.high, found.p, value.p]
-    if value is None:
-        return [None] * {"accuracy": 2, "seconds": 2, "difference": 5, "interval": 2, "p": 2}.get(kind, 1)
+        parts = {"points": ["difference"], "hits": ["hits"], "interval": ["low", "high"], "p": ["p"]}
+        cells = [getattr(found, part) for part in parts.get(kind, ["difference", "low", "high", "p"])]
+        return [*cells, value.p] if kind in ("difference", "p") else cells
     return [text(value, kind).replace(_MINUS, "-") if kind == "signed" else text(value, kind)]

@@ -10,7 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from anyk import candidates, checks
-from anyk.registry import OPERATORS
+from anyk.candidates import real_mask
+from anyk.kernels.loss_description import OperatorDescription
+from anyk.registry import OPERATORS, register
 
 # Stands in for log(0) where a true -inf would give inf - inf in a backward pass; far below any log-probability.
 LOG_ZERO = -1e37
@@ -35,13 +37,19 @@ class Operator(nn.Module, ABC):
     sorts = True
     #: scores are divided by ``temperature ** scale_power``
     scale_power = 1.0
+    #: whether it has P and T, and so serves the losses
+    has_probabilities = True
+    #: whether k of a mask may be a real number or a tensor
+    real_k = False
     #: the least precision to compute in
     dtype = torch.float32
+    #: the number by which the kernels know the operator. Not inherited: what a subclass computes, they do not know
+    kernel_code: int | None = None
 
     def __init_subclass__(cls, name: str | None = None, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if name is not None:
-            OPERATORS[name] = cls
+            register(OPERATORS, name, cls)
 
     def __init__(self, temperature: float | Tensor = 1.0) -> None:
         super().__init__()
@@ -69,7 +77,7 @@ class Operator(nn.Module, ABC):
         return f"temperature={'learned' if value.requires_grad else 'tensor'}"
 
     def forward(self, scores: Float[Tensor, "*batch n"], k: int, hard: bool = False) -> Float[Tensor, "*batch k n"]:
-        """The first k rows of P.
+        """The first k rows of P. The running sum of a column is the :meth:`inclusion` of that class.
 
         Args:
             scores: class scores; -inf marks padding, which gets probability 0 and no gradient.
@@ -114,10 +122,11 @@ class Operator(nn.Module, ABC):
         n = scores.shape[-1]
         k = checks.count("k", k, 1, n, "the number of classes")
         target = checks.class_indices(target, scores.shape[:-1], n)
-        kept = candidates.select(scores, target, sort=self.sorts)
-        real = real_mask(kept.scores)
+        classes, position = candidates.choose(scores, target, sort=self.sorts)
+        scores = scores.gather(-1, classes)
+        real = real_mask(scores)
         checks.real_classes(real, k)
-        return self.candidate_log_inclusion(kept.scores, kept.position, real, k)
+        return self.candidate_log_inclusion(scores, position, real, k)
 
     def candidate_log_inclusion(
         self,
@@ -135,6 +144,22 @@ class Operator(nn.Module, ABC):
             k: number of ranks.
         """
         return self._log_inclusion(self._scaled(scores, position, real), position, real, k).to(checks.working_dtype(scores))
+
+    def kernel_description(self, m: int, k: int) -> OperatorDescription | str:
+        """The operator in plain numbers, for the kernels; or why there is no kernel for it."""
+        code = vars(type(self)).get("kernel_code")
+        if code is None:
+            return f"the operator {type(self).__name__} has none"
+        if isinstance(self.temperature, Tensor):
+            return "its temperature is a tensor"
+        scale = float(self.temperature) ** self.scale_power
+        if not 1e-25 < scale < 1e25:  # a kernel has -1e30 for padding, which must not come back into reach
+            return "its temperature is too extreme"
+        return OperatorDescription(code, scale)
+
+    def kernel_settings(self) -> tuple[object, ...]:
+        """What :meth:`kernel_description` depends on: to notice that something was assigned."""
+        return (self.__dict__.get("temperature"),)  # a tensor is not there
 
     def mask(self, scores: Float[Tensor, "*batch n"], k: int | float | Tensor) -> Float[Tensor, "*batch n"]:
         """How far each entry is among the first k: between 0 and 1, with the sum k. See :func:`anyk.soft_topk`.
@@ -204,9 +229,6 @@ class Operator(nn.Module, ABC):
         able = sorted(kind.__name__ for kind in Operator.__subclasses__() if has(kind, what))
         raise TypeError(f"operator: {type(self).__name__} has no {what}: expected one of {', '.join(able)}")
 
-    #: whether k of a mask may be a real number or a tensor
-    real_k = False
-
     def _mask(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
         """The mask, from scores of at least float32 and 0 < k < n; what it says of padding is not looked at."""
         raise NotImplementedError
@@ -262,15 +284,6 @@ class Operator(nn.Module, ABC):
         """log T at temperature 1. The scores come in descending order (if ``sorts``), relative to the target's."""
 
 
-def real_mask(scores: Tensor) -> Tensor | None:
-    """Which classes are not padding (-inf); None where it can be seen that none is padded."""
-    scores = scores.detach()
-    if checks.readable(scores) and (scores.numel() == 0 or scores.amin().item() > -torch.inf):
-        return None
-    real = scores != -torch.inf
-    return None if checks.readable(real) and bool(real.all()) else real  # NaN has no minimum
-
-
 def log_running_sum(log_probabilities: Float[Tensor, "*batch k m"], position: Int[Tensor, "*batch"]) -> Tensor:
     """log T from log P: the target's column, summed over the ranks."""
     place = position[..., None, None].expand(*log_probabilities.shape[:-1], 1)
@@ -315,7 +328,12 @@ def _nothing(scores: Tensor, real: Tensor | None) -> Tensor:
 
 def expected_sort(operator: Operator, scores: Tensor, real: Tensor | None) -> Tensor:
     """Each rank's mean score under P: O(n^2)."""
-    matrix = operator._matrix(operator._scaled(scores, None, real), real, scores.shape[-1]).to(scores.dtype)
+    return expected_scores(operator._matrix(operator._scaled(scores, None, real), real, scores.shape[-1]), scores, real)
+
+
+def expected_scores(matrix: Tensor, scores: Tensor, real: Tensor | None) -> Tensor:
+    """P times the scores."""
+    matrix = matrix.to(scores.dtype)
     if real is not None:
         matrix, scores = matrix.masked_fill(~real[..., None, :], 0), scores.masked_fill(~real, 0)
     return (matrix @ scores[..., None]).squeeze(-1)

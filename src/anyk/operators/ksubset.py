@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from anyk import candidates, checks, derivatives
-from anyk.operators.base import LOG_ZERO, Operator, real_mask, rows_from_inclusion
+from anyk import autograd, candidates, checks
+from anyk.candidates import real_mask
+from anyk.docstrings import documented
+from anyk.kernels.loss_description import KSUBSET, OperatorDescription
+from anyk.operators.base import LOG_ZERO, Operator, rows_from_inclusion
 from anyk.operators.sinkhorn import logistic_threshold
 
 
+@documented
 class KSubset(Operator, name="ksubset"):
     """Inclusion in a random subset of size j whose weight is the product of its members' e^(s/t).
 
@@ -23,13 +27,20 @@ class KSubset(Operator, name="ksubset"):
     Cost: O(n log n + k n) for T, O(n log n + k^2 n) for P, O(n sqrt(k)) for the mask.
 
     Args:
-        temperature: t, a positive number or a one-element tensor.
+        {temperature}
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])
         >>> anyk.KSubset()(scores, k=1)
         tensor([[0.0900, 0.6652, 0.2447]])
     """
+
+    kernel_code = KSUBSET
+
+    def kernel_description(self, m: int, k: int) -> OperatorDescription | str:
+        if log_subsets(m, k) > 600:  # its sums grow to the number of subsets, which float64 must hold
+            return "there are too many subsets"
+        return super().kernel_description(m, k)
 
     def _mask(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
         assert isinstance(k, int)
@@ -63,6 +74,12 @@ class KSubset(Operator, name="ksubset"):
         return logsigmoid(-log_polynomial_ratios(rest, rest_real, k)) + 0 * target[..., None]
 
 
+def log_subsets(n: int, k: int) -> float:
+    """The logarithm of the largest number of subsets of up to k of n."""
+    size = min(k, n // 2)
+    return math.lgamma(n + 1) - math.lgamma(size + 1) - math.lgamma(n - size + 1)
+
+
 def log_polynomial_ratios(scores: Tensor, real: Tensor | None, k: int) -> Tensor:
     """log E_j - log E_(j-1) for j = 1..k, E the elementary symmetric polynomials of e^scores, scores descending.
 
@@ -76,9 +93,7 @@ def log_polynomial_ratios(scores: Tensor, real: Tensor | None, k: int) -> Tensor
     n = scores.shape[-1]
     if n == 0:
         return scores.new_full((*scores.shape[:-1], k), LOG_ZERO)
-    size = min(k, n // 2)
-    log_subsets = math.lgamma(n + 1) - math.lgamma(size + 1) - math.lgamma(n - size + 1)
-    if scores.dtype != torch.float64 and log_subsets > 60:  # beyond float32
+    if scores.dtype != torch.float64 and log_subsets(n, k) > 60:  # beyond float32
         return log_polynomial_ratios(scores.double(), real, k).to(scores.dtype)
     ratios = []
     subsets = scores.new_ones(()).expand(*scores.shape[:-1], n + 1)
@@ -211,7 +226,7 @@ class _Mask(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         scores, k, frequencies, weights, mask = ctx.saved_tensors
-        plain = derivatives.of_plain(lambda scores: _mask_by_frequencies(scores, k, frequencies), [scores], [gradient])
+        plain = autograd.plain_gradients(lambda scores: _mask_by_frequencies(scores, k, frequencies), [scores], [gradient])
         if plain is not None:
             return plain[0], None, None
         p, incoming = torch.sigmoid(scores.double()), gradient.double()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from anyk.docstrings import documented
+from anyk.kernels.loss_description import NEURALSORT
 from anyk.operators.base import Operator, by_class, expected_sort, in_order, log_running_sum
 
 
+@documented
 class NeuralSort(Operator, name="neuralsort"):
     r"""Unimodal row-stochastic relaxation of sorting.
 
@@ -17,7 +20,7 @@ class NeuralSort(Operator, name="neuralsort"):
     Cost: O(n log n + k n).
 
     Args:
-        temperature: t, a positive number or a one-element tensor.
+        {temperature}
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])
@@ -27,6 +30,8 @@ class NeuralSort(Operator, name="neuralsort"):
 
     Reference: Grover et al., "Stochastic Optimization of Sorting Networks via Continuous Relaxations", ICLR 2019.
     """
+
+    kernel_code = NEURALSORT
 
     def _sort(self, scores: Tensor, real: Tensor | None) -> Tensor:
         return expected_sort(self, scores, real)

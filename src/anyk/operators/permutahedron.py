@@ -9,9 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from anyk import candidates, checks
+from anyk.docstrings import documented
 from anyk.operators.base import Operator, in_order
 
 
+@documented
 class Permutahedron(Operator, name="permutahedron"):
     """Euclidean projections onto the permutahedron.
 
@@ -25,7 +27,7 @@ class Permutahedron(Operator, name="permutahedron"):
     Cost: O(n log n). It has no probability that a class has a rank, and is not an operator of the losses.
 
     Args:
-        temperature: t, a positive number or a one-element tensor.
+        {temperature}
 
     Example:
         >>> anyk.Permutahedron(2.0).mask(torch.tensor([1.0, 3.0, 2.0, -5.0]), k=2)
@@ -34,6 +36,7 @@ class Permutahedron(Operator, name="permutahedron"):
     Reference: Blondel et al., "Fast Differentiable Sorting and Ranking", ICML 2020.
     """
 
+    has_probabilities = False
     real_k = True
 
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:

@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from anyk import candidates, checks, derivatives
+from anyk import autograd, candidates, checks
+from anyk.docstrings import documented
 from anyk.operators.base import Operator, by_class, expected_sort, in_order, log_cumulative
 from anyk.operators.lapsum import laplace_threshold
 
@@ -16,6 +17,7 @@ Anchors = Literal["all", "topk"]
 REPEATS = 2  # further steps with the Laplacian of each Newton step
 
 
+@documented
 class SinkhornSort(Operator, name="sinkhorn"):
     r"""Entropic optimal transport between n rank anchors -1, …, -n and the scores.
 
@@ -30,7 +32,7 @@ class SinkhornSort(Operator, name="sinkhorn"):
     Cost: O(n^3) for each of a few Newton steps, with ``anchors="topk"`` O(k^2 n). Cheap steps with the same matrix follow each.
 
     Args:
-        temperature: t, a positive number or a one-element tensor.
+        {temperature}
         anchors: ``"all"`` n ranks; ``"topk"`` merges the ranks past k into one anchor of mass (n-k)/n at their mean. That
             is cheaper and a different operator: T_j then depends on k.
         tolerance: largest error of a row sum of P.
@@ -108,7 +110,7 @@ class SinkhornSort(Operator, name="sinkhorn"):
         """The dual solution, one number for each rank; the scores are in descending order."""
         n = scores.shape[-1]
         number = torch.full_like(position, n) if real is None else real.sum(-1)
-        anchors, masses, used = self._rank_anchors(number[..., None], n, k)
+        anchors, masses, used = self._rank_side(number[..., None], n, k)
         # Everything is measured from the target's place outwards, so that far outliers do not cost the digits near it.
         home = position.clamp(max=anchors.shape[-1] - 1)
         anchors = anchors - candidates.at(anchors, home)[..., None]
@@ -122,7 +124,7 @@ class SinkhornSort(Operator, name="sinkhorn"):
         attach = _Potentials.apply if checks.eager(scores) else _attached_potentials
         return attach(scores, start, solved, sides), sides
 
-    def _rank_anchors(self, number: Tensor, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _rank_side(self, number: Tensor, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Anchors, masses, and which ranks are used, each (..., rows), for rows of ``number`` (..., 1) classes."""
         if self.anchors == "all" or k == n:
             rank = torch.arange(1, n + 1, device=number.device)
@@ -210,8 +212,8 @@ class _Sides(NamedTuple):
 
 def _logits(scores: Tensor, sides: _Sides, potentials: Tensor) -> Tensor:
     """Logits (..., ranks, classes) whose softmax over the ranks is the plan. Ranks that are not used take no mass."""
-    ranks = potentials.masked_fill(~sides.used, -torch.inf)
-    return torch.addcmul(ranks[..., :, None], sides.anchors[..., :, None], scores[..., None, :], value=2)
+    used = potentials.masked_fill(~sides.used, -torch.inf)
+    return torch.addcmul(used[..., :, None], sides.anchors[..., :, None], scores[..., None, :], value=2)
 
 
 def _plan(scores: Tensor, sides: _Sides, potentials: Tensor) -> Tensor:
@@ -293,7 +295,7 @@ class _Potentials(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         scores, start, solved, *rest = ctx.saved_tensors
         sides = _Sides(*rest)
-        plain = derivatives.of_plain(
+        plain = autograd.plain_gradients(
             lambda scores, start: _attached_potentials(scores, start, solved, sides), [scores, start], [gradient]
         )
         if plain is not None:

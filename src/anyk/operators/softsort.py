@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from anyk import checks
+from anyk.docstrings import documented
+from anyk.kernels.loss_description import SOFTSORT, OperatorDescription
 from anyk.operators.base import Operator, by_class, expected_sort, in_order, log_running_sum
 
 
+@documented
 class SoftSort(Operator, name="softsort"):
     """Row-stochastic relaxation of sorting by distances.
 
@@ -18,7 +21,7 @@ class SoftSort(Operator, name="softsort"):
     Cost: O(n log n + k n).
 
     Args:
-        temperature: t, a positive number or a one-element tensor.
+        {temperature}
         power: p, at least 1.
 
     Example:
@@ -28,6 +31,8 @@ class SoftSort(Operator, name="softsort"):
 
     Reference: Prillo and Eisenschlos, "SoftSort: A Continuous Relaxation for the argsort Operator", ICML 2020.
     """
+
+    kernel_code = SOFTSORT
 
     def __init__(self, temperature: float | Tensor = 1.0, power: float = 1.0) -> None:
         power = checks.number("power", power, "a number of at least 1")
@@ -43,6 +48,12 @@ class SoftSort(Operator, name="softsort"):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, power={self.power}"
+
+    def kernel_description(self, m: int, k: int) -> OperatorDescription | str:
+        return super().kernel_description(m, k) if self.power == 1 else "SoftSort has another power than 1"
+
+    def kernel_settings(self) -> tuple[object, ...]:
+        return *super().kernel_settings(), self.power
 
     def _sort(self, scores: Tensor, real: Tensor | None) -> Tensor:
         return expected_sort(self, scores, real)

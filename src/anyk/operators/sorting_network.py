@@ -10,9 +10,12 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from anyk import checks, derivatives, networks
+from anyk import autograd, checks, networks
 from anyk._compat import constant_when_traced
-from anyk.operators.base import Operator, by_class, expected_sort, in_order
+from anyk.docstrings import documented
+from anyk.kernels.loss_description import GIVEN, MOST_WIRES, NETWORK, SORTED, TARGET, OperatorDescription, Wiring
+from anyk.kernels.loss_description import SWAPS as KERNEL_SWAPS
+from anyk.operators.base import Operator, by_class, expected_scores, in_order, rows_from_inclusion
 from anyk.registry import NETWORKS, SWAPS
 from anyk.swaps import Swap
 
@@ -20,6 +23,8 @@ from anyk.swaps import Swap
 LOG_TAIL_WEIGHT = -30.0
 
 Wires = Literal["target", "sorted", "given"]
+_KERNEL_WIRES = {"target": TARGET, "sorted": SORTED, "given": GIVEN}
+_KERNEL_SWAPS = {SWAPS[name]: number for number, name in enumerate(KERNEL_SWAPS)}
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ NETWORKS["bitonic"] = Kind("Bitonic network", lambda n, k: networks.bitonic(n).t
 NETWORKS["odd_even"] = Kind("Odd-even network", lambda n, k: networks.odd_even(n).top(k), _start_wire(4), _active_odd_even)
 
 
+@documented
 class SortingNetwork(Operator):
     """Differentiable sorting and selection networks.
 
@@ -72,19 +78,23 @@ class SortingNetwork(Operator):
     A class is carried along by the same mixtures; the share of it that ends on the r-th output is P[r, c]. For T only the
     target's share is pushed forward, beside the scores: the cost is that of the comparators, with no factor k.
 
-    Cost, in comparators: splitter about n (1 + log2 k), bitonic n log2(n)^2 / 4, odd-even n^2 / 2.
+    Cost, in comparators: splitter about n (1 + log2 k), bitonic n log2(n)^2 / 4, odd-even n^2 / 2. Where gradients are
+    recorded, T keeps about 6 numbers of a row for each of them. The matrix keeps 8 k; with ``wires="target"`` it is made
+    column by column, each class in turn on the target's wire, and keeps 7 n: 5 MB for each row of 256 scores at k = 5.
 
     Args:
         kind: ``"splitter"`` (selection network), ``"bitonic"`` or ``"odd_even"`` (sorting networks).
-        temperature: t, a positive number or a one-element tensor.
+        {temperature}
         swap: the soft comparator, which decides how fast a class far behind is let go: exponentially by ``"logistic"``, faster
             by ``"gaussian"``, as exp(-root of the distance) by ``"logistic_art"``, as 1 / distance by ``"cauchy"``,
             ``"reciprocal"`` and ``"optimal"``.
         wires: where the classes start, which matters to a network. ``"target"``: the target on one fixed wire, the others
             in descending order on the rest, so that T is continuous in the scores and does not depend on the order of the
             classes. ``"sorted"``: all in descending order. ``"given"``: in the order of the classes, the last class on the
-            first wire, as published (candidates that the loss has cut down to m < n come in descending order). The matrix has
-            no target: ``"target"`` means ``"given"`` there.
+            first wire, as published (candidates that the loss has cut down to m < n come in descending order). Only with
+            the last two do the rows of the matrix sum to 1: with ``"target"`` each column has its own arrangement, and of 16
+            normal scores of any spread the sums lie between .6 and 1.4 (splitter; .05 from 1 in the mean), .5 and 2.5
+            (bitonic), .7 and 1.9 (odd-even, which comes to 5 at 64).
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0, 0.0])
@@ -94,6 +104,8 @@ class SortingNetwork(Operator):
     Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022.
     """
 
+    kernel_code = NETWORK
+
     def __init__(
         self,
         kind: str = "splitter",
@@ -101,8 +113,8 @@ class SortingNetwork(Operator):
         swap: str = "logistic",
         wires: Wires = "target",
     ) -> None:
-        NETWORKS.look_up("kind", kind)
-        SWAPS.look_up("swap", swap)
+        checks.one_of("kind", kind, NETWORKS)
+        checks.one_of("swap", swap, SWAPS)
         checks.one_of("wires", wires, get_args(Wires))
         super().__init__(temperature)
         self.kind = kind
@@ -119,6 +131,21 @@ class SortingNetwork(Operator):
 
     def extra_repr(self) -> str:
         return f"{self.kind!r}, {super().extra_repr()}, swap={self.swap!r}, wires={self.wires!r}"
+
+    def kernel_description(self, m: int, k: int) -> OperatorDescription | str:
+        described = super().kernel_description(m, k)
+        if isinstance(described, str):
+            return described
+        swap = _KERNEL_SWAPS.get(SWAPS[self.swap])
+        if swap is None:
+            return f"the swap {self.swap!r} is not one of anyk's own"
+        if m > MOST_WIRES:
+            return f"a network of {m} wires is too large"
+        return described._replace(swap=swap, wires=_KERNEL_WIRES[self.wires], wiring=_wiring(NETWORKS[self.kind], m, k))
+
+    def kernel_settings(self) -> tuple[object, ...]:
+        # the entries, not their names: others may have taken these
+        return *super().kernel_settings(), NETWORKS[self.kind], SWAPS[self.swap], self.wires
 
     def _mask(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
         """The sum of the first k rows of P, pushed back through the network at once. All classes start in descending order.
@@ -143,22 +170,53 @@ class SortingNetwork(Operator):
         """The mean rank of each class."""
         n = scores.shape[-1]
         rank = torch.arange(1, n + 1, dtype=scores.dtype, device=scores.device)
-        return (rank[:, None] * self._matrix(self._scaled(scores, None, real), real, n)).sum(-2)
+        return (rank[:, None] * self._matrix_of_sorted(self._scaled(scores, None, real), real, n)).sum(-2)
 
     def _sort(self, scores: Tensor, real: Tensor | None) -> Tensor:
-        return expected_sort(self, scores, real)
+        matrix = self._matrix_of_sorted(self._scaled(scores, None, real), real, scores.shape[-1])
+        return expected_scores(matrix, scores, real)
 
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
-        n = scores.shape[-1]
+        if self.wires == "target":
+            return self._matrix_by_columns(scores, real, k)
         if self.wires == "sorted":
-            _, _, classes = in_order(scores, real)
-        else:
-            classes = _as_given(scores, real)
+            return self._matrix_of_sorted(scores, real, k)
+        return self._matrix_of(scores, real, k, _as_given(scores, real))
+
+    def _matrix_of_sorted(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+        return self._matrix_of(scores, real, k, in_order(scores, real)[2])
+
+    def _matrix_of(self, scores: Tensor, real: Tensor | None, k: int, classes: Tensor) -> Tensor:
+        """P with these classes on the wires."""
+        n = scores.shape[-1]
         rows = scores.gather(-1, classes).reshape(-1, n).t()
         shares = _soft_rows(self._schedule(scores, k), SWAPS[self.swap], rows, self._frozen(real, n))
         return by_class(shares.movedim(-1, 0).reshape(*scores.shape[:-1], k, n), classes)
 
+    def _matrix_by_columns(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+        """P with each class in turn as the target, on the target's wire."""
+        ordered, ordered_real, in_place = in_order(scores, real)
+        position = torch.arange(scores.shape[-1], device=scores.device).expand_as(in_place)
+        each_real = None if ordered_real is None else ordered_real[..., None, :].expand(*position.shape, -1)
+        each = ordered[..., None, :].expand(*position.shape, -1)
+        classes, starts = self._wires(each, position, each_real)
+        inclusion = self._inclusion(each.gather(-1, classes), starts, each_real, k)
+        return by_class(rows_from_inclusion(inclusion.mT), in_place)
+
     def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
+        m = scores.shape[-1]
+        classes, starts = self._wires(scores, position, real)
+        # One gather for all that is needed of the scores: each would have a gradient of all of them.
+        rivals = self._rivals(scores, position, real, k)
+        taken = scores.gather(-1, torch.cat([classes, position[..., None], rivals], -1))
+        arranged, target, ahead = taken.split_with_sizes((m, 1, rivals.shape[-1]), -1)
+        lead = target - ahead
+        if real is not None:
+            lead = lead.masked_fill(~real.gather(-1, rivals), 0)  # behind padding nobody can fall
+        return self._log_with_tail(self._inclusion(arranged, starts, real, k), lead)
+
+    def _wires(self, scores: Tensor, position: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The class that starts on each wire, and whether it is the target."""
         m = scores.shape[-1]
         if self.wires == "given":
             classes = _as_given(scores, real)
@@ -171,21 +229,17 @@ class SortingNetwork(Operator):
             number = m if real is None else real.sum(-1)
             starts, other = build(NETWORKS[self.kind], m, number, scores.device)
             classes = torch.where(starts, position[..., None], other + (other >= position[..., None]))
-        column = starts.to(scores.dtype).expand_as(scores)
-        # One gather for all that is needed of the scores: each would have a gradient of all of them.
-        rivals = self._rivals(scores, position, real, k)
-        taken = scores.gather(-1, torch.cat([classes, position[..., None], rivals], -1))
-        arranged, target, ahead = taken.split_with_sizes((m, 1, rivals.shape[-1]), -1)
-        lead = target - ahead
-        if real is not None:
-            lead = lead.masked_fill(~real.gather(-1, rivals), 0)  # behind padding nobody can fall
-        arranged = arranged.reshape(-1, m)
+        return classes, starts
+
+    def _inclusion(self, arranged: Tensor, starts: Tensor, real: Tensor | None, k: int) -> Tensor:
+        """T from the scores on the wires, and the wire where the target starts."""
+        m = arranged.shape[-1]
+        column = starts.to(arranged.dtype).expand_as(arranged).reshape(-1, m)
         # Traced or transformed, the plain form is the better one: it has every derivative, and it fuses.
         run = _SoftColumn.apply if checks.eager(arranged) else _soft_column
-        inclusion = run(
-            arranged, column.reshape(-1, m), self._schedule(scores, k), SWAPS[self.swap], self._frozen(real, m)
-        ).reshape(*scores.shape[:-1], k)
-        return self._log_with_tail(inclusion, lead)
+        schedule = self._schedule(arranged, k)
+        inclusion: Tensor = run(arranged.reshape(-1, m), column, schedule, SWAPS[self.swap], self._frozen(real, m))
+        return inclusion.reshape(*arranged.shape[:-1], k)
 
     def _rivals(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
         """Where the k best of the others stand (all of them, if there are fewer), padding last."""
@@ -362,6 +416,24 @@ def _places(wires: Sequence[int], state: list[int]) -> tuple[int, ...]:
     return tuple(place[wire] for wire in wires)
 
 
+@lru_cache(maxsize=128)
+def _wiring(kind: Kind, m: int, k: int) -> Wiring:
+    """The network as the kernels take it."""
+    network = kind.build(m, k)
+    if kind.active is None:  # nothing counts its layers
+        network = network.packed()
+    comparators = [(i, j, layer) for layer, pairs in enumerate(network.layers) for i, j in pairs]
+    with torch.inference_mode(False):
+        number = torch.arange(m + 1, device="cpu")  # not the default device: the kernels read these tables
+        first, end = (0, torch.full_like(number, len(network.layers))) if kind.active is None else kind.active(m, number)
+        starts = [kind.target_wire(number), torch.as_tensor(first, device="cpu").expand_as(number), end]
+        return Wiring(
+            torch.tensor(comparators, dtype=torch.int32, device="cpu").reshape(-1, 3),
+            torch.tensor(network.outputs[:k], dtype=torch.int32, device="cpu"),
+            torch.stack([column.to(torch.int32) for column in starts], -1).contiguous(),
+        )
+
+
 Frozen = Callable[[int, Tensor], Tensor] | None
 
 
@@ -458,7 +530,7 @@ class _SoftColumn(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         arranged, column, ends, *saved = ctx.saved_tensors
         schedule: Schedule = ctx.schedule
-        plain = derivatives.of_plain(
+        plain = autograd.plain_gradients(
             lambda arranged: _soft_column(arranged, column, schedule, ctx.swap, ctx.frozen), [arranged], [gradient]
         )
         if plain is not None:

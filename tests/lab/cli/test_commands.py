@@ -1,6 +1,7 @@
 """The command line: every command from words to files, and what it says when something is wrong."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import anyk as package
 import lab_data
 import made
 from anyk.lab import cli
@@ -18,43 +18,11 @@ from anyk.lab.run.config import Config
 
 
 @pytest.fixture
-def anyk(capsys, monkeypatch, tmp_path):
-    """Run the command in an empty folder: exit code, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["anyk", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
-
-    return run
-
-
-@pytest.fixture
 def data(tmp_path):
     return str(lab_data.write_embedding_set(tmp_path / "points"))
 
 
 QUICK = ("--epochs", "2", "--batch-size", "32", "--m", "8", "--quiet")
-
-
-def test_help_names_every_command(anyk):
-    code, out, _ = anyk("--help")
-    assert code == 0
-    for command in ("compare", "train", "sweep", "report", "predict", "export", "reproduce", "embed", "import", "draw", "info"):
-        assert command in out
-
-
-def test_version(anyk):
-    assert anyk("--version") == (0, f"anyk {package.__version__}\n", "")
-
-
-@pytest.mark.parametrize("command", ["train", "compare", "sweep"])
-def test_help_calls_the_data_by_their_name(anyk, command):
-    code, out, _ = anyk(command, "--help")
-    assert (code, out.splitlines()[0].endswith("OPTIONS] [DATA]")) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +53,7 @@ def test_report_sorts_downwards_with_a_space_too(anyk, tmp_path):
 def test_compare_prints_a_verdict_and_code_that_runs(anyk, data, tmp_path):
     code, out, err = anyk("compare", data, "--losses", "softmax", "ksubset", "--seeds", "2", "--budget", "2", *QUICK)
     assert (code, err) == (3, "")
-    assert "\nNot decided: --budget 2 ended the tuning of softmax and ksubset before it was done" in out
+    assert re.search("\nNot decided: --budget 2 .* softmax and ksubset", out)
     pasted = out[out.index("import") : out.index("Report:")]
     names: dict[str, object] = {}
     exec(pasted, names)
@@ -158,7 +126,8 @@ def test_another_config_is_offered_another_folder(anyk, data, tmp_path):
     (tmp_path / "photos" / "cat.jpg").touch()
     code, _, err = anyk(*words, "--out", "photos")
     assert (code, [path.name for path in (tmp_path / "photos").iterdir()]) == (2, ["cat.jpg"])
-    assert err == "anyk: photos holds files that are not of a run (cat.jpg): choose another folder, such as --out photos-2\n"
+    assert "photos holds files that are not of a run (cat.jpg)" in err
+    assert err.endswith("--out photos-2\n")
     assert "such as --out run-2" in anyk(*words, "--out", ".")[2]
     (tmp_path / "empty" / "folder").mkdir(parents=True)
     assert anyk(*words, "--out", "empty")[0] == 0
@@ -168,27 +137,13 @@ def test_train_says_when_more_training_would_help(anyk, data):
     words = ("train", data, "--loss", "softmax", "--quiet", "--batch-size", "500")
     code, out, _ = anyk(*words, "--out", "first")
     assert code == 0
-    hint = "when it ended: raise --epochs or --learning-rate. `anyk train` does not tune, `anyk compare` does."
-    assert out.splitlines()[-1] == f"It was still near chance {hint}"
+    hint = "raise --epochs or --learning-rate"
+    assert re.search(f"near chance.*{hint}", out.splitlines()[-1])
     assert hint not in anyk(*words, "--learning-rate", "1e-3", "--epochs", "20", "--out", "second")[1]  # as the user wished
     assert hint not in anyk(*words, "--learning-rate", "0.3", "--out", "third")[1]
 
 
-def test_sweep_runs_a_grid_and_names_what_failed(anyk, data):
-    words = ("sweep", data, "--grid", "loss=softmax,splitter", "m=8,3", "--out", "sweep", "--epochs", "1", "--quiet")
-    code, out, err = anyk(*words)
-    assert code == 1
-    assert err.startswith("loss=splitter,m=3 failed: P_K reaches to k = 5, but only m = 3 are ranked")
-    assert "1 run failed" in out or "failed" in out
-    assert anyk("sweep", data, "--out", "other", "--quiet")[0] == 0  # no grid: one run
-    code, _, err = anyk("sweep", data, "--grid", "seed=0,1,2,3", "--m", "3", "--out", "third", "--quiet")
-    assert (code, err.count("\n")) == (1, 1)
-    assert err.startswith("4 runs failed (seed=0, seed=1 and 2 more): P_K reaches to k = 5, but only m = 3 are ranked")
-    code, _, err = anyk("sweep", data, "--grid", "loss=softmax", "--file", "x.json")
-    assert (code, err) == (2, "anyk: give --grid or --file, not both.\n")
-
-
-def test_import_embed_draw_info(anyk, tmp_path):
+def test_import_and_embed(anyk, tmp_path):
     np.savez(tmp_path / "arrays.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 6)
     code, out, _ = anyk("import", "arrays.npz")
     assert (code, out) == (0, "arrays is ready: anyk compare arrays\n")
@@ -212,20 +167,6 @@ def test_import_embed_draw_info(anyk, tmp_path):
     assert code == 0
     assert out.endswith("photos-embeddings: 6 examples, 2 classes, 48 dimensions\n")
     assert "skipped cat/broken.png" in err
-    for words, file in (
-        (("network", "--n", "8", "--k", "3"), "network.svg"),
-        (("matrix", "--k", "2", "-o", "m.png"), "m.png"),
-        (("loss", "--out", "l.pdf"), "l.pdf"),
-        (("--interactive", "-o", "page.html"), "page.html"),
-        (("--interactive",), "explore.html"),
-    ):
-        assert anyk("draw", *words) == (0, file + "\n", "")
-        assert (tmp_path / file).stat().st_size > 1000
-    code, out, _ = anyk("info")
-    assert code == 0
-    assert "versions" in out
-    assert "tensorboard" in out
-    assert set(json.loads(anyk("info", "--json")[1])) >= {"versions", "devices", "extras"}
 
 
 def test_reproduce_leaves_other_folders_alone(anyk, tmp_path):
@@ -233,7 +174,7 @@ def test_reproduce_leaves_other_folders_alone(anyk, tmp_path):
     (tmp_path / "mine" / "data" / "dataset.json").write_text("mine")
     for words in (("table2", "--smoke"), ("table1", "--data", "cifar100=nowhere")):
         code, _, err = anyk("reproduce", *words, "--quiet", "--out", "mine")
-        assert (code, err) == (2, "anyk: mine holds files that are not of a run (data): choose another folder with --out.\n")
+        assert (code, "mine holds files that are not of a run (data)" in err) == (2, True)
     assert [path.name for path in (tmp_path / "mine").rglob("*")] == ["data", "dataset.json"]
     assert (tmp_path / "mine" / "data" / "dataset.json").read_text() == "mine"
     assert anyk("reproduce", "table1", "--data", "cifar100=nowhere", "--out", "new")[0] == 2
@@ -242,10 +183,14 @@ def test_reproduce_leaves_other_folders_alone(anyk, tmp_path):
 
 @pytest.mark.parametrize("experiment", ["table5", "backbones"])
 def test_reproduce_smoke(anyk, experiment):
-    code, out, err = anyk("reproduce", experiment, "--smoke", "--quiet", "--format", "markdown")
+    words = ("reproduce", experiment, "--smoke", "--quiet", "--format", "markdown")
+    code, out, err = anyk(*words)
     assert (code, err) == (0, "")
-    assert "| paper |" in out.replace("  ", " ") or "paper" in out
+    assert "| paper |" in out
     assert "difference" not in out
+    code, again, err = anyk(*words)
+    assert (code, again) == (0, out)
+    assert re.fullmatch(r"\d+ runs had ended before.*\n", err)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +198,7 @@ def test_reproduce_smoke(anyk, experiment):
     [
         (("compare", "nowhere"), "nowhere does not exist; DATA may be glyphs"),
         (("train", "nowhere", "--quiet"), "nowhere does not exist"),
-        (("train", "points", "--p-k", "0.5", "0.6"), "p_k should be weights"),
+        (("train", "points", "--p-k", "0.5", "0.6"), "p_k: expected probabilities that sum to 1"),
         (("train", "points", "--device", "nonsense", "--quiet"), "device 'nonsense' cannot be used here"),
         (("report", "nowhere"), "nowhere"),
         (("report", "points", "--curves", "no/where.csv"), "no should be a folder that exists"),
@@ -261,25 +206,13 @@ def test_reproduce_smoke(anyk, experiment):
         (("reproduce", "table2"), "table2 needs data that only you can give"),
         (("reproduce", "table2", "--data", "a", "b"), "--data should be NAME=PATH"),
         (("reproduce", "table2", "--data", "imagenet1k=nothere"), "nothere does not exist; DATA may be"),
-        (("draw", "network", "--kind", "nonsense"), "nonsense"),
-        (("draw", "network", "-o", "x.docx"), "x.docx"),
-        (("draw", "--interactive", "-o", "x.svg"), "x.svg should end in .html"),
         (("import", "nowhere.npz"), "nowhere.npz"),
         (("embed", "nowhere"), "nowhere"),
         (("compare", "points", "--seeds", "0", "--quiet"), "seeds should be at least 1"),
         (("compare", "points", "--losses", "softmax"), "losses should name something to compare with softmax"),
-        (
-            ("compare", "points", "--time", "soon"),
-            "minutes or hours such as 90s, 10m or 2h, but is 'soon'",
-        ),
-        (("compare", "points", "--ks", "1,12"), "--ks 12 needs more than 12 classes, but points has 12"),
+        (("compare", "points", "--time", "soon"), "such as 90s, 10m or 2h, but is 'soon'"),
         (("compare", "points", "--ks", "0"), "ks should be k of at least 1"),
-        (("compare", "points", "--device", "nonsense"), "device 'nonsense' cannot be used here"),
         (("compare", "points", "--model", "cnn"), "model cnn takes images"),
-        (("compare", "points", "--augment", "flip"), "augment changes images"),
-        (("sweep", "points", "--grid", "nonsense=1"), "a grid axis should be"),
-        (("sweep", "points", "--grid", "los=softmax"), "but is 'los=softmax': the nearest field is loss."),
-        (("sweep", "points", "--grid", "loss=softmax,", "splitter"), "but is 'loss=softmax,'."),
         (("trian", "points"), "there is no command 'trian': did you mean anyk train?"),
         (("xyz",), "there is no command 'xyz': the commands are compare, train,"),
     ],

@@ -44,13 +44,8 @@ def binary(python, tmp_path):
     return folder
 
 
-@pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
-
-
-def test_the_contract(python, cache):
-    dataset = cifar.load(python, cache=cache)
+def test_the_contract(python):
+    dataset = cifar.load(python)
     assert dataset.name == "cifar100"
     assert dataset.kind == "images"
     assert dataset.classes == ("class_00", "class_01", "class_02", "class_03")
@@ -70,20 +65,20 @@ def test_python_and_binary_hold_the_same(python, binary, cache, tmp_path):
         pack(binary, tmp_path / "b.tar.gz", "cifar-100-binary"),
     ]
     (tmp_path / "cifar-100-python").symlink_to(python)
-    loaded = [cifar.load(source, cache=cache) for source in sources]
+    loaded = [cifar.load(source) for source in sources]
     assert len({dataset.fingerprint for dataset in loaded}) == 1
     assert len(list(cache.iterdir())) == 5
 
 
-def test_channels_come_first(tmp_path, cache):
+def test_channels_come_first(tmp_path):
     pixels = np.arange(3072, dtype=np.uint32).astype(np.uint8)
     folder = cifar.write_small(tmp_path / "c", 1, classes=1)
     (folder / "train").write_bytes(pickle.dumps({b"fine_labels": [0], b"data": pixels[None]}, protocol=4))
-    image = cifar.load(folder, cache=cache).train.parts[0][0]
+    image = cifar.load(folder).train.parts[0][0]
     assert image[1, 2, 3] == pixels[1 * 1024 + 2 * 32 + 3]
 
 
-def test_files_of_python_2(tmp_path, cache):
+def test_files_of_python_2(tmp_path):
     """As the official files were written: protocol 2, byte strings, the old name of numpy's function."""
     folder = cifar.write_small(tmp_path / "c", 1, classes=1)
     pixels = bytes(range(256)) * 12
@@ -98,16 +93,16 @@ def test_files_of_python_2(tmp_path, cache):
         b"T" + len(pixels).to_bytes(4, "little") + pixels + b"tbu."
     )  # fmt: skip
     (folder / "train").write_bytes(train)
-    assert cifar.load(folder, cache=cache).train.parts[0].numpy().tobytes() == pixels
+    assert cifar.load(folder).train.parts[0].numpy().tobytes() == pixels
 
 
-def test_a_change_of_the_files_is_seen(python, cache):
-    before = cifar.load(python, cache=cache).fingerprint
+def test_a_change_of_the_files_is_seen(python):
+    before = cifar.load(python).fingerprint
     cifar.write_small(python, 5, classes=4)
-    assert cifar.load(python, cache=cache).fingerprint != before
+    assert cifar.load(python).fingerprint != before
 
 
-def test_a_malicious_pickle_is_not_run(python, cache, tmp_path):
+def test_a_malicious_pickle_is_not_run(python, tmp_path):
     class Evil:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "owned"),)
@@ -117,7 +112,7 @@ def test_a_malicious_pickle_is_not_run(python, cache, tmp_path):
             good = (python / file).read_bytes()
             (python / file).write_bytes(pickle.dumps(content))
             with pytest.raises(LabError, match=rf"{file} in .*posix\.mkdir, which does not belong there and was not run"):
-                cifar.load(python, cache=cache)
+                cifar.load(python)
             (python / file).write_bytes(good)
     assert not (tmp_path / "owned").exists()
 
@@ -142,41 +137,41 @@ def test_a_malicious_pickle_is_not_run(python, cache, tmp_path):
         (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": ["cat"]}, 4), "not a file of CIFAR-100"),
     ],
 )
-def test_damaged_or_mislabelled_python_files(python, cache, train, reason):
+def test_damaged_or_mislabelled_python_files(python, train, reason):
     (python / "train").write_bytes(train)
     with pytest.raises(LabError, match=rf"train in .*{reason}"):
-        cifar.load(python, cache=cache)
+        cifar.load(python)
 
 
-def test_damaged_or_mislabelled_binary_files(binary, cache):
+def test_damaged_or_mislabelled_binary_files(binary):
     whole = (binary / "train.bin").read_bytes()
     for content, reason in ((whole[:-7], "not whole records"), (b"", "0 labels"), (whole[:1] + b"\x09" + whole[2:], "to 9")):
         (binary / "train.bin").write_bytes(content)
         with pytest.raises(LabError, match=rf"train\.bin in .*{reason}"):
-            cifar.load(binary, cache=cache)
+            cifar.load(binary)
 
 
-def test_what_is_not_cifar(tmp_path, cache, python):
+def test_what_is_not_cifar(tmp_path, python):
     with pytest.raises(LabError, match=r"nothing\.tar\.gz does not exist"):
         data.load(f"cifar100:{tmp_path}/nothing.tar.gz")
     (tmp_path / "empty").mkdir()
     with pytest.raises(LabError, match=r"empty is not CIFAR-100: .*holds none of them"):
-        cifar.load(tmp_path / "empty", cache=cache)
+        cifar.load(tmp_path / "empty")
     (python / "meta").unlink()
     with pytest.raises(LabError, match=r"not CIFAR-100: it should hold train, test, meta .* but holds test, train\."):
-        cifar.load(pack(python, tmp_path / "p.tar.gz"), cache=cache)
+        cifar.load(pack(python, tmp_path / "p.tar.gz"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "sum", "empty", "text"])
-def test_damaged_archives(python, cache, tmp_path, damage):
+def test_damaged_archives(python, tmp_path, damage):
     whole = pack(python, tmp_path / "p.tar.gz").read_bytes()
     wrong_sum = whole[:-8] + bytes(4) + whole[-4:]  # as if a bit of the pixels had changed on the way
     (tmp_path / "p.tar.gz").write_bytes({"cut": whole[:-3000], "sum": wrong_sum, "empty": b"", "text": b"<html>"}[damage])
     with pytest.raises(LabError, match=r"p\.tar\.gz.*download it again"):
-        cifar.load(tmp_path / "p.tar.gz", cache=cache)
+        cifar.load(tmp_path / "p.tar.gz")
 
 
-def test_an_archive_writes_nowhere(python, cache, tmp_path):
+def test_an_archive_writes_nowhere(python, tmp_path):
     """Members with paths that climb out, and links, are not followed."""
     (tmp_path / "secret").write_bytes(b"secret")
     with tarfile.open(tmp_path / "p.tar", "w") as tar:
@@ -188,7 +183,7 @@ def test_an_archive_writes_nowhere(python, cache, tmp_path):
         tar.addfile(tarfile.TarInfo("/evil"), io.BytesIO())
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(LabError, match=r"holds meta, train\."):
-        cifar.load(tmp_path / "p.tar", cache=cache)
+        cifar.load(tmp_path / "p.tar")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -250,23 +245,23 @@ def server(tmp_path, monkeypatch):
     server.close()
 
 
-def download(server, cache, **changes):
-    return cifar.load(None, cache=cache, **({"url": server.url, "checksum": server.checksum} | changes))
+def download(server, **changes):
+    return cifar.load(None, **({"url": server.url, "checksum": server.checksum} | changes))
 
 
 def test_downloaded_once(server, cache):
-    dataset = download(server, cache)
+    dataset = download(server)
     assert len(dataset.train) == 160
-    assert download(server, cache).fingerprint == dataset.fingerprint
+    assert download(server).fingerprint == dataset.fingerprint
     (next(cache.glob("*.safetensors"))).unlink()  # the archive is there still
-    assert download(server, cache).fingerprint == dataset.fingerprint
+    assert download(server).fingerprint == dataset.fingerprint
     assert server.requests == [None]
     assert not list(cache.glob("*.part"))
 
 
-def test_a_broken_connection_is_continued(server, cache):
+def test_a_broken_connection_is_continued(server):
     server.break_after = [150_000, 100_000]
-    assert len(download(server, cache).train) == 160
+    assert len(download(server).train) == 160
     assert len(server.requests) == 3
     assert all(request for request in server.requests[1:])
     starts = [int(request.removeprefix("bytes=").removesuffix("-")) for request in server.requests[1:]]
@@ -276,54 +271,52 @@ def test_a_broken_connection_is_continued(server, cache):
 def test_the_next_run_continues(server, cache):
     server.break_after = [200_000, 0]
     with pytest.raises(LabError, match=r"cifar-100-python\.tar\.gz could not be downloaded.*cifar100:PATH"):
-        download(server, cache)
+        download(server)
     kept = (cache / "cifar-100-python.tar.gz.part").stat().st_size
     assert 0 < kept <= 200_000
-    assert len(download(server, cache).train) == 160
+    assert len(download(server).train) == 160
     assert server.requests[-1] == f"bytes={kept}-"
 
 
 def test_a_server_without_ranges_starts_again(server, cache):
-    cache.mkdir()
     (cache / "cifar-100-python.tar.gz.part").write_bytes(server.content[:1000])
     server.ranges = False
-    assert len(download(server, cache).train) == 160
+    assert len(download(server).train) == 160
     assert server.requests == ["bytes=1000-"]
 
 
 @pytest.mark.parametrize("extra", [b"", b"too much"])
 def test_a_part_that_is_complete_or_too_long(server, cache, extra):
-    cache.mkdir()
     (cache / "cifar-100-python.tar.gz.part").write_bytes(server.content + extra)
-    assert len(download(server, cache).train) == 160
+    assert len(download(server).train) == 160
     assert len(server.requests) == (2 if extra else 1)
 
 
 def test_a_wrong_checksum_is_thrown_away(server, cache):
     with pytest.raises(LabError, match=r"cifar-100-python\.tar\.gz arrived with a wrong checksum.*cifar100:PATH"):
-        download(server, cache, checksum="md5:" + "0" * 32)
+        download(server, checksum="md5:" + "0" * 32)
     assert not list(cache.glob("cifar*"))
-    assert len(download(server, cache).train) == 160
+    assert len(download(server).train) == 160
 
 
 def test_a_spoilt_part_is_thrown_away(server, cache):
-    cache.mkdir()
     (cache / "cifar-100-python.tar.gz.part").write_bytes(b"x" * 1000)
     with pytest.raises(LabError, match="wrong checksum"):
-        download(server, cache)
-    assert len(download(server, cache).train) == 160
+        download(server)
+    assert len(download(server).train) == 160
 
 
-def test_no_such_file_and_no_network(server, cache):
+def test_no_such_file_and_no_network(server):
     server.status = 404
     with pytest.raises(LabError, match=r"could not be downloaded \(404.*by hand"):
-        download(server, cache)
+        download(server)
     server.close()
     with pytest.raises(LabError, match=r"could not be downloaded \(.*refused.*by hand"):
-        download(server, cache)
+        download(server)
 
 
-def test_a_cache_that_is_no_folder(server, tmp_path):
+def test_a_cache_that_is_no_folder(server, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
+    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "file"))
     with pytest.raises(LabError, match="could not be stored in"):
-        download(server, tmp_path / "file")
+        download(server)

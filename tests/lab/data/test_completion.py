@@ -30,8 +30,8 @@ def library(tmp_path):
     return folder
 
 
-def load(library, cache, classes=12):
-    return completion.load(classes, cache=cache, library=library)
+def load(library, classes=12):
+    return completion.load(classes, library=library)
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_modules_keep_their_part():
 
 
 def test_whole_modules_are_divided(library, tmp_path):
-    dataset = load(library, tmp_path)
+    dataset = load(library)
     assert (dataset.name, dataset.kind, dataset.tokens) == ("completion:12", "sequences", "python")
     counts = [0, 0, 0]
     for part, modules in enumerate((TRAIN, VALIDATION, TEST)):
@@ -100,15 +100,15 @@ def test_whole_modules_are_divided(library, tmp_path):
 
 
 def test_the_vocabulary_is_of_the_training_part(library, tmp_path):
-    dataset = load(library, tmp_path, 2000)
+    dataset = load(library, 2000)
     assert "trained" in dataset.classes
     assert "new" not in dataset.classes
     assert dataset.classes[:2] == ("<newline>", "x")
-    assert load(library, tmp_path, 5).classes == dataset.classes[:5]
+    assert load(library, 5).classes == dataset.classes[:5]
 
 
 def test_the_share_outside_of_the_vocabulary_is_said(library, tmp_path):
-    dataset = load(library, tmp_path)
+    dataset = load(library)
     outside = total = 0
     for path in sorted(library.rglob("*.py")):
         if path.relative_to(library).parts[0].removesuffix(".py") in TEST:
@@ -120,26 +120,26 @@ def test_the_share_outside_of_the_vocabulary_is_said(library, tmp_path):
 
 
 def test_tests_tables_and_what_is_not_python_are_left_out(library, tmp_path):
-    before = load(library, tmp_path / "one")
+    before = load(library)
     for name in ("test/a.py", "idlelib/b.py", "abc/test_c.py", "bz2/tests/d.py", "site-packages/e.py", "ast/f.py"):
         (library / name).parent.mkdir(parents=True, exist_ok=True)
         (library / name).write_text("wrong (" if name == "ast/f.py" else "left = out\n")
-    assert load(library, tmp_path / "two").fingerprint == before.fingerprint
+    assert load(library).fingerprint == before.fingerprint
 
 
 def test_another_module_moves_none(library, tmp_path):
-    before = load(library, tmp_path)
+    before = load(library)
     (library / "zzz.py").write_text("def f0(x):\n    return x + trained\n")
-    after = load(library, tmp_path)
+    after = load(library)
     assert after.fingerprint != before.fingerprint
     assert len(after.test) == len(before.test)
     assert len(after.train) > len(before.train)
 
 
 def test_the_cache_is_used(library, tmp_path, monkeypatch):
-    first = load(library, tmp_path / "cache")
+    first = load(library)
     monkeypatch.setattr(completion, "python_tokens", lambda _: pytest.fail("the source was read again"))
-    again = load(library, tmp_path / "cache")
+    again = load(library)
     assert (again.fingerprint, again.remarks) == (first.fingerprint, first.remarks)
 
 
@@ -149,12 +149,12 @@ def test_the_cache_is_used(library, tmp_path, monkeypatch):
 @pytest.mark.parametrize("classes", [0, 1, 20_001])
 def test_a_number_of_classes_that_cannot_be(library, tmp_path, classes):
     with pytest.raises(LabError, match=f"completion has 2 to 20,000 classes, but {classes:,} were asked for"):
-        load(library, tmp_path, classes)
+        load(library, classes)
 
 
 def test_a_library_without_source(tmp_path):
     with pytest.raises(LabError, match=r"completion reads the source .*, but .* has no \.py files"):
-        load(tmp_path, tmp_path / "cache")
+        load(tmp_path)
 
 
 def test_words_for_it():

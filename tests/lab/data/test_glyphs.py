@@ -1,7 +1,5 @@
 """Glyphs: the same bits every time, fonts kept apart, look-alikes kept, nothing blank; and DATA by name."""
 
-import sys
-import types
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,13 +13,10 @@ from anyk.lab.errors import LabError
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def dataset(folder):
-    return glyphs.load(100, cache=folder)
+def dataset(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANYK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return glyphs.load(100)
 
 
 def characters():
@@ -45,12 +40,12 @@ def test_the_contract(dataset):
     assert dataset.std[0] == pytest.approx(pixels.std(correction=0).item())
 
 
-def test_the_same_bits_built_or_read(dataset, folder, tmp_path):
-    again, read = glyphs.load(100, cache=tmp_path), glyphs.load(100, cache=folder)
+def test_the_same_bits_built_or_read(dataset):
+    again, read = glyphs.load(100), glyphs.load(100)
     assert again.fingerprint == read.fingerprint == dataset.fingerprint
     assert torch.equal(again.train.parts[0], dataset.train.parts[0])
     assert torch.equal(read.test.parts[0], dataset.test.parts[0])
-    assert glyphs.load(99, cache=tmp_path).fingerprint != dataset.fingerprint
+    assert glyphs.load(99).fingerprint != dataset.fingerprint
 
 
 def test_test_fonts_are_new():
@@ -109,28 +104,27 @@ def test_pictures_of_a_class_resemble_one_another(dataset):
     assert 0.4 < hits.float().mean() < 0.95  # the nearest class mean: far above 5 / 100, far from easy
 
 
-def test_several_may_build_at_once(tmp_path):
+def test_several_may_build_at_once(cache):
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: glyphs.load(20, cache=tmp_path), range(2))
-    assert first.fingerprint == second.fingerprint == glyphs.load(20, cache=tmp_path).fingerprint
-    assert len(list(tmp_path.iterdir())) == 1
+        first, second = pool.map(lambda _: glyphs.load(20), range(2))
+    assert first.fingerprint == second.fingerprint == glyphs.load(20).fingerprint
+    assert len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.parametrize("classes", [0, 1, -3, 99999])
-def test_too_many_or_too_few_classes(classes, tmp_path):
+def test_too_many_or_too_few_classes(classes):
     with pytest.raises(LabError, match=rf"2 to {len(characters())} classes, but {classes} were"):
-        glyphs.load(classes, cache=tmp_path)
+        glyphs.load(classes)
 
 
 def test_a_missing_font(monkeypatch, tmp_path):
     monkeypatch.setattr("matplotlib.get_data_path", lambda: str(tmp_path))
     with pytest.raises(LabError, match=r"DejaVuSans\.ttf.*reinstall matplotlib"):
-        glyphs.load(10, cache=tmp_path)
+        glyphs.load(10)
 
 
-def test_data_by_name(folder, monkeypatch, tmp_path):
-    monkeypatch.setenv("ANYK_CACHE", str(folder))
-    assert data.load("glyphs:100").name == "glyphs:100"
+def test_data_by_name(tmp_path):
+    assert data.load("glyphs:5").name == "glyphs:5"
     with pytest.raises(LabError, match="glyphs:CLASSES wants a number"):
         data.load("glyphs:many")
     with pytest.raises(LabError, match=r"nowhere does not exist; DATA may be glyphs, .*cifar100:PATH.*\.npz"):
@@ -140,18 +134,3 @@ def test_data_by_name(folder, monkeypatch, tmp_path):
         data.load(str(tmp_path / "a.txt"))
     with pytest.raises(LabError, match="no images"):
         data.load(str(tmp_path))
-
-
-def test_embeddings_and_arrays_by_path(monkeypatch, tmp_path):
-    for module in ("embeddings", "arrays"):
-        stand_in = types.SimpleNamespace(read=lambda path, module=module: (module, path.name), SUFFIXES=(".npz",))
-        monkeypatch.setitem(sys.modules, f"anyk.lab.data.{module}", stand_in)
-        monkeypatch.setattr(data, module, stand_in, raising=False)
-    (tmp_path / "described").mkdir()
-    (tmp_path / "described" / "dataset.json").touch()
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "bare" / "train-00.safetensors").touch()
-    (tmp_path / "x.npz").touch()
-    assert data.load(str(tmp_path / "described")) == ("embeddings", "described")
-    assert data.load(str(tmp_path / "bare")) == ("embeddings", "bare")
-    assert data.load(str(tmp_path / "x.npz")) == ("arrays", "x.npz")

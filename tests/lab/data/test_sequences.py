@@ -13,11 +13,6 @@ from anyk.lab.data import movielens, sequences, tokens
 from anyk.lab.errors import LabError
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("ANYK_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def names(dataset, split):
     """The targets of a split by name; `?` for one that is no class."""
     return [dataset.classes[label] if label >= 0 else "?" for label in split.labels.tolist()]
@@ -106,7 +101,7 @@ def test_an_unseen_item_counts_as_a_miss_with_lines(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(lines))
     dataset = data.load(f"sequences:{tmp_path / 'a.txt'}", split="lines")
     assert dataset.classes == ("b", "a")
-    assert dataset.test.labels.tolist() == [0, tokens.UNSEEN, 1] * 2
+    assert dataset.test.labels.tolist() == [0, tokens.OUT_OF_VOCABULARY, 1] * 2
     assert dataset.remarks == ("2 of the 6 test targets are not in the training part: no guess is right.",)
 
 
@@ -285,28 +280,22 @@ def test_titles_that_change_are_read_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("form", "wrong", "message"),
+    ("form", "wrong"),
     [
-        ("ratings.dat", "1::2::3", "line 9: expected numbers as 'userId::movieId::rating::timestamp', got '1::2::3'."),
-        ("ratings.dat", "1::2::3::4::5", "line 9: expected numbers as "),
-        ("ratings.dat", "1::two::3::4", "line 9: expected numbers as "),
-        ("ratings.dat", "1::2::::4", "line 9: expected numbers as "),
-        ("ratings.dat", "-1::2::3::4", "line 9: expected numbers as "),
-        ("ratings.dat", "1::9999999999999999999::3::4", "line 9: expected numbers as "),
-        ("ratings.dat", "1::2::3::4.5", "line 9: expected numbers as "),
-        ("ratings.dat", "1::2::3::4 " + "x" * 100, "line 9: expected numbers as "),
-        ("u.data", "1 2 3 4", r"line 9: expected numbers as 'userId\tmovieId\trating\ttimestamp', got '1 2 3 4'."),
-        ("ratings.csv", "1,2,3", "line 10: expected numbers as 'userId,movieId,rating,timestamp', got '1,2,3'."),
+        *(("ratings.dat", f"1::{wrong}") for wrong in ("2::3", "2::3::4::5", "two::3::4", "2::::4", "2::3::4.5", "2::3::4 x")),
+        *(("ratings.dat", wrong) for wrong in ("-1::2::3::4", "1::9999999999999999999::3::4")),
+        ("u.data", "1 2 3 4"),
+        ("ratings.csv", "1,2,3"),
     ],
 )
-def test_ratings_that_are_malformed(tmp_path, form, wrong, message):
+def test_ratings_that_are_malformed(tmp_path, form, wrong):
     file = write_ratings(tmp_path, form)
     with file.open("a") as opened:
         opened.write(f"{wrong}\n")
     with pytest.raises(LabError) as error:
         movielens.load(file)
-    assert str(error.value).startswith(f"{file}, {message}")
-    assert len(str(error.value)) < len(str(file)) + 170
+    assert str(error.value).startswith(f"{file}, line {10 if form == 'ratings.csv' else 9}: ")
+    assert repr(wrong) in str(error.value)
 
 
 def test_blank_lines_at_the_end_are_nothing(tmp_path):
@@ -319,40 +308,33 @@ def test_blank_lines_at_the_end_are_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", " is empty: it should have ratings."),
-        ("userId,movieId,rating,timestamp\n", " is empty: it should have ratings."),
-        ("1 2 3 4\n", ", line 1: expected user, movie, rating and timestamp between ::, tabs or commas, got '1 2 3 4'."),
-        ("1,2,3,4\n", ", line 1: expected the header userId,movieId,rating,timestamp, got '1,2,3,4'."),
+        ("", "is empty"),
+        ("userId,movieId,rating,timestamp\n", "is empty"),
+        ("1 2 3 4\n", "line 1: .* got '1 2 3 4'"),
+        ("1,2,3,4\n", "line 1: .* header .* got '1,2,3,4'"),
     ],
 )
 def test_files_that_are_no_ratings(tmp_path, content, message):
     (tmp_path / "ratings.csv").write_text(content)
-    with pytest.raises(LabError) as error:
+    with pytest.raises(LabError, match=rf"ratings\.csv.*{message}"):
         movielens.load(tmp_path)
-    assert str(error.value) == f"{tmp_path / 'ratings.csv'}{message}"
 
 
 @pytest.mark.parametrize(
     ("form", "titles", "content", "message"),
     [
-        (
-            "ratings.dat",
-            "movies.dat",
-            b"1::A\nx::B\n",
-            "line 2: expected the number of a movie, '::' and its title, got 'x::B'.",
-        ),
-        ("u.data", "u.item", b"10\n", "line 1: expected the number of a movie, '|' and its title, got '10'."),
-        ("ratings.csv", "movies.csv", b"10,A\n", "line 1: expected a header that begins with movieId,title, got '10,A'."),
-        ("ratings.csv", "movies.csv", b'movieId,title\n1,"A\n2,B\n', "line 4: unexpected end of data."),
-        ("ratings.csv", "movies.csv", b"", "line 1: expected a header that begins with movieId,title, got ''."),
+        ("ratings.dat", "movies.dat", b"1::A\nx::B\n", "line 2: .* got 'x::B'"),
+        ("u.data", "u.item", b"10\n", "line 1: .* got '10'"),
+        ("ratings.csv", "movies.csv", b"10,A\n", "line 1: .* header .* got '10,A'"),
+        ("ratings.csv", "movies.csv", b'movieId,title\n1,"A\n2,B\n', "line 4: unexpected end of data"),
+        ("ratings.csv", "movies.csv", b"", "line 1: .* got ''"),
     ],
 )
 def test_titles_that_are_malformed(tmp_path, form, titles, content, message):
     write_ratings(tmp_path, form)
     (tmp_path / titles).write_bytes(content)
-    with pytest.raises(LabError) as error:
+    with pytest.raises(LabError, match=f"{titles}, {message}"):
         movielens.load(tmp_path)
-    assert str(error.value) == f"{tmp_path / titles}, {message}"
 
 
 def test_titles_in_a_csv_of_another_encoding(tmp_path):

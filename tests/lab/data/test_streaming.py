@@ -27,7 +27,7 @@ from anyk.lab.data import Dataset, Split, embeddings
 from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.streaming import Stream, block_order
 from anyk.lab.errors import LabError
-from anyk.lab.run import evaluation, reading, training
+from anyk.lab.run import batches, evaluation, training
 from anyk.lab.run.config import BLOCK_BYTES, WINDOW_BYTES, Config
 
 UNEVEN = (37, 1, 100, 64, 5, 83)
@@ -169,7 +169,7 @@ def test_following_the_order_each_block_is_read_once(shards: Path, monkeypatch: 
 def test_batches_are_cast_one_by_one(shards: Path) -> None:
     dataset = embeddings.read(shards)
     config = Config(data=str(shards), shuffle="block", shuffle_block=8, shuffle_window=64)
-    reader = reading.Reader(dataset, torch.device("cpu"), config)
+    reader = batches.Reader(dataset, torch.device("cpu"), config)
     batch = torch.tensor([200, 3, 77])
     inputs = reader(dataset.train, batch)
     assert inputs.dtype == torch.float32
@@ -205,8 +205,8 @@ def test_an_evaluation_announces_its_own_rows_a_block_ahead_and_no_others(
     )
     whole: list[tuple[int, int, int]] = []
     monkeypatch.setattr(MappedRows, "fetch", lambda self, *rows: whole.append((number_of[id(self)], *rows)))
-    monkeypatch.setattr(reading, "EVALUATION_BATCH", 20)
-    reader = reading.Reader(dataset, torch.device("cpu"), streamed(shards))
+    monkeypatch.setattr(batches, "EVALUATION_BATCH", 20)
+    reader = batches.Reader(dataset, torch.device("cpu"), streamed(shards))
     index = torch.arange(0, 290, 3)[:80]
     seen: list[int] = []
     for block in reader.blocks(dataset.train, index):
@@ -248,41 +248,12 @@ def test_a_window_that_does_not_fit_into_the_memory_is_named(points: Path) -> No
             Stream(wide, 8, 3_000_000)
 
 
-def test_the_whole_of_a_set_can_be_written_in_shards(shards: Path, tmp_path: Path) -> None:
-    dataset = embeddings.read(shards)
-    again = embeddings.read(embeddings.write(tmp_path / "again", dataset, shard_rows=48))
-    assert [len(part) for part in again.train.parts] == [48] * 6 + [2]
-    index = torch.randperm(len(dataset.train))
-    assert torch.equal(again.train.take(index), dataset.train.take(index))
-    assert torch.equal(again.train.labels, dataset.train.labels)
-    with pytest.raises(LabError, match="shard_rows should be at least 1, but is 0"):
-        embeddings.write(tmp_path / "none", dataset, shard_rows=0)
-
-
-def test_a_damaged_or_lost_shard_is_named(shards: Path) -> None:
-    path = shards / "train-2.safetensors"
-    whole = path.read_bytes()
-    before = embeddings.read(shards).fingerprint
-    path.write_bytes(whole[:-100])
-    with pytest.raises(LabError, match=r"train-2\.safetensors is damaged"):
-        embeddings.read(shards)
-    path.write_bytes(whole[:-8] + b"\xff" * 8)
-    with pytest.raises(LabError, match=r"train-2\.safetensors have the value nan in row 99"):
-        embeddings.read(shards)
-    path.write_bytes(whole)
-    assert embeddings.read(shards).fingerprint == before
-    listed = embeddings.write(shards.with_name("listed"), embeddings.read(shards), shard_rows=48)
-    (listed / "train-00003.safetensors").unlink()
-    with pytest.raises(LabError, match=r"listed has lost train-00003\.safetensors, which dataset\.json lists"):
-        embeddings.read(listed)
-
-
 @pytest.mark.skipif(not hasattr(os, "sysconf"), reason="needs the size of the memory")
 def test_one_file_larger_than_the_memory_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A private writable mapping of it would be refused. (The file is a hole: it takes no room on the disk.)"""
     monkeypatch.setattr(embeddings, "_inspected", lambda *_: "")
     width = 4096
-    rows = 2 * (info.memory()["total"] or 1 << 36) // (2 * width)
+    rows = 2 * (info.usable_memory() or 1 << 36) // (2 * width)
     tensors = {"labels": ("I64", [rows], 8 * rows), "embeddings": ("F16", [rows, width], 2 * width * rows)}
     header, end = {}, 0
     for name, (dtype, shape, size) in tensors.items():
@@ -298,7 +269,7 @@ def test_one_file_larger_than_the_memory_is_opened(tmp_path: Path, monkeypatch: 
     (tmp_path / "dataset.json").write_text(json.dumps({"classes": ["a"]}))
     dataset = embeddings.read(tmp_path)
     assert dataset.train.take(torch.tensor([rows - 1, 0])).count_nonzero() == 0
-    resolved = reading.resolved(Config(data=str(tmp_path)), dataset)
+    resolved = batches.resolved(Config(data=str(tmp_path)), dataset)
     assert resolved.shuffle == "block"
 
 
@@ -320,7 +291,7 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The set of the other training tests, in seven files."""
     monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
     dataset = embeddings.read(lab_data.write_embedding_set(tmp_path / "whole"))
-    return embeddings.write(tmp_path / "points", dataset, shard_rows=37, dtype=torch.float16)
+    return lab_data.write_shards(tmp_path / "points", dataset, 37, torch.float16)
 
 
 def test_a_run_stopped_in_the_middle_of_an_epoch_ends_with_the_same_bits(points: Path, tmp_path: Path) -> None:
@@ -363,7 +334,7 @@ def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_bits(points: 
     config = streamed(points, epochs=2)
     code = """
         import json, os, signal, sys
-        from anyk.lab.run import evaluation, reading, training
+        from anyk.lab.run import evaluation, batches, training
         from anyk.lab.run.config import Config
         training.CHECKPOINT_SECONDS = training.CHECKPOINT_SHARE = 0.0
         def kill(progress):
@@ -447,7 +418,7 @@ def test_an_epoch_over_a_large_set_takes_little_memory(tmp_path: Path) -> None:
     (folder / "dataset.json").write_text(json.dumps({"classes": list("abcd")}))
     code = """
         import re, sys, torch
-        from anyk.lab.run import evaluation, reading, training
+        from anyk.lab.run import evaluation, batches, training
         from anyk.lab.run.config import Config
         def memory():
             status = open("/proc/self/status").read()
@@ -459,8 +430,8 @@ def test_an_epoch_over_a_large_set_takes_little_memory(tmp_path: Path) -> None:
             return Config(data=data, loss="softmax", epochs=1, batch_size=1000, shuffle="block", **changes)
         training.train(config(sys.argv[2]), sys.argv[3] + "/warm")  # whatever torch and others need anyway
         before = memory()
-        reader = reading.Reader.__call__
-        reading.Reader.__call__ = lambda *arguments: (look(), reader(*arguments), look())[1]
+        reader = batches.Reader.__call__
+        batches.Reader.__call__ = lambda *arguments: (look(), reader(*arguments), look())[1]
         inspected = training.read_data
         training.read_data = lambda setting: (inspected(setting), look())[0]
         training.train(config(sys.argv[1], shuffle_window=8192), sys.argv[3] + "/run", on_progress=look)
@@ -491,7 +462,7 @@ def test_pages_are_given_back(tmp_path: Path) -> None:
         assert found
         return int(found[1])
 
-    part, *_ = embeddings._open(tmp_path / "rows.safetensors")
+    part = embeddings.read_split(tmp_path / "rows.safetensors")[0].maps[0]
     assert float(part.rows.sum()) == 8192 * 1024
     assert mapped() >= 32_768
     part.release(0, 8192)
@@ -544,8 +515,8 @@ def test_no_more_is_read_than_was_asked_for_and_no_less(tmp_path: Path, monkeypa
 
     # An evaluation on every hundredth row, of which each lies on two pages.
     make_cold(path)
-    monkeypatch.setattr(reading, "EVALUATION_BATCH", 32)
-    reader = reading.Reader(dataset, torch.device("cpu"), Config(shuffle="block", shuffle_block=32, shuffle_window=1024))
+    monkeypatch.setattr(batches, "EVALUATION_BATCH", 32)
+    reader = batches.Reader(dataset, torch.device("cpu"), Config(shuffle="block", shuffle_block=32, shuffle_window=1024))
     index = torch.arange(0, rows, 100)
     evaluation.examine(torch.nn.Linear(width, 2), dataset.train, index, reader)
     wanted = len(index) * 2 * mmap.PAGESIZE

@@ -7,7 +7,7 @@ import torch
 
 from anyk.lab.data import cache, tokens
 from anyk.lab.data.sets import split as split_set
-from anyk.lab.data.tokens import IGNORED, UNSEEN, SequenceSplit, Windows
+from anyk.lab.data.tokens import IGNORED, OUT_OF_VOCABULARY, SequenceSplit, Windows
 from anyk.lab.errors import LabError
 
 CLASSES = tuple("abcdef")
@@ -48,7 +48,7 @@ def test_a_number_of_texts_is_the_same_on_every_machine():
 
 
 def spelled(*sequences):
-    made = tokens.Spelled()
+    made = tokens.Corpus()
     for sequence in sequences:
         made.add(sequence)
     return made
@@ -58,7 +58,7 @@ def test_the_vocabulary_is_by_frequency_then_by_the_alphabet():
     words = ["b", "a", "b", "c", "a", "d"]
 
     def classes(words, *limits, **more):
-        return spelled(words).numbered(torch.ones(len(words), dtype=torch.bool), *limits, **more)[0]
+        return spelled(words).encode(torch.ones(len(words), dtype=torch.bool), *limits, **more)[0]
 
     assert classes(words) == ("a", "b", "c", "d")
     assert classes(["b", *words]) == ("b", "a", "c", "d")
@@ -69,7 +69,7 @@ def test_the_vocabulary_is_by_frequency_then_by_the_alphabet():
 
 def test_numbers_of_sequences():
     made = spelled(["b", "?"], [], ["a", "b", "a"])
-    classes, stream = made.numbered(torch.tensor([True, False, True, True, True]))
+    classes, stream = made.encode(torch.tensor([True, False, True, True, True]))
     assert classes == ("a", "b")
     assert (stream.tolist(), stream.dtype) == ([1, 2, 0, 1, 0], torch.int32)
     assert (made.begins.tolist(), made.begins.dtype) == ([0, 2, 2, 5], torch.int64)
@@ -175,14 +175,14 @@ def test_whole_sequences_are_divided(seed, unseen):
     lists, stream, begins = made(seed, shortest=4)
     parts = [0, 1, 2, *(random.Random(seed).randrange(3) for _ in lists[3:])]
     groups = torch.tensor([7 * row for row in range(len(lists))])
-    dataset = tokens.divided("made", CLASSES, stream, begins, parts, groups, unseen=unseen, tokens="items")
+    dataset = tokens.divided("made", CLASSES, stream, begins, parts, groups, out_of_vocabulary=unseen, tokens="items")
     expected = {part: [] for part in range(3)}
     for row, each in enumerate(lists):
         for place, token in enumerate(each):
             if place and token < OTHER:
                 expected[parts[row]].append((row, place, token))
             elif place and unseen and parts[row]:
-                expected[parts[row]].append((row, place, UNSEEN))
+                expected[parts[row]].append((row, place, OUT_OF_VOCABULARY))
     held = set(dataset.validation.tolist())
     train = examples_of(dataset.train)
     assert [each for n, each in enumerate(train) if n not in held] == expected[0]
@@ -225,19 +225,19 @@ def test_the_last_of_each_is_the_test(seed):
     for row, each in enumerate(lists):
         long = len(each) >= 3
         for place in range(1, len(each)):
-            label = each[place] if each[place] < OTHER else UNSEEN
+            label = each[place] if each[place] < OTHER else OUT_OF_VOCABULARY
             if long and place == len(each) - 1:
                 test.append((row, place, label))
             elif long and place == len(each) - 2:
                 validation.append((row, place, label))
-            elif label != UNSEEN:
+            elif label != OUT_OF_VOCABULARY:
                 train.append((row, place, label))
     held = set(dataset.validation.tolist())
     found = examples_of(dataset.train)
     assert [each for n, each in enumerate(found) if n not in held] == train
     assert [each for n, each in enumerate(found) if n in held] == validation
     assert examples_of(dataset.test) == test
-    short, unseen = sum(len(each) < 3 for each in lists), sum(label == UNSEEN for _, _, label in test)
+    short, unseen = sum(len(each) < 3 for each in lists), sum(label == OUT_OF_VOCABULARY for _, _, label in test)
     expected = ["First."]
     if short:
         what = "sequence of fewer than three tokens is" if short == 1 else "sequences of fewer than three tokens are"

@@ -11,18 +11,44 @@ import pytest
 from PIL import Image
 
 import lab_data
-from anyk.lab import notes
-from anyk.lab.engines.attempt import Outcome
+from anyk.lab.engines.engine import Outcome
 from anyk.lab.engines.local import Pool
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import Progress
+from anyk.lab.warn_once import warn_once
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Config:
     data = lab_data.write_embedding_set(tmp_path_factory.mktemp("data") / "points")
     return Config(data=str(data), epochs=3, batch_size=32, learning_rate=1e-2, m=8)
+
+
+def test_a_failing_run_does_not_stop_the_others_and_what_has_ended_is_not_run_again(base: Config, tmp_path: Path) -> None:
+    configs = {
+        tmp_path / "good": base,
+        tmp_path / "bad": base.replace(optimizer="sgd", learning_rate=1e30, weight_decay=1.0),
+        tmp_path / "other": base.replace(seed=1),
+    }
+    seen: dict[str, list[int]] = {}
+
+    def note(folder: Path, progress: Progress) -> None:
+        seen.setdefault(folder.name, []).append(progress.step)
+
+    with Pool(2, note) as pool:
+        outcomes = pool.run(configs)
+        assert list(outcomes) == list(configs)
+        good, bad, other = outcomes.values()
+        assert good.result == Run(tmp_path / "good").result()
+        assert other.result is not None
+        assert bad.result is None
+        assert bad.diverged
+        assert Run(tmp_path / "bad").error() == bad.error
+        assert seen["good"][-1] == Run(tmp_path / "good").metrics()[-1]["step"]
+        written = (tmp_path / "good" / "result.json").stat().st_mtime_ns
+        assert dict(pool.results({tmp_path / "good": base})) == {tmp_path / "good": good}
+        assert (tmp_path / "good" / "result.json").stat().st_mtime_ns == written
 
 
 def test_a_killed_worker_is_a_failed_run(base: Config, tmp_path: Path) -> None:
@@ -88,5 +114,5 @@ def test_a_remark_of_many_workers_is_told_once(tmp_path, monkeypatch, caplog):
     assert all(outcome.result for outcome in outcomes.values())
     (message,) = caplog.messages
     assert message.startswith(f"{tmp_path}/set/val is taken as the test set")
-    notes.tell(message)
+    warn_once(message)
     assert len(caplog.messages) == 1

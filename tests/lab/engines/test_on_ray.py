@@ -1,8 +1,6 @@
-"""Sweeps on a real Ray cluster of several nodes on this machine, of which one is killed in mid-run."""
+"""Many runs on a real Ray cluster of several nodes on this machine, of which one is killed in mid-run."""
 
-import csv
 import ctypes
-import io
 import json
 import os
 import random
@@ -24,12 +22,11 @@ import pytest
 
 import anyk
 import lab_data
-from anyk.lab import cli
+from anyk.lab.engines.local import Pool
 from anyk.lab.engines.on_ray import Cluster
-from anyk.lab.engines.sweep import read, run_all
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="loopback addresses, inotify and /proc/locks are Linux's")
 PATIENCE = 120
@@ -135,11 +132,32 @@ class Finishes:
                 events = events[16 + length :]
 
 
-def start_sweep(data: Path, file: Path, out: Path, address: str) -> "subprocess.Popen[str]":
-    words = ["sweep", data.name, "--file", str(file), "--out", str(out), "--quiet", "--engine", "ray", "--address", address]
+DRIVER = """
+import json, sys
+from pathlib import Path
+from anyk.lab.engines.on_ray import Cluster
+from anyk.lab.errors import LabError
+from anyk.lab.run.config import Config
+from anyk.lab.run.run_folder import Run
+
+address, out, configs = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+try:
+    with Run(out).locked(), Cluster(address, out, on_note=print) as cluster:
+        for folder, outcome in cluster.results({out / name: Config(**fields) for name, fields in configs.items()}):
+            print(folder.name, outcome.error or "ended")
+except KeyboardInterrupt:
+    sys.exit(130)
+except LabError as error:
+    sys.exit(str(error))
+"""
+
+
+def start(configs: dict[str, Config], out: Path, address: str, here: Path) -> "subprocess.Popen[str]":
+    """A process in the folder ``here`` that makes these runs; it prints a line for each run that has ended."""
+    fields = json.dumps({name: config.to_json() for name, config in configs.items()})
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "anyk", *words],
-        cwd=data.parent,  # the data are named relative to it
+        [sys.executable, "-W", "error", "-c", DRIVER, address, str(out), fields],
+        cwd=here,
         env={**os.environ, "PYTHONPATH": str(Path(anyk.__file__).parents[1])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -189,56 +207,44 @@ def substance(folder: Path) -> tuple[Any, ...]:
     return result, metrics, (folder / "model.safetensors").read_bytes()
 
 
-def report(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
-    with pytest.raises(SystemExit, match="0"):
-        cli.main(["report", str(folder), "--fields", "seed", "--format", "csv"])
-    rows = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    return [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows]
-
-
 @linux
 @pytest.mark.full
-def test_a_sweep_survives_an_interrupt_and_the_death_of_a_node(
-    nodes: Nodes, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_runs_survive_an_interrupt_and_the_death_of_a_node(
+    nodes: Nodes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is lost, nothing is run to its end twice, and the bits are those of the local engine."""
-    file, out, local = tmp_path / "sweep.json", tmp_path / "cluster", tmp_path / "local"
-    base = {"epochs": 250, "batch_size": 32, "learning_rate": 1e-2, "m": 8}
-    bad = {"optimizer": "sgd", "learning_rate": 1e30, "weight_decay": 1.0}
-    good = {f"seed {seed}": {"seed": seed} for seed in range(3)}
-    file.write_text(json.dumps({"base": base, "runs": {"bad": bad, **good}}))
+    out, local = tmp_path / "cluster", tmp_path / "local"
+    base = Config(data=data.name, epochs=250, batch_size=32, learning_rate=1e-2, m=8)  # the data relative to the folder
+    good = {f"seed {seed}": base.replace(seed=seed) for seed in range(3)}
+    configs = {"bad": base.replace(optimizer="sgd", learning_rate=1e30, weight_decay=1.0), **good}
     folders = [out / name for name in good]
     finishes = Finishes([*folders, out / "bad"])
 
     # Ctrl-C saves what is at work.
-    sweep = start_sweep(data, file, out, nodes.address)
-    wait_for(lambda: at_work(folders[:-1], {}), sweep)
-    sweep.send_signal(signal.SIGINT)
-    _, errors = sweep.communicate(timeout=PATIENCE)
-    assert sweep.returncode == 130, errors
-    assert errors.startswith("Stopped. To go on: anyk sweep points"), errors
-    assert len(errors.splitlines()) == 1  # Ray is quiet
+    driver = start(configs, out, nodes.address, data.parent)
+    wait_for(lambda: at_work(folders[:-1], {}), driver)
+    driver.send_signal(signal.SIGINT)
+    _, errors = driver.communicate(timeout=PATIENCE)
+    assert (driver.returncode, errors) == (130, "")  # Ray is quiet
     assert not list(out.glob(".cluster-*"))
     saved = [folder for folder in folders if (folder / "checkpoint.safetensors").exists()]
     assert saved
     kept = {folder.name: lines(folder) for folder in saved}
 
-    # The same command goes on. The node of a run that has passed its checkpoint is killed. Another run's folder is still held,
-    # as by a process on a node that the cluster believes dead: its task waits, whatever the others do, and then goes on.
+    # The same goes on. The node of a run that has passed its checkpoint is killed. Another run's folder is still held, as by a
+    # process on a node that the cluster believes dead: its task waits, whatever the others do, and then goes on.
     *free, taken = folders
     with Run(taken).locked():
-        sweep = start_sweep(data, file, out, nodes.address)
-        killed, node = wait_for(lambda: at_work([folder for folder in free if folder in saved], kept), sweep)
+        driver = start(configs, out, nodes.address, data.parent)
+        killed, node = wait_for(lambda: at_work([folder for folder in free if folder in saved], kept), driver)
         nodes.signal(node, signal.SIGKILL)
         assert not (killed / "result.json").exists()
-        wait_for(lambda: all((folder / "result.json").exists() for folder in free), sweep)
+        wait_for(lambda: all((folder / "result.json").exists() for folder in free), driver)
         assert lines(taken) == kept.get(taken.name, [])
-        assert sweep.poll() is None
-    table, errors = sweep.communicate(timeout=PATIENCE)
-    assert sweep.returncode == 1, errors
-    assert "raylet" not in table  # the report alone
-    assert errors.startswith("bad failed: the training loss is nan"), errors
-    assert len(errors.splitlines()) == 1
+        assert driver.poll() is None
+    ended, errors = driver.communicate(timeout=PATIENCE)
+    assert (driver.returncode, errors) == (0, "")
+    assert sorted(line[:12] for line in ended.splitlines()) == ["bad the trai", *(f"{name} ended" for name in good)]
 
     assert finishes.counts() == Counter({"bad": 0, **dict.fromkeys(good, 1)})
     assert "lower the learning rate" in (Run(out / "bad").error() or "")
@@ -246,63 +252,54 @@ def test_a_sweep_survives_an_interrupt_and_the_death_of_a_node(
     for folder in saved:
         assert lines(folder)[: len(kept[folder.name])] == kept[folder.name]
     monkeypatch.chdir(data.parent)
-    run_all({**read(file, Config(data=data.name))}, local, jobs=2)
+    with Pool(2) as pool:
+        pool.run({local / name: config for name, config in good.items()})
     for folder in folders:
         assert substance(folder) == substance(local / folder.name)
-    assert report(out, capsys) == report(local, capsys) != []
 
 
 @linux
 def test_nodes_find_a_model_of_the_working_folder(nodes: Nodes, data: Path, tmp_path: Path) -> None:
-    file = tmp_path / "sweep.json"
     code = "from torch import nn\ndef make(shape, classes):\n    return nn.Sequential(nn.Linear(16, 24), nn.Linear(24, 12))\n"
     (data.parent / "my_ray_models.py").write_text(code)
-    file.write_text(json.dumps({"base": {"epochs": 1, "model": "my_ray_models:make"}, "grid": {"seed": [0]}}))
-    sweep = start_sweep(data, file, tmp_path / "runs", nodes.address)
-    _, errors = sweep.communicate(timeout=PATIENCE)
-    assert sweep.returncode == 0, errors
-    assert (Run(tmp_path / "runs" / "seed=0").result() or {})["parameters"] == 17 * 24 + 25 * 12
+    config = Config(data=data.name, epochs=1, model="my_ray_models:make")
+    driver = start({"one": config}, tmp_path / "runs", nodes.address, data.parent)
+    _, errors = driver.communicate(timeout=PATIENCE)
+    assert driver.returncode == 0, errors
+    assert (Run(tmp_path / "runs" / "one").result() or {})["parameters"] == 17 * 24 + 25 * 12
 
 
 @linux
-def test_a_node_that_does_not_see_the_folder_is_named(nodes: Nodes, data: Path, tmp_path: Path) -> None:
+def test_a_node_that_does_not_see_the_folder_is_named(nodes: Nodes, data: Path) -> None:
     """Under /proc/self/cwd every process sees another folder."""
-    file = tmp_path / "sweep.json"
-    file.write_text(json.dumps({"base": {"epochs": 1}, "grid": {"seed": [0, 1]}}))
-    sweep = start_sweep(data, file, Path("/proc/self/cwd/unseen"), nodes.address)
-    _, errors = sweep.communicate(timeout=PATIENCE)
-    assert sweep.returncode == 2, errors
-    assert f"anyk: the node {socket.gethostname()} ({nodes.network}." in errors
-    assert "does not see the folder /proc/self/cwd/unseen: choose one on a file system that all nodes share." in errors
+    config = Config(data=data.name, epochs=1)
+    driver = start({"one": config}, Path("/proc/self/cwd/unseen"), nodes.address, data.parent)
+    _, errors = driver.communicate(timeout=PATIENCE)
+    assert driver.returncode == 1, errors
+    assert f"the node {socket.gethostname()} ({nodes.network}." in errors
+    assert "/proc/self/cwd/unseen" in errors
     assert [path.name for path in (data.parent / "unseen").iterdir()] == [".lock"]
 
 
-def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["sweep", "--grid", "seed=0,1", "--engine", "ray", "--address", "127.0.0.1:1"])
-    assert capsys.readouterr().err == 'anyk: the engine ray needs Ray: pip install "anyk[cluster]".\n'
+    with pytest.raises(LabError, match=r'pip install "anyk\[cluster\]"'):
+        Cluster("127.0.0.1:1", tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("address", "message"),
     [
-        (["--address", "127.0.0.1:1"], "--address is for a cluster: add --engine ray."),
-        (["--engine", "ray"], "--engine ray needs --address HOST:PORT"),
-        (["--engine", "ray", "--address", "nonsense"], "address should be HOST:PORT"),
-        (["--engine", "ray", "--address", "ray://127.0.0.1:1"], "address should be HOST:PORT"),
-        (["--engine", "ray", "--address", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1"),
+        ("nonsense", "address should be HOST:PORT"),
+        ("ray://127.0.0.1:1", "address should be HOST:PORT"),
+        ("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1"),
     ],
 )
-def test_bad_addresses(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["sweep", "--grid", "seed=0,1", "--out", str(tmp_path), *words])
-    assert message in capsys.readouterr().err
+def test_bad_addresses(address: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(LabError, match=message), Cluster(address, tmp_path):
+        pass
 
 
 def test_the_cluster_chooses_the_gpu(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match=r"device should be cuda on a cluster, .* but is cuda:1 \(one\)"):
+    with pytest.raises(LabError, match=r"device should be cuda .* cuda:1 \(one\)"):
         Cluster("127.0.0.1:1", tmp_path).run({tmp_path / "one": Config(device="cuda:1")})

@@ -45,20 +45,20 @@ def entries(label, count=2):
 
 
 @with_paper
-def test_table_1():
-    assert [cell.paper for cell in EXPERIMENTS["table1"].cells] == [row[0] for row in entries("tab:cifar100-main")]
-
-
-@with_paper
-def test_table_2():
-    rows = entries("tab:imagenet-main")
-    assert [cell.paper for cell in EXPERIMENTS["table2"].cells] == [row[0] for row in rows] + [row[1] for row in rows]
-
-
-@with_paper
-@pytest.mark.parametrize(("name", "label"), [("table3", "tab:imagenet-different-PK"), ("table4", "tab:cifar100-different-PK")])
-def test_tables_3_and_4(name, label):
-    assert [cell.paper for cell in EXPERIMENTS[name].cells] == [entry for row in entries(label) for entry in row]
+@pytest.mark.parametrize(
+    ("name", "label", "by_column"),
+    [
+        ("table1", "tab:cifar100-main", False),
+        ("table2", "tab:imagenet-main", True),
+        ("table3", "tab:imagenet-different-PK", False),
+        ("table4", "tab:cifar100-different-PK", False),
+        ("table6", "tab:imagenet-21k-p-top-10-top-20", False),
+    ],
+)
+def test_tables_are_as_printed(name, label, by_column):
+    rows = entries(label, len(EXPERIMENTS[name].metrics))
+    rows = zip(*rows, strict=True) if by_column else rows
+    assert [cell.paper for cell in EXPERIMENTS[name].cells] == [entry for row in rows for entry in row]
 
 
 @with_paper
@@ -71,13 +71,6 @@ def test_table_5():
     text = PAPER.read_text(encoding="utf-8")
     assert r"($88.33\,|\,98.65$), DiffSortNets are significantly better (p=$0.00001\,|\,0.00005$)" in text
     assert r"($88.35\,|\,98.65$), DiffSortNets are also significantly better (p=$0.00087\,|\,0.00005$)" in text
-
-
-@with_paper
-def test_table_6():
-    printed = [entry for row in entries("tab:imagenet-21k-p-top-10-top-20", 4) for entry in row]
-    assert [cell.paper for cell in EXPERIMENTS["table6"].cells] == printed
-    assert len(printed) == 39
 
 
 @with_paper
@@ -169,17 +162,6 @@ def test_hyperparameters_of_the_paper_and_the_official_code():
         "efficientnet-l2-diffsortnets-top1x25-top5x75-seed0"
     ]
     assert (efficientnet.swap, efficientnet.temperature) == ("logistic", 2.0)
-
-
-def test_inverse_temperatures_of_the_official_readme():
-    published = {data: dict(setting.inverse_temperatures) for data, setting in numbers.REGIMES.items()}
-    head = {"diffsortnets": 1.0, "neuralsort": 0.5, "softsort": 0.5, "smooth": 1.0}
-    assert published == {
-        "cifar100": {"diffsortnets": 0.5, "neuralsort": 0.0625, "softsort": 0.0625, "smooth": 1.0},
-        "imagenet1k": head,
-        "imagenet21kp": head,
-        "efficientnet-l2": {"diffsortnets": 0.5, "smooth": 1.0},
-    }
 
 
 def test_data_sets_can_be_left_out_and_others_added():
@@ -316,23 +298,13 @@ def test_sinkhorn_temperature():
 def test_smoke_data_fit_the_smoke_configs(tmp_path):
     for name in ("table3", "table6", "set-size"):
         experiment = EXPERIMENTS[name]
-        data = experiment.write_smoke_data(tmp_path / name)
-        runs = experiment.configs(data, smoke=True)
-        assert all(config.seed == 0 for config in runs.values())
+        runs = experiment.configs(experiment.write_smoke_data(tmp_path / name), smoke=True)
         for config in runs.values():
-            folder = Path(config.data)
-            classes = json.loads((folder / "dataset.json").read_text())["classes"]
-            train, test = (load_file(folder / f"{part}.safetensors") for part in ("train", "test"))
-            for part in (train, test):
-                assert part["embeddings"].dtype == torch.float32
-                assert part["labels"].dtype == torch.int64
-                assert len(part["embeddings"]) == len(part["labels"])
-                assert part["labels"].unique().tolist() == list(range(len(classes)))
+            classes = json.loads((Path(config.data) / "dataset.json").read_text())["classes"]
+            train = load_file(Path(config.data) / "train.safetensors")
+            assert config.seed == 0
+            assert len(classes) > (config.m or 0)
             assert len(train["labels"]) * config.epochs < 5000
-            if config.loss != "softmax":
-                scores = train["embeddings"][:8] @ train["embeddings"][:: len(train["labels"]) // len(classes)].T
-                loss = our_losses(config, scores, train["labels"][:8])
-                assert loss.isfinite().all()
 
 
 def test_smoke_data_of_cifar(tmp_path):

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import oracles
 from anyk.lab.data import Dataset, Split
+from anyk.lab.run.batches import Reader
 from anyk.lab.run.evaluation import KS, Examined, examine
-from anyk.lab.run.reading import Reader
 
 CLASSES = 30
 

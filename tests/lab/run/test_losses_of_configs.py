@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import anyk
-from anyk.lab.run import names
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
 from anyk.lab.run.losses import SETTINGS, criterion, reschedule, settings_of, trained_ks
 
@@ -31,7 +31,7 @@ def test_the_control_knows_no_k():
     p = SCORES.softmax(-1).gather(-1, TARGET[:, None])
     torch.testing.assert_close(loss(SCORES, TARGET), (-0.1 * p.log() + 0.9 * (1 - p**0.4) / 0.4).mean())
     assert trained_ks(loss, config) == [1]
-    assert not names.find("gce").has_temperature
+    assert not loss_names.find("gce").has_temperature
 
 
 @pytest.mark.parametrize("loss", ["error", "gce"])
@@ -72,7 +72,7 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("loss", [name.replace("OPERATOR", "lapsum") for name in names.names()])
+@pytest.mark.parametrize("loss", [name.replace("OPERATOR", "lapsum") for name in loss_names.names()])
 def test_settings_of_a_loss_are_those_that_change_it(loss, tmp_path):
     """Half-way through a run, on examples of which some have many rivals."""
     (tmp_path / "p_k.json").write_text(str([[0.0, 0.0, 1.0]] * 100))
@@ -87,7 +87,7 @@ def test_settings_of_a_loss_are_those_that_change_it(loss, tmp_path):
 
     changing = {name for name, other in others.items() if not torch.equal(value(start), value(start.replace(**{name: other})))}
     # A loss for one k sees no more of P_K than its length, which is the same here.
-    length_alone = {"p_k"} if names.find(loss).family == "one k" else set()
+    length_alone = {"p_k"} if loss_names.find(loss).family == "one k" else set()
     assert changing == settings_of(loss) - length_alone
 
 

@@ -64,15 +64,6 @@ def test_the_width_of_the_convolutions(tmp_path: Path) -> None:
     loaded = models.load(tmp_path / "run")
     convolutions = [module for module in loaded.modules() if isinstance(module, torch.nn.Conv2d)]
     assert [each.out_channels for each in convolutions] == [6, 12, 24]
-    usual = models.Plan("cnn", (3, 12, 12), ("a", "b"), 4, 0.0, (0.5,) * 3, (0.2,) * 3)
-    convolutions = [module for module in usual.build().modules() if isinstance(module, torch.nn.Conv2d)]
-    assert [each.out_channels for each in convolutions] == [32, 64, 128]
-    # Files of format 2 knew no width: their networks had this one.
-    former = {name: value for name, value in usual.to_json().items() if name not in models._LATER["2"]}
-    assert models.Plan.from_json({**former, "format": 2}) == usual
-    for wrong in ({**former, "format": 3}, {**usual.to_json(), "format": 2}):
-        with pytest.raises(ValueError, match="does not say what model"):
-            models.Plan.from_json(wrong)
 
 
 def test_a_loaded_model_is_a_module_like_others(tmp_path: Path) -> None:
@@ -118,11 +109,11 @@ def test_files_that_are_not_models(tmp_path: Path) -> None:
         ({"format": 4}, "does not say what model"),
         ({"model": "no such"}, "model should be linear, .*attention, module:function or timm:NAME, but is 'no such'"),
         ({"model": ["linear"]}, "model should be"),
-        ({"shape": 3}, "shape should be that of an embedding or an image, but is 3"),
+        ({"shape": 3}, "shape should be integers, but is 3"),
         ({"shape": [3, 2]}, "shape should be"),
         ({"shape": [3, 2, 2.5]}, "shape should be"),
-        ({"model": "cnn", "shape": [12]}, "shape should be that of an image"),
-        ({"classes": "ab"}, "classes should be a list of names, but is 'ab'"),
+        ({"model": "cnn", "shape": [12]}, "shape should be 3 positive numbers"),
+        ({"classes": "ab"}, "classes should be texts, but is 'ab'"),
         ({"classes": {"a": 1, "b": 2}}, "classes should be"),
         ({"classes": ["a", ["b"]]}, "classes should be"),
         ({"classes": []}, "classes should be"),
@@ -131,8 +122,8 @@ def test_files_that_are_not_models(tmp_path: Path) -> None:
         ({"dropout": 1}, "dropout should be"),
         ({"mean": []}, "mean should be 3 numbers"),
         ({"std": [0.2, 0.2, 0.0]}, "std should be 3 numbers"),
-        ({"std": None}, "std should be 3 numbers"),
-        ({"mean": [0.5, 0.5, float("nan")]}, "mean should be 3 numbers"),
+        ({"std": None}, "std should be numbers"),
+        ({"mean": [0.5, 0.5, float("nan")]}, "mean should be numbers"),
         ({"classes": ["a", "b", "c"]}, r"weights 1.weight should be torch.float32 \[3, 12\], but are torch.float32 \[2, 12\]"),
         ({"model": "mlp", "hidden": 10**12}, "weights 1.weight should be"),
     ):

@@ -2,7 +2,7 @@
 
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, models, own_models, training
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 
 MODULE = """
     import pathlib
@@ -150,24 +150,12 @@ def _net(shape: tuple[int, ...], classes: int) -> nn.Module:
     return model
 
 
-def test_a_run_with_a_rate_of_its_own_for_the_head_goes_on_with_the_same_bits(here: Path, config: Config) -> None:
+def test_a_run_with_a_rate_of_its_own_for_the_head_goes_on_with_the_same_bits(
+    here: Path, config: Config, train_in_parts: Callable[[Config, Path], int]
+) -> None:
     config = config.replace(head_learning_rate=0.04, schedule="onecycle", optimizer="adamw", weight_decay=0.01)
     training.train(config, here / "whole")
-    steps = 0
-
-    def now_and_then() -> bool:
-        nonlocal steps
-        steps += 1
-        return steps % 4 == 0
-
-    stops = 0
-    while True:
-        try:
-            training.train(config, here / "parts", should_stop=now_and_then)
-            break
-        except training.Stopped:
-            stops += 1
-    assert stops > 3
+    assert train_in_parts(config, here / "parts") > 3
     whole, parts = ((here / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
     assert whole == parts
     training.train(config.replace(head_learning_rate=0.0), here / "same")

@@ -20,8 +20,8 @@ from anyk.lab import cli
 from anyk.lab.data import embeddings
 from anyk.lab.run import training
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
-from anyk.lab.run.processes import Ranks
+from anyk.lab.run.processes import ProcessGroup
+from anyk.lab.run.run_folder import Run
 
 SCRIPT = Path(__file__).parents[2] / "run_in_ranks.py"
 FOLDER = {".lock", "config.json", "environment.json", "metrics.jsonl", "model.safetensors", "result.json", "test.safetensors"}
@@ -105,7 +105,7 @@ def test_the_command_in_two_processes_is_the_command_in_one(data: str, tmp_path:
 def test_three_processes_and_kills(data: str, tmp_path: Path) -> None:
     base = Config(data=data, epochs=3, batch_size=31, learning_rate=1e-2)
     tokens = base.replace(data="tokens", epochs=1, context=8, embedding=8, hidden=12, dropout=0.0)
-    shards = str(embeddings.write(tmp_path / "shards", embeddings.read(data), shard_rows=37, dtype=torch.float16))
+    shards = str(lab_data.write_shards(tmp_path / "shards", embeddings.read(data), 37, torch.float16))
     configs = {
         "label smoothing": base.replace(loss="lapsum", label_smoothing=0.1, temperature=0.7, optimizer="sgd"),
         "fewer examples than ranks": base.replace(model="mlp", batch_size=2, epochs=1, clip=0.1, evaluate_every=40),
@@ -183,17 +183,17 @@ def test_parts_are_all_examples_once_and_their_weights_make_the_mean() -> None:
     for world in (1, 2, 3, 5):
         for size in (1, 2, 7, 12):
             index, losses = torch.randperm(size), torch.rand(size, dtype=torch.float64)
-            ranks = [Ranks(rank, world) for rank in range(world)]
-            parts = [each.shard(index) for each in ranks]
+            group = [ProcessGroup(rank, world) for rank in range(world)]
+            parts = [each.shard(index) for each in group]
             assert torch.equal(torch.cat(parts), index)
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
             means = [losses[part].mean() if len(part) else torch.zeros(()) for part in parts]
-            weights = [each.shard_weight(len(part), size) for each, part in zip(ranks, parts, strict=True)]
+            weights = [each.shard_weight(len(part), size) for each, part in zip(group, parts, strict=True)]
             average = sum(weight * mean for weight, mean in zip(weights, means, strict=True)) / world
             assert float(average) == pytest.approx(float(losses.mean()))
 
 
-@pytest.mark.parametrize("command", ["compare", "sweep", "report"])
+@pytest.mark.parametrize("command", ["compare", "report"])
 def test_only_train_takes_several_processes(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

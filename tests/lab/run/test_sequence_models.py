@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from torch import nn
 from torch.testing import assert_close
 
 import lab_data
-from anyk.lab.data.tokens import IGNORED, UNSEEN, SequenceSplit
+from anyk.lab.data.tokens import IGNORED, OUT_OF_VOCABULARY, SequenceSplit
 from anyk.lab.errors import LabError
-from anyk.lab.run import evaluation, losses, models, reading, training
+from anyk.lab.run import batches, evaluation, losses, models, training
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.sequence_models import AttentionModel, ContextModel, GRUModel, SequenceModel
 
 CLASSES, LENGTH = 7, 6
@@ -214,7 +215,7 @@ def test_every_place_of_a_sequence_trains_a_causal_model(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(GRUModel, "forward", listen)
     dataset = lab_data.sequence_set()
-    parts = reading.divide(dataset, quick(train_fraction=0.5))
+    parts = batches.divide(dataset, quick(train_fraction=0.5))
     training.train(quick(model="gru", epochs=1, train_fraction=0.5), tmp_path / "run")
     assert isinstance(dataset.train, SequenceSplit)
     assert len(seen) == len(parts.train) < 0.6 * len(dataset.training)
@@ -265,22 +266,12 @@ def outcome(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize("changes", [{"model": "gru", "dropout": 0.2}, {"model": "attention", "mask_seen": True}], ids=str)
-def test_a_run_stopped_at_any_step_ends_with_the_same_bits(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_stopped_at_any_step_ends_with_the_same_bits(
+    changes: dict[str, Any], tmp_path: Path, train_in_parts: Callable[[Config, Path], int]
+) -> None:
     config = quick(epochs=2, evaluate_every=5, label_noise=0.1, data="items", batch_size=64, **changes)
     training.train(config, tmp_path / "whole")
-    calls, stops = 0, 0
-
-    def every_third_step() -> bool:
-        nonlocal calls
-        calls += 1
-        return calls % 4 == 0
-
-    while not (tmp_path / "parts" / "result.json").exists():
-        try:
-            training.train(config, tmp_path / "parts", should_stop=every_third_step)
-        except training.Stopped:
-            stops += 1
-    assert stops > 3
+    assert train_in_parts(config, tmp_path / "parts") > 3
     (lines, weights), (expected, others) = outcome(tmp_path / "parts"), outcome(tmp_path / "whole")
     assert lines == expected
     assert all(torch.equal(weights[name], others[name]) for name in others)
@@ -315,7 +306,7 @@ def test_what_was_seen_is_no_guess(model: str, tmp_path: Path) -> None:
         1 + (sum(bool(row[c] >= row[t]) for c in range(55) if c != t) if t >= 0 else 55)
         for row, t in zip(scores, labels, strict=True)
     ]
-    assert labels.count(UNSEEN) == 2  # which no guess hits
+    assert labels.count(OUT_OF_VOCABULARY) == 2  # which no guess hits
     kept = load_file(tmp_path / "run" / "test.safetensors")
     assert kept["ranks"].tolist() == ranks
     assert result["test"]["top1"] == sum(rank == 1 for rank in ranks) / len(ranks)
@@ -367,7 +358,7 @@ def test_too_little_is_left_to_guess(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "read_data", lambda _: few)
     train, config = few.train, quick(mask_seen=True, loss="error")
     assert isinstance(train, SequenceSplit)
-    parts = reading.divide(few, config)
+    parts = batches.divide(few, config)
     bounds = train.begins.tolist()
     left = [
         30 - len({token for token in train.stream[max(b for b in bounds if b <= place) : place].tolist() if token < 30})
@@ -387,19 +378,19 @@ def test_the_masks_of_windows_are_those_of_their_places() -> None:
     dataset = lab_data.sequence_set(last=True)
     train = dataset.train
     assert isinstance(train, SequenceSplit)
-    parts = reading.divide(dataset, quick())
-    windows = reading.windows_of(dataset, parts, train.labels, quick(model="gru"))
+    parts = batches.divide(dataset, quick())
+    windows = batches.windows_of(dataset, parts, train.labels, quick(model="gru"))
     assert windows is not None
     _, labels, places = windows.take(windows.shifted(torch.Generator().manual_seed(0)))
     where = labels != IGNORED
     scores = torch.randn(int(where.sum()), len(dataset.classes), generator=torch.Generator().manual_seed(1))
-    found = reading.mask_seen(scores, train, places[where], labels[where])
+    found = batches.mask_seen(scores, train, places[where], labels[where])
     examples = torch.searchsorted(train.places, places[where])
     assert_close(found, slow_mask(scores, train, examples, labels[where]))
-    assert reading.windows_of(dataset, parts, train.labels, quick(model="context")) is None
-    assert reading.steps_per_epoch(quick(model="gru", batch_size=33), parts, windows) == math.ceil(len(windows) / 4)
-    assert reading.steps_per_epoch(quick(model="gru", batch_size=1), parts, windows) == len(windows)
-    assert reading.steps_per_epoch(quick(), parts, None) == math.ceil(len(parts.train) / 32)
+    assert batches.windows_of(dataset, parts, train.labels, quick(model="context")) is None
+    assert batches.steps_per_epoch(quick(model="gru", batch_size=33), parts, windows) == math.ceil(len(windows) / 4)
+    assert batches.steps_per_epoch(quick(model="gru", batch_size=1), parts, windows) == len(windows)
+    assert batches.steps_per_epoch(quick(), parts, None) == math.ceil(len(parts.train) / 32)
 
 
 # Many classes --------------------------------------------------------------------------------------------------------------
@@ -460,12 +451,12 @@ def test_gradients_in_pieces_are_those_of_the_scores(loss: str, tied: bool, monk
 
 def test_plans_of_models_of_sequences() -> None:
     dataset = lab_data.sequence_set()
-    plan = models.Plan.of(reading.resolved(quick(model="attention", heads=2), dataset), dataset)
+    plan = models.Plan.of(batches.resolved(quick(model="attention", heads=2), dataset), dataset)
     assert models.Plan.from_json(plan.to_json()) == plan
     for changes, problem in (
         ({"tokens": ""}, "tokens should be items, words or python, but is ''"),
         ({"tokens": ["items"]}, "tokens should be"),
-        ({"shape": [3, 8, 8]}, "shape should be the length of a sequence"),
+        ({"shape": [3, 8, 8]}, "shape should be 1 positive numbers"),
         ({"embedding": 0}, "embedding should be a positive number"),
         ({"layers": 1.5}, "layers should be"),
         ({"heads": None}, "heads should be"),

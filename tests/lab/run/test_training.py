@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ import lab_data
 from anyk import info
 from anyk.lab.data import split
 from anyk.lab.errors import LabError
-from anyk.lab.run import evaluation, losses, names, summaries, training
+from anyk.lab.run import evaluation, loss_names, losses, summaries, training
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
+from anyk.lab.run.run_folder import Run
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["anyk.lab.run.training", "torch._dynamo"])
@@ -53,7 +54,7 @@ def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]], dict[str, Any]]:
     return b"".join(tensors), metrics, result
 
 
-@pytest.mark.parametrize("loss", [*names.names()[:3], "error:splitter", *names.names()[4:]])
+@pytest.mark.parametrize("loss", [*loss_names.names()[:3], "error:splitter", *loss_names.names()[4:]])
 def test_every_loss_learns(loss: str, data: str, tmp_path: Path) -> None:
     # SL@K with less pushes all targets away before it has begun.
     temperature = 8.0 if loss == "softmax_at_k" else 1.0
@@ -75,28 +76,14 @@ def test_a_finished_run_is_not_run_again(data: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("select", ["mean", "each", "last"])
 def test_a_run_stopped_at_any_step_ends_with_the_same_bits(
-    select: Any, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    select: Any, data: str, tmp_path: Path, train_in_parts: Callable[[Config, Path], int]
 ) -> None:
     config = quick(
         data, select=select, model="mlp", dropout=0.3, mixup=0.2, label_noise=0.1, schedule="onecycle", temperature_end=0.5,
         p_k_end=(0.2, 0.2, 0.2, 0.2, 0.2), m=8, epochs=3, evaluate_every=5,
     )  # fmt: skip
     training.train(config, tmp_path / "whole")
-    steps = 0
-
-    def every_third_step() -> bool:
-        nonlocal steps
-        steps += 1
-        return steps % 4 == 0
-
-    stops = 0
-    while True:
-        try:
-            training.train(config, tmp_path / "parts", should_stop=every_third_step)
-            break
-        except training.Stopped:
-            stops += 1
-    assert stops > 5
+    assert train_in_parts(config, tmp_path / "parts") > 5
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
@@ -317,31 +304,6 @@ def test_a_run_leaves_the_callers_generator_and_threads_alone(data: str, tmp_pat
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": "cnn"}, "takes images"),
-        ({"p_k": (0.0,) * 12 + (1.0,)}, "only 12 classes"),
-        ({"m": 3}, "only m = 3 are ranked"),
-        ({"device": "nonsense"}, "cannot be used here"),
-        ({"select": "top20"}, "select"),
-        ({"validation": 0.0}, "left for validation"),
-        ({"augment": ("crop",)}, "augment changes images"),
-    ],
-    ids=lambda value: str(value)[:24],
-)
-def test_bad_configs_are_named(changes: dict[str, Any], message: str, data: str, tmp_path: Path) -> None:
-    with pytest.raises(LabError, match=message):
-        training.train(quick(data, **changes), tmp_path)
-
-
-def test_a_metric_that_the_classes_do_not_allow_is_named_before_the_first_step(tmp_path: Path) -> None:
-    few = str(lab_data.write_embedding_set(tmp_path / "few", classes=6))
-    with pytest.raises(LabError, match="--select top10 needs more than 10 classes, but few has 6"):
-        training.train(quick(few, select="top10"), tmp_path / "run", on_progress=lambda _: pytest.fail("a step was taken"))
-    assert Run(tmp_path / "run").metrics() == []
-
-
 def test_an_m_above_the_number_of_classes_ranks_all(data: str, tmp_path: Path) -> None:
     results = [training.train(quick(data, epochs=1, m=m), tmp_path / str(m)) for m in (12, 30)]
     assert results[0]["validation"] == results[1]["validation"]
@@ -352,8 +314,16 @@ def test_an_m_above_the_number_of_classes_ranks_all(data: str, tmp_path: Path) -
 def test_one_class_is_nothing_to_classify(loss: str) -> None:
     with pytest.raises(LabError, match="one class only, which leaves nothing to classify"):
         losses.criterion(Config(loss=loss), 1)
-    with pytest.raises(LabError, match=r"a shorter --p-k, such as 1\.$"):
-        losses.criterion(Config(), 2)
+    for config, classes, message in (
+        (
+            Config(),
+            2,
+            r"k = 5, but there are only 2 classes: .* --p-k, such as 1\.",
+        ),
+        (Config(m=3), 12, "only m = 3 are ranked"),
+    ):
+        with pytest.raises(LabError, match=message):
+            losses.criterion(config, classes)
 
 
 def test_the_folder_of_a_run_that_came_to_nothing_is_taken_over(data: str, tmp_path: Path) -> None:
@@ -426,15 +396,6 @@ def test_the_sign_that_a_run_might_have_come_further(
     config = Config(epochs=20).replace(**changes)
     result = {"config": config.to_json(), "epochs": epochs, "selected": selected, "validation": {"top1": top1}}
     assert evaluation.unfinished({**result, "data": {"classes": 10}}) == sign
-
-
-def test_predictor_gives_the_guesses_that_the_result_counted(data: str, tmp_path: Path) -> None:
-    result = training.train(quick(data), tmp_path)
-    predictor = evaluation.Predictor(tmp_path)
-    classes, probabilities = predictor.test_guesses(5)
-    target = predictor.parts.test.labels[predictor.parts.test_index]
-    assert float((classes == target[:, None]).any(1).double().mean()) == pytest.approx(result["test"]["top5"])
-    assert bool((probabilities.diff(dim=1) <= 0).all())
 
 
 def test_a_run_keeps_what_it_does_with_each_test_example(tmp_path: Path) -> None:

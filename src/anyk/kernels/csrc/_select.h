@@ -1,17 +1,24 @@
-/* Finding and sorting the best scores of a row. */
+/* Finding and sorting the best scores of a row.
 
-/* Scores that are not lower than a threshold, and how many of the best are wanted. */
+   The first pass takes the maximum of each of many groups of scores. What enough of these maxima reach, enough scores reach: this
+   is the threshold. The second pass keeps what reaches it, little more than was asked for, and that is sorted. */
+
+/* The scores that reach a threshold, with their classes. */
 typedef struct {
-    vf threshold;
-    int64_t count, wanted, room;
+    vf threshold; /* the same number everywhere */
+    int64_t count;
+    int64_t wanted;   /* how many of the best are */
+    int64_t capacity; /* beyond it, the best are picked and the threshold is raised */
     float *score;
     int32_t *class;
-    int nan;
+    int has_nan;
 } Kept;
 
+/* Sums over all scores of a row. Padding, which is -inf, is not counted. */
 typedef struct {
-    double exponentials, shifted;
-    int64_t real;
+    double exp_sum;     /* of exp(score - maximum) */
+    double shifted_sum; /* of score - maximum */
+    int64_t real_count;
 } Sums;
 
 /* Integers in the order of the floats. */
@@ -21,16 +28,16 @@ INLINE int32_t key_of(float x) {
     memcpy(&bits, &x, 4);
     return bits ^ ((bits >> 31) & INT32_MAX);
 }
-INLINE float of_key(int32_t key) {
+INLINE float score_of_key(int32_t key) {
     key ^= (key >> 31) & INT32_MAX;
     float x;
     memcpy(&x, &key, 4);
     return x;
 }
 
-/* The largest key that at least `wanted` of the scores reach; or, with slack, a lower one that up to `slack` more reach, or one
-   less than `step` lower, between which and the largest there is none of the scores. */
-static int32_t key_reached_by(const float *scores, int64_t count, int64_t wanted, int64_t slack, int32_t step) {
+/* The largest key that at least `wanted` of the scores reach, by bisection. It ends early, with a lower key, where at most `slack`
+   more scores reach that, or where it is less than `step` lower: keys of different scores are `step` apart. */
+static int32_t threshold_key(const float *scores, int64_t count, int64_t wanted, int64_t slack, int32_t step) {
     int32_t low = INT32_MAX, high = INT32_MIN;
     for (int64_t i = 0; i < count; i++) {
         int32_t key = key_of(scores[i]);
@@ -41,7 +48,7 @@ static int32_t key_reached_by(const float *scores, int64_t count, int64_t wanted
         int32_t middle = (int32_t)(((int64_t)low + high + 1) >> 1);
         int64_t reached = 0;
         int64_t i = 0;
-        vi sums = {0}, limit = alli(middle);
+        vi sums = {0}, limit = splati(middle);
         for (; i + W <= count; i += W) {
             vi bits = (vi)((vf)*(const vfu *)(scores + i) + 0.0f);
             sums -= (vi)((bits ^ ((bits >> 31) & INT32_MAX)) >= limit);
@@ -59,39 +66,40 @@ static int32_t key_reached_by(const float *scores, int64_t count, int64_t wanted
 
 /* Keeps the best of what was collected, the earlier of equals, and raises the threshold above them. */
 static void compact(Kept *kept) {
-    for (int64_t i = 0; i < kept->count; i++) kept->nan |= kept->score[i] != kept->score[i];
-    int32_t least = key_reached_by(kept->score, kept->count, kept->wanted, 0, 1);
+    for (int64_t i = 0; i < kept->count; i++) kept->has_nan |= kept->score[i] != kept->score[i];
+    int32_t minimum = threshold_key(kept->score, kept->count, kept->wanted, 0, 1);
     int64_t above = 0, count = 0;
-    for (int64_t i = 0; i < kept->count; i++) above += key_of(kept->score[i]) > least;
+    for (int64_t i = 0; i < kept->count; i++) above += key_of(kept->score[i]) > minimum;
     int64_t ties = kept->wanted - above;
     for (int64_t i = 0; i < kept->count; i++) {
         int32_t key = key_of(kept->score[i]);
-        if (key > least || (key == least && ties-- > 0)) {
+        if (key > minimum || (key == minimum && ties-- > 0)) {
             kept->score[count] = kept->score[i];
             kept->class[count++] = kept->class[i];
         }
     }
     kept->count = count;
     /* NaN in, NaN out: nothing more needs to be found. Above +inf there is nothing but NaN. */
-    if (kept->nan || least >= key_of(INFINITY))
-        kept->threshold = allf(INFINITY), kept->nan |= least > key_of(INFINITY);
+    if (kept->has_nan || minimum >= key_of(INFINITY))
+        kept->threshold = splatf(INFINITY), kept->has_nan |= minimum > key_of(INFINITY);
     else
-        kept->threshold = allf(of_key(least + 1));
-    if (kept->threshold[0] == INFINITY && kept->count > kept->room) kept->count = kept->room;
+        kept->threshold = splatf(score_of_key(minimum + 1));
+    if (kept->threshold[0] == INFINITY && kept->count > kept->capacity) kept->count = kept->capacity;
 }
 
-/* The next 2 W scores of a row; which of the two vectors has which of them differs between the dtypes. */
+/* The next 2 W scores of a row. Which of the two vectors has which of them differs between the dtypes: in_order() takes two masks
+   of their elements to one mask in the order of the row. */
 typedef struct {
     vf a, b;
 } Pair;
 
-/* Of one sign, the keys of two scores that differ are as far apart at least. */
+/* How far apart the keys of two different scores of the same sign are, at least. */
 enum { STEP_f32 = 1, STEP_bf16 = 1 << 16, STEP_f16 = 1 << 13 };
 enum { CHUNK = 8192 }; /* scores that are read at once: a part of the first cache */
 
 /* float32 */
 INLINE vf load_f32(const float *p) { return (vf)*(const vfu *)p; }
-INLINE float one_f32(float x) { return x; }
+INLINE float widen_f32(float x) { return x; }
 INLINE void store_f32(float *p, vf x) { *(vfu *)p = (vfu)x; }
 INLINE float narrow_f32(float x) { return x; }
 INLINE Pair load_pair_f32(const float *p) { return (Pair){load_f32(p), load_f32(p + W)}; }
@@ -110,17 +118,17 @@ INLINE void stream_pair_f32(float *p, Pair x) {
 INLINE uint64_t in_order_f32(uint32_t a, uint32_t b) { return (uint64_t)b << W | a; }
 INLINE void streams_end(void) {
 #if defined(__SSE2__)
-    _mm_sfence(); /* what is written to the same row next must not be overtaken */
+    _mm_sfence(); /* the candidates' gradients, which are written over these next, must not be overtaken */
 #endif
 }
 #define S float
 #define NAME(x) x##_f32
-#include "_scores.h"
+#include "_dtype.h"
 
 /* bfloat16: the upper half of a float */
 typedef uint16_t bf16;
 #define LITTLE_ENDIAN_HALVES (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
-INLINE float one_bf16(bf16 x) {
+INLINE float widen_bf16(bf16 x) {
     uint32_t bits = (uint32_t)x << 16;
     float y;
     memcpy(&y, &bits, 4);
@@ -189,15 +197,15 @@ INLINE uint32_t spread(uint32_t x) { /* bit l to place 2 l */
 INLINE uint64_t in_order_bf16(uint32_t a, uint32_t b) { return spread(a) | spread(b) << 1; }
 #define S bf16
 #define NAME(x) x##_bf16
-#include "_scores.h"
+#include "_dtype.h"
 
 /* float16 */
 typedef uint16_t f16;
 #if defined(__F16C__)
-INLINE float one_f16(f16 x) { return _cvtsh_ss(x); }
+INLINE float widen_f16(f16 x) { return _cvtsh_ss(x); }
 INLINE f16 narrow_f16(float x) { return _cvtss_sh(x, 0); }
 #else
-INLINE float one_f16(f16 x) {
+INLINE float widen_f16(f16 x) {
     uint32_t sign = (uint32_t)(x & 0x8000) << 16, exponent = (x >> 10) & 31, mantissa = x & 1023, bits;
     float y;
     if (exponent == 0) {
@@ -233,7 +241,7 @@ INLINE vf load_f16(const f16 *p) {
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 #else
     vf x;
-    for (int l = 0; l < W; l++) x[l] = one_f16(p[l]);
+    for (int l = 0; l < W; l++) x[l] = widen_f16(p[l]);
     return x;
 #endif
 }
@@ -252,7 +260,7 @@ INLINE void stream_pair_f16(f16 *p, Pair x) { store_pair_f16(p, x); }
 INLINE uint64_t in_order_f16(uint32_t a, uint32_t b) { return (uint64_t)b << W | a; }
 #define S f16
 #define NAME(x) x##_f16
-#include "_scores.h"
+#include "_dtype.h"
 
 INLINE size_t item_size(int dtype) { return dtype == FLOAT32 ? 4 : 2; }
 INLINE const void *row_of(const void *scores, int dtype, int64_t offset) {
@@ -260,73 +268,60 @@ INLINE const void *row_of(const void *scores, int dtype, int64_t offset) {
 }
 static float score_at(const void *row, int dtype, int64_t i) {
     if (dtype == FLOAT32) return ((const float *)row)[i];
-    return dtype == BFLOAT16 ? one_bf16(((const bf16 *)row)[i]) : one_f16(((const f16 *)row)[i]);
+    return dtype == BFLOAT16 ? widen_bf16(((const bf16 *)row)[i]) : widen_f16(((const f16 *)row)[i]);
 }
 
-/* The `wanted` best scores of a row, and perhaps some more, in the order of their classes. Returns the largest score. */
-static float find(const void *row, int dtype, int64_t n, int64_t wanted, int sums, int smoothed, Kept *kept, float *whole,
-                  Sums *out) {
-    int groups = 2;
-    while (groups < 16 && groups * W < 4 * wanted) groups *= 2;
-    float most;
-    kept->count = 0;
-    kept->nan = 0;
-    kept->wanted = wanted;
-    *out = (Sums){0};
-    if (wanted < n && n > groups * W * 2 && groups * W >= wanted + wanted / 4) {
-        if (dtype == FLOAT32)
-            most = scan_f32(row, n, groups, sums, smoothed, kept, out);
-        else if (dtype == BFLOAT16)
-            most = scan_bf16(row, n, groups, sums, smoothed, kept, out);
-        else
-            most = scan_f16(row, n, groups, sums, smoothed, kept, out);
-    } else {
-        if (dtype == FLOAT32)
-            most = most_f32(row, n);
-        else
-            most = dtype == BFLOAT16 ? most_bf16(row, n) : most_f16(row, n);
-        int all_kept = wanted >= n;
-        if (all_kept && dtype == FLOAT32)
-            keep_all_f32(row, n, kept);
-        else if (all_kept && dtype == BFLOAT16)
-            keep_all_bf16(row, n, kept);
-        else if (all_kept)
-            keep_all_f16(row, n, kept);
-        else {
-            for (int64_t i = 0; i < n; i++) whole[i] = score_at(row, dtype, i);
-            kept->threshold = allf(of_key(key_reached_by(whole, n, wanted, wanted / 8 + 2, 1)));
-            if (kept->threshold[0] != kept->threshold[0]) kept->threshold = allf(INFINITY), kept->nan = 1;
-        }
-        if (all_kept && !sums) return most;
-        Kept *to = all_kept ? NULL : kept;
-        if (dtype == FLOAT32)
-            collect_f32(row, 0, n, to, most, sums, smoothed, out);
-        else if (dtype == BFLOAT16)
-            collect_bf16(row, 0, n, to, most, sums, smoothed, out);
-        else
-            collect_f16(row, 0, n, to, most, sums, smoothed, out);
-        if (all_kept) return most;
-    }
-    for (int64_t i = 0; i < kept->count; i++) kept->nan |= kept->score[i] != kept->score[i];
-    return most;
-}
-
-/* All scores of a row. */
-static void read_all(const void *row, int dtype, int64_t n, float *scores) {
+/* All scores of a row in float32. */
+static void widen_row(const void *row, int dtype, int64_t n, float *scores) {
     if (dtype == FLOAT32)
         memcpy(scores, row, (size_t)n * 4);
     else
         for (int64_t i = 0; i < n; i++) scores[i] = score_at(row, dtype, i);
 }
 
-/* The largest of few scores, whether there is NaN among them, and their sums. */
-static float sums_of(const float *scores, int64_t n, int sums, int smoothed, int *nan, Sums *out) {
-    int strange = 0;
-    for (int64_t i = 0; i < n; i++) strange |= scores[i] != scores[i];
-    *nan = strange;
-    float most = most_f32(scores, n);
-    if (sums) collect_f32(scores, 0, n, NULL, most, 1, smoothed, out);
-    return most;
+/* The function for a dtype. */
+#define BY_DTYPE(dtype, function, ...)                              \
+    ((dtype) == FLOAT32    ? function##_f32(__VA_ARGS__)            \
+     : (dtype) == BFLOAT16 ? function##_bf16(__VA_ARGS__)           \
+                           : function##_f16(__VA_ARGS__))
+
+/* Keeps the `wanted` best scores of a row, and perhaps some more, in the order of their classes. Returns the largest score and,
+   with `sums`, sums over the row: of the shifted scores only if smoothed. `widened` has room for n floats. */
+static float find_best(const void *row, int dtype, int64_t n, int64_t wanted, int sums, int smoothed, Kept *kept,
+                       float *widened, Sums *out) {
+    int groups = 2;
+    while (groups < 16 && groups * W < 4 * wanted) groups *= 2;
+    float maximum;
+    kept->count = 0;
+    kept->has_nan = 0;
+    kept->wanted = wanted;
+    *out = (Sums){0};
+    if (wanted < n && n > groups * W * 2 && groups * W >= wanted + wanted / 4)
+        maximum = BY_DTYPE(dtype, scan, row, n, groups, sums, smoothed, kept, out);
+    else {
+        maximum = BY_DTYPE(dtype, maximum, row, n);
+        if (wanted >= n) {
+            BY_DTYPE(dtype, keep_all, row, n, kept);
+            if (sums) BY_DTYPE(dtype, collect, row, 0, n, NULL, maximum, sums, smoothed, out);
+            return maximum;
+        }
+        widen_row(row, dtype, n, widened);
+        kept->threshold = splatf(score_of_key(threshold_key(widened, n, wanted, wanted / 8 + 2, 1)));
+        if (kept->threshold[0] != kept->threshold[0]) kept->threshold = splatf(INFINITY), kept->has_nan = 1;
+        BY_DTYPE(dtype, collect, row, 0, n, kept, maximum, sums, smoothed, out);
+    }
+    for (int64_t i = 0; i < kept->count; i++) kept->has_nan |= kept->score[i] != kept->score[i];
+    return maximum;
+}
+
+/* The largest of few scores, with their sums, and whether there is NaN among them. */
+static float max_and_sums(const float *scores, int64_t n, int sums, int smoothed, int *has_nan, Sums *out) {
+    int any_nan = 0;
+    for (int64_t i = 0; i < n; i++) any_nan |= scores[i] != scores[i];
+    *has_nan = any_nan;
+    float maximum = maximum_f32(scores, n);
+    if (sums) collect_f32(scores, 0, n, NULL, maximum, 1, smoothed, out);
+    return maximum;
 }
 
 typedef struct {
@@ -334,22 +329,34 @@ typedef struct {
 } Item;
 
 /* Stable, descending. */
-static void merge_sort(Item *items, Item *other, int64_t count) {
+static void merge_sort(Item *items, Item *buffer, int64_t count) {
     for (int64_t width = 1; width < count; width *= 2) {
         for (int64_t start = 0; start < count; start += 2 * width) {
             int64_t middle = start + width < count ? start + width : count;
             int64_t end = start + 2 * width < count ? start + 2 * width : count;
             int64_t i = start, j = middle;
-            for (int64_t place = start; place < end; place++)
-                other[place] = j >= end || (i < middle && items[i].key >= items[j].key) ? items[i++] : items[j++];
+            for (int64_t at = start; at < end; at++)
+                buffer[at] = j >= end || (i < middle && items[i].key >= items[j].key) ? items[i++] : items[j++];
         }
-        memcpy(items, other, (size_t)count * sizeof(Item));
+        memcpy(items, buffer, (size_t)count * sizeof(Item));
     }
 }
 
-/* Sorts what was kept, descending, the earlier class first among equals, and keeps the wanted ones. There is room for W more
-   scores than were kept. `order` has room for the kept. */
-static void sort(Kept *kept, Item *order, Item *other) {
+/* How many scores are above each score of the vectors from *g on, `together` of them at once. */
+INLINE void rank_vectors(const Kept *kept, const int together, vi *ranks, int *g) {
+    vf x[4];
+    vi above[4];
+    for (int u = 0; u < together; u++) x[u] = load_f32(kept->score + (*g + u) * W), above[u] = (vi){0};
+    for (int64_t j = 0; j < kept->count; j++) {
+        vf y = splatf(kept->score[j]);
+        for (int u = 0; u < together; u++) above[u] = count_if_above(above[u], y, x[u]);
+    }
+    for (int u = 0; u < together; u++) ranks[(*g)++] = above[u];
+}
+
+/* Sorts what was kept, descending, the earlier class first among equals, and keeps the wanted ones. Up to 320 scores are ranked
+   by comparing each with all. There must be room for W more scores than were kept, and in both arrays for as many items. */
+static void sort_kept(Kept *kept, Item *items, Item *buffer) {
     int64_t count = kept->count, wanted = kept->wanted < count ? kept->wanted : count;
     if (count > wanted + wanted / 4 + 2 * W) {
         compact(kept);
@@ -359,57 +366,40 @@ static void sort(Kept *kept, Item *order, Item *other) {
         vi ranks[320 / W + 1];
         int vectors = (int)((count + W - 1) / W);
         for (int64_t i = count; i < vectors * W; i++) kept->score[i] = -INFINITY;
-        for (int g = 0; g < vectors; g += 4) {
-            vi r0 = {0}, r1 = {0}, r2 = {0}, r3 = {0};
-            vf x0 = load_f32(kept->score + g * W), x1 = x0, x2 = x0, x3 = x0;
-            if (g + 1 < vectors) x1 = load_f32(kept->score + (g + 1) * W);
-            if (g + 2 < vectors) x2 = load_f32(kept->score + (g + 2) * W);
-            if (g + 3 < vectors) x3 = load_f32(kept->score + (g + 3) * W);
-            if (g + 1 >= vectors)
-                for (int64_t j = 0; j < count; j++) r0 = count_if_above(r0, allf(kept->score[j]), x0);
-            else if (g + 2 >= vectors)
-                for (int64_t j = 0; j < count; j++) {
-                    vf y = allf(kept->score[j]);
-                    r0 = count_if_above(r0, y, x0), r1 = count_if_above(r1, y, x1);
-                }
+        for (int g = 0; g < vectors;)
+            if (vectors - g >= 4)
+                rank_vectors(kept, 4, ranks, &g);
+            else if (vectors - g >= 2)
+                rank_vectors(kept, 2, ranks, &g);
             else
-                for (int64_t j = 0; j < count; j++) {
-                    vf y = allf(kept->score[j]);
-                    r0 = count_if_above(r0, y, x0), r1 = count_if_above(r1, y, x1);
-                    r2 = count_if_above(r2, y, x2), r3 = count_if_above(r3, y, x3);
-                }
-            ranks[g] = r0;
-            if (g + 1 < vectors) ranks[g + 1] = r1;
-            if (g + 2 < vectors) ranks[g + 2] = r2;
-            if (g + 3 < vectors) ranks[g + 3] = r3;
-        }
+                rank_vectors(kept, 1, ranks, &g);
         const int32_t *rank = (const int32_t *)ranks;
-        for (int64_t i = 0; i < count; i++) order[i].class = -1;
+        for (int64_t i = 0; i < count; i++) items[i].class = -1;
         for (int64_t i = 0; i < count; i++) {
             int32_t r = rank[i];
-            while (order[r].class >= 0) r++; /* equals have the same rank: the later one goes behind */
-            order[r].key = (int32_t)i;
-            order[r].class = kept->class[i];
+            while (items[r].class >= 0) r++; /* equals have the same rank: the later one goes behind */
+            items[r].key = (int32_t)i;
+            items[r].class = kept->class[i];
         }
-        float *sorted = (float *)other;
-        for (int64_t i = 0; i < wanted; i++) sorted[i] = kept->score[order[i].key];
+        float *sorted = (float *)buffer;
+        for (int64_t i = 0; i < wanted; i++) sorted[i] = kept->score[items[i].key];
         for (int64_t i = 0; i < wanted; i++) {
             kept->score[i] = sorted[i];
-            kept->class[i] = order[i].class;
+            kept->class[i] = items[i].class;
         }
     } else {
-        for (int64_t i = 0; i < count; i++) order[i] = (Item){key_of(kept->score[i]), kept->class[i]};
-        merge_sort(order, other, count);
+        for (int64_t i = 0; i < count; i++) items[i] = (Item){key_of(kept->score[i]), kept->class[i]};
+        merge_sort(items, buffer, count);
         for (int64_t i = 0; i < wanted; i++) {
-            kept->score[i] = of_key(order[i].key);
-            kept->class[i] = order[i].class;
+            kept->score[i] = score_of_key(items[i].key);
+            kept->class[i] = items[i].class;
         }
     }
     kept->count = wanted;
 }
 
 /* Sorts the scores of LANES rows at once, descending, the earlier class first among equals, each row's `last` class behind all.
-   The keys are the scores without their lowest bits, where the class is: what that leaves undecided is put right in `unpack`. */
+   The lowest bits of a key are replaced by the class: scores that differ in these bits alone are put right by unpack_sorted(). */
 static void sort_block(const Spec *spec, const float *scores, const int32_t *last, int32_t *keys) {
     int64_t n = spec->n;
     for (int lane = 0; lane < LANES; lane++) {
@@ -419,8 +409,8 @@ static void sort_block(const Spec *spec, const float *scores, const int32_t *las
         }
         keys[last[lane] * LANES + lane] = INT32_MIN | (MOST_SORTED - 1 - last[lane]);
     }
-    const int32_t *pair = spec->sorting;
-    for (int64_t number = 0; number < spec->sorting_size; number++, pair += 2) {
+    const int32_t *pair = spec->sorter;
+    for (int64_t number = 0; number < spec->sorter_size; number++, pair += 2) {
         vi *upper = (vi *)(keys + pair[0] * LANES), *lower = (vi *)(keys + pair[1] * LANES);
         for (int v = 0; v < LANES / W; v++) {
             vi a = upper[v], b = lower[v];
@@ -430,19 +420,19 @@ static void sort_block(const Spec *spec, const float *scores, const int32_t *las
     }
 }
 
-/* A row's sorted scores, without the last one. */
-static void unpack(const int32_t *keys, const float *row, int lane, Kept *kept) {
+/* A row's sorted scores, without the class that was put last. */
+static void unpack_sorted(const int32_t *keys, const float *row, int lane, Kept *kept) {
     for (int64_t i = 0; i < kept->wanted; i++) {
         int32_t class = MOST_SORTED - 1 - (keys[i * LANES + lane] & (MOST_SORTED - 1));
         kept->class[i] = class;
         kept->score[i] = row[class];
     }
     kept->count = kept->wanted;
-    /* Mostly all is decided. Behind the scores there is room for a vector. */
+    /* Almost always they are in order by now. Behind the scores there is room for a vector. */
     int undecided = 0;
     kept->score[kept->wanted] = -INFINITY;
     for (int64_t i = 0; i < kept->wanted; i += W) {
-        uint32_t not_less = reach(load_f32(kept->score + i + 1), load_f32(kept->score + i));
+        uint32_t not_less = not_below(load_f32(kept->score + i + 1), load_f32(kept->score + i));
         int64_t left = kept->wanted - i;
         undecided |= (not_less & (left < W ? (1u << left) - 1 : ~0u)) != 0;
     }

@@ -1,73 +1,106 @@
-/* What Python hands over: native.py has the same structures. */
+/* What Python hands over, and what anyk.c and kernels.c know of each other.
+
+   abi.py has the structures' fields in the same order: native.py uses no library where the two differ. abi.h, which build.py
+   writes, has the constants of abi.py. Shapes stand in brackets. A pointer that may be NULL says so. */
 #ifndef ANYK_H
 #define ANYK_H
 
+#include <stddef.h>
 #include <stdint.h>
 
-#define ANYK_ABI 2
+#include "abi.h"
+
 #define LANES 16 /* rows that are computed side by side */
 
-enum { NETWORK, LAPSUM, KSUBSET, SOFTSORT, NEURALSORT };
-enum { LOGISTIC, LOGISTIC_ART, CAUCHY, GAUSSIAN, RECIPROCAL, OPTIMAL };
-enum { TARGET, SORTED, GIVEN };
-enum { SEPARATE, MIXED, OPERATOR, ERROR };
-enum { FLOAT32, BFLOAT16, FLOAT16 };
-enum { OF_ALL, OF_CLASS, OF_ROW };
-enum { MEAN, SUM, NONE };
-enum { FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW, NO_MEMORY, STRANGE }; /* STRANGE: NaN where the plain code decides */
-
+/* A top-k loss for rows of n scores: anyk/kernels/loss_description.py. */
 typedef struct {
-    int64_t n, m, k;
+    int64_t n, m, k; /* classes, candidates of a row, entries of P_K */
     int32_t operator, swap, wires, family;
-    int32_t all_classes, uses_softmax;
-    double ce_weight, q, smoothing, scale;
-    int64_t size;               /* of the network */
+    int32_t all_classes;  /* the softmax, if there is one, is over all classes and not over the candidates */
+    int32_t uses_softmax; /* a softmax over all classes must be computed */
+    double ce_weight, q, smoothing;
+    double scale;               /* the scores are divided by it */
+    int64_t size;               /* of the network: its number of comparators */
     const int32_t *comparators; /* (size, 3): upper wire, lower wire, layer */
-    const int32_t *outputs;     /* (k) */
-    const int32_t *numbers;     /* (m + 1, 3): target's wire, first layer, last layer + 1 */
-    int64_t sorting_size;
-    const int32_t *sorting; /* (sorting_size, 2): a network that sorts all scores, where all of few are kept; or NULL */
+    const int32_t *outputs;     /* (k): the wires that the best, the second best, … end on */
+    const int32_t *starts;      /* (m + 1, 3), by the number of candidates that are not padding: the wire that the target starts
+                                   on, the first layer that the row runs through, and the layer behind the last */
+    int64_t sorter_size;
+    const int32_t *sorter; /* (sorter_size, 2): the comparators of a hard network that sorts all n scores; NULL: none is used */
 } Spec;
-enum { MOST_SORTED = 128 };
 
-/* The smooth top-k loss. */
+/* The smooth top-k loss: anyk/baselines.py. */
 typedef struct {
     int64_t n, k;
     double temperature, margin;
     double gap; /* between the k-th and the next score, from which on the loss is the hard one */
 } SmoothSpec;
-enum { MOST_K = 8 }; /* power sums in float32 are exact enough up to here */
 
+/* One call of the forward pass. For the backward pass it keeps, of each row, the gradient by its m candidates (smooth top-k: by
+   the k best others and the target), and a few coefficients from which the gradient by any other class follows, given its score:
+
+       top-k losses         rest (rows, 3):      rest[1] exp(score - rest[0]) + rest[2]
+       smooth top-k loss    rest (rows, 1 + k):  sum over j = 1 … k of rest[j] x^j, x = exp(rate (score - rest[0])) */
 typedef struct {
     int64_t rows, stride, ignore_index;
     int32_t dtype, p_k_of, reduction, threads;
-    const void *scores;
-    const int64_t *target;
-    const double *p_k;
-    const float *weight; /* of the classes, or NULL */
-    const float *cross_entropy; /* (rows) over all classes, if the scores are of the candidates alone; or NULL */
-    float *loss;         /* (rows), or one number */
-    /* What the backward pass needs; NULL: nothing. */
-    float *gradient;  /* (rows, m): of the loss of a row by its candidates */
-    int32_t *classes; /* (rows, m): which they are */
-    float *of_rest;   /* (rows, 3): the other classes' gradient is [1] exp(score - [0]) + [2]; see also Back.powers */
-    float *divisor;   /* (1): what the mean divides by */
-    float *of_cross_entropy; /* (rows) */
+    const void *scores;         /* (rows, n); the rows are `stride` numbers apart */
+    const int64_t *target;      /* (rows) */
+    const double *p_k;          /* (k), (n, k) or (rows, k), as p_k_of says */
+    const float *weight;        /* (n) of the classes, or NULL */
+    const float *cross_entropy; /* (rows) over all classes, where the scores are the candidates' alone; or NULL */
+    float *loss;                /* (rows), or one number if reduced */
+    float *gradient;            /* (rows, m), or NULL: no backward pass will follow, and the rest is NULL too */
+    int32_t *classes;           /* (rows, m): which classes the candidates are */
+    float *rest;                /* as above; NULL: the gradient by the other classes is zero, or there are none */
+    float *divisor;             /* (1): what the mean is divided by */
+    float *grad_cross_entropy;  /* (rows): the gradient by the cross-entropy that was given, or NULL */
 } Batch;
 
+/* One call of the backward pass: what the forward pass has kept, and the gradient that came in. */
 typedef struct {
     int64_t rows, n, m, stride, out_stride, incoming_stride;
-    int32_t dtype, powers, threads, single; /* single: one incoming number for all */
-    double rate; /* with powers, of_rest is (rows, 1 + powers): [1] x + [2] x^2 + …, x = exp(rate (score - [0])) */
+    int32_t dtype;
+    int32_t powers; /* 0 for the top-k losses; k for the smooth one, whose rate is below */
+    int32_t threads;
+    int32_t single; /* one incoming number for all rows */
+    double rate;
     const void *scores;
     const float *gradient;
     const int32_t *classes;
-    const float *of_rest, *divisor;
+    const float *rest, *divisor; /* either may be NULL */
     const float *incoming;
-    void *out;
-} Back;
+    void *out; /* (rows, n): the gradient by the scores, of their dtype */
+} Backward;
 
-/* rows [first, last); returns a status */
-typedef int (*Work)(const void *spec, const void *batch, int64_t first, int64_t last);
+/* The m best classes of each row. */
+typedef struct {
+    int64_t rows, n, m, stride;
+    int32_t dtype, threads;
+    const void *scores;
+    int64_t *classes; /* (rows, m): the result, descending by score */
+} Selection;
+
+/* What a kernel gets: those of these that are its own. */
+typedef struct {
+    const Spec *spec;
+    const SmoothSpec *smooth;
+    const Batch *batch;
+    const Backward *backward;
+    const Selection *selection;
+} Call;
+
+/* Computes the rows [first, last) and returns a Status. */
+typedef int (*Kernel)(const Call *call, int64_t first, int64_t last);
+
+/* kernels.c, compiled for one instruction set. */
+typedef struct {
+    const char *name;
+    Kernel forward, smooth, backward, best;
+} Variant;
+
+/* Working memory, aligned to 64 bytes and not cleared; NULL if there is none. */
+char *take_memory(int64_t size);
+void give_memory_back(char *memory);
 
 #endif

@@ -1,4 +1,4 @@
-"""The command `anyk`: words in, words out. What it does is done elsewhere.
+"""The command `anyk`: from the words of the command line to a call, and from an error to a message and an exit code.
 
 Each command is a file, and imports what it needs when it is called: `anyk --help` should not wait for it.
 """
@@ -11,30 +11,27 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 import anyk
-from anyk.lab.cli import compare, draw, embed, export, import_arrays, info, parsing, predict, report, reproduce, sweep, train
-from anyk.lab.cli.signals import interrupt, no_more_signals
-from anyk.lab.cli.words import command_line, say, understood, warn
+from anyk.lab.cli import compare, embed, export, import_arrays, info, parsing, predict, report, reproduce, train
+from anyk.lab.cli.words import command_line, say, warn
+from anyk.lab.did_you_mean import nearest
 from anyk.lab.errors import LabError, Stopped
-from anyk.lab.nearest import nearest
-from anyk.lab.run import processes
+from anyk.lab.run import loss_names, processes
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "compare": compare.command,
     "train": train.command,
-    "sweep": sweep.command,
     "report": report.command,
     "predict": predict.command,
     "export": export.command,
     "reproduce": reproduce.command,
     "embed": embed.command,
     "import": import_arrays.command,
-    "draw": draw.command,
     "info": info.command,
 }
 
 GROUPS = {
-    "training": ("compare", "train", "sweep", "reproduce"),
-    "output": ("report", "draw"),
+    "training": ("compare", "train", "reproduce"),
+    "output": ("report",),
     "model": ("predict", "export"),
     "data": ("embed", "import"),
     "installation": ("info",),
@@ -44,24 +41,23 @@ GROUPS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process."""
-    former = signal.signal(signal.SIGTERM, interrupt)
-    words = understood(sys.argv[1:] if arguments is None else arguments)
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
-        code = _run(words)
+        code = _run(sys.argv[1:] if arguments is None else arguments)
     except LabError as error:
-        if not processes.speaks() and not isinstance(error, (processes.Agreed, processes.OwnError)):
+        if not processes.is_main() and not isinstance(error, (processes.Agreed, processes.OwnError)):
             processes.wait_to_be_ended()
-        no_more_signals()
-        if processes.speaks() or not isinstance(error, processes.Agreed):
+        processes.ignore_signals()
+        if processes.is_main() or not isinstance(error, processes.Agreed):
             warn(f"anyk: {error}")
         code = 2
     except SystemExit as ended:  # of the parser
-        if ended.code and not processes.speaks():
+        if ended.code and not processes.is_main():
             processes.wait_to_be_ended()
         raise
     except (KeyboardInterrupt, Stopped):
-        no_more_signals()
-        if processes.speaks():
+        processes.ignore_signals()
+        if processes.is_main():
             warn(f"Stopped. To go on: {command_line()}")
         code = 130
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
@@ -77,9 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(words: Sequence[str]) -> int:
+    words = _import_modules(words)
     first = words[0] if words else None
     if first in ("--version", "-h", "--help"):
-        if processes.speaks():
+        if processes.is_main():
             say(f"anyk {anyk.__version__}" if first == "--version" else _overview())
         return 0
     if first is None:
@@ -91,7 +88,23 @@ def _run(words: Sequence[str]) -> int:
         raise LabError(f"there is no command {first!r}: {f'did you mean anyk {near[0]}?' if near else _names()}")
     if processes.launched() > 1 and first != "train":
         raise LabError(f"anyk {first} is one process: start it without torchrun, which is for anyk train.")
-    return parsing.call(COMMANDS, words, speaks=processes.speaks())
+    return parsing.call(COMMANDS, words, is_main=processes.is_main())
+
+
+def _import_modules(words: Sequence[str]) -> list[str]:
+    """The words without each `--import MODULE`, after these modules were imported: they bring names for every command."""
+    rest: list[str] = []
+    given = iter(words)
+    for word in given:
+        option, equals, module = word.partition("=")
+        if option != "--import":
+            rest.append(word)
+            continue
+        module = module if equals else next(given, "")
+        if not module or module.startswith("-"):
+            raise LabError("--import should be followed by the name of a module.")
+        loss_names.import_modules([module])
+    return rest
 
 
 def _names() -> str:
@@ -105,6 +118,10 @@ def _overview() -> str:
     }
     parts["options"] = [
         ("-h, --help", "this page; anyk COMMAND --help lists the options of a command"),
+        (
+            "--import",
+            "MODULE, with any command: import a module of yours that registers losses first",
+        ),
         ("--version", f"which anyk this is: {anyk.__version__}"),
     ]
     lines = ["usage: anyk COMMAND [OPTIONS]", ""]
@@ -112,6 +129,6 @@ def _overview() -> str:
     width = min(shutil.get_terminal_size().columns, 110)
     for part, rows in parts.items():
         lines += ["", part]
-        for name, told in rows:
-            lines += textwrap.wrap(told, width, initial_indent=f"  {name:12}", subsequent_indent=" " * 14)
+        for name, text in rows:
+            lines += textwrap.wrap(text, width, initial_indent=f"  {name:12}", subsequent_indent=" " * 14)
     return "\n".join(lines)

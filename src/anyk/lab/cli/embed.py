@@ -46,11 +46,11 @@ def command(
     Args:
         folder: FOLDER/class/* or FOLDER/train/class/* and FOLDER/test/class/*; without a test folder val is the test.
     """
-    from anyk.lab import embedding
+    from anyk.lab import embed
     from anyk.lab.progress import count_up
 
     with count_up("images", output.quiet) as progress:
-        summary = embedding.embed(
+        summary = embed.embed(
             folder,
             output.out or folder.with_name(f"{folder.name}-embeddings"),
             model.backbone,

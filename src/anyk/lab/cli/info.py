@@ -4,7 +4,7 @@ from anyk.lab.cli.words import Flag, say, say_json
 
 
 def command(*, json: Flag = False) -> int:
-    """Versions, devices, kernels, data sets found, and extras that are missing, with the command that adds them.
+    """What a bug report needs: versions, machine, devices, kernels, and extras that are missing.
 
     Args:
         json: print JSON instead of words.
@@ -12,7 +12,7 @@ def command(*, json: Flag = False) -> int:
     from anyk import info
     from anyk.lab.data.cache import cache_folder
 
-    facts = info.gather(cache=cache_folder())
+    facts = info.gather() | {"cache": str(cache_folder())}
     if json:
         say_json(facts)
     else:

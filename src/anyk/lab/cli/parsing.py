@@ -1,39 +1,55 @@
-"""What tyro makes of the words of a command; and what it cannot make anything of, in one sentence."""
+"""From the words of a command line to a call, by tyro; and what tyro cannot read, as one line that names the option.
+
+tyro makes the options and the pages of help from the signatures. What is added here it does not do: it suggests no option
+for `--lr`, reports errors in boxes of many lines, and takes neither `none` nor lists with commas.
+"""
 
 import contextlib
 import dataclasses
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Annotated, Any
 
 import tyro
 
+from anyk.lab.did_you_mean import nearest
 from anyk.lab.errors import LabError
-from anyk.lab.nearest import nearest
 from anyk.lab.run.config import describe
 
 
-def call(commands: Mapping[str, Callable[..., int]], words: Sequence[str], *, speaks: bool) -> int:
+def call(commands: Mapping[str, Callable[..., int]], words: Sequence[str], *, is_main: bool) -> int:
     """Call the command that the first word names with what the others say; its exit code."""
-    if words[0] in commands and not {"-h", "--help"} & set(words):
-        _refuse_unknown(words, arguments(commands[words[0]]))
+    known = arguments(commands[words[0]]) if words[0] in commands else {}
+    words = normalized(words, known)
+    if known and not {"-h", "--help"} & set(words):
+        _refuse_unknown(words, known)
 
     def refuse(event: Any) -> None:
         with contextlib.suppress(AttributeError, KeyError):  # tyro's insides have changed: it has words of its own
-            raise LabError(_sentence(event, words, arguments(commands[words[0]])))
+            raise LabError(_message(event, words, known))
 
-    # Experimental in tyro, and thus by name: without it, a value that cannot be read is told in a box.
-    asked = getattr(getattr(tyro, "_errors", None), "on_parse_error", contextlib.nullcontext)
-    with asked(refuse):
-        return tyro.extras.subcommand_cli_from_dict(dict(commands), prog="anyk", args=words, console_outputs=speaks)
+    # Experimental in tyro, and thus by name: without it, a value that cannot be read is reported in a box.
+    on_error = getattr(getattr(tyro, "_errors", None), "on_parse_error", contextlib.nullcontext)
+    with on_error(refuse):
+        return tyro.extras.subcommand_cli_from_dict(dict(commands), prog="anyk", args=words, console_outputs=is_main)
 
 
-@dataclasses.dataclass(frozen=True)
-class Argument:
+class Argument(typing.NamedTuple):
     """An option, or with ``positional`` what stands without one."""
 
     kind: Any
-    positional: bool
+    positional: bool = False
+
+    @property
+    def listed(self) -> bool:
+        """Whether it takes several values."""
+        return "tuple" in str(self.kind)
+
+    @property
+    def optional(self) -> bool:
+        """Whether `none` is one of its values, and not a name."""
+        return NoneType in (options := typing.get_args(self.kind)) and str not in options
 
 
 def arguments(source: Any) -> dict[str, Argument]:
@@ -51,6 +67,40 @@ def arguments(source: Any) -> dict[str, Argument]:
         if kind is bool and tyro.conf.FlagCreatePairsOff not in marks:
             found[f"no-{word}"] = found[word]
     return found
+
+
+def normalized(words: Sequence[str], known: Mapping[str, Argument]) -> list[str]:
+    """The words of a command as tyro wants them: None with a capital, lists with spaces, --sort=-top5 with its sign.
+
+    Here and not by tyro's constructors: these see a value when it has been told apart from options, which is too late for
+    -top5, and a rule for tuples and for None would have to do again what tyro does with every type inside them.
+
+    >>> options = {"m": Argument(int | None), "p-k": Argument(tuple[float, ...]), "sort": Argument(str)}
+    >>> normalized(["train", "--m", "none", "--p-k=.5,0,.5", "--sort", "-top5"], options)
+    ['train', '--m', 'None', '--p-k', '.5', '0', '.5', '--sort=-top5']
+    """
+    result: list[str] = []
+    option, argument = "", Argument(None)
+    for given in words:
+        word = given
+        if word.startswith("--"):
+            option, equals, word = word.partition("=")
+            option = option.replace("_", "-")
+            argument = known.get(option.removeprefix("--"), Argument(None))
+            if not equals or not (argument.listed or argument.optional):
+                result.append(given)
+                continue
+            result.append(option)
+        follows = bool(result) and result[-1].replace("_", "-") == option
+        if follows and argument.optional and word.lower() == "none":
+            result.append("None")
+        elif follows and option == "--sort" and word.startswith("-"):
+            result[-1] = f"--sort={word}"
+        elif argument.listed and "," in word:
+            result += [piece for piece in word.split(",") if piece.strip()]
+        else:
+            result.append(word)
+    return result
 
 
 def _refuse_unknown(words: Sequence[str], known: Mapping[str, Argument]) -> None:
@@ -73,8 +123,8 @@ def _hint(option: str, command: str, known: Mapping[str, Argument]) -> str:
     return f"did you mean {' or '.join(f'--{name}' for name in near)}?"
 
 
-def _sentence(event: Any, words: Sequence[str], known: Mapping[str, Argument]) -> str:
-    """What tyro found wrong; an AttributeError or a KeyError if this does not say it."""
+def _message(event: Any, words: Sequence[str], known: Mapping[str, Argument]) -> str:
+    """What tyro found wrong; an AttributeError or a KeyError if it is of a kind that is not known here."""
     command = f"anyk {words[0]}"
     if hasattr(event, "tokens"):
         places = " ".join(name.upper() for name, argument in known.items() if argument.positional)

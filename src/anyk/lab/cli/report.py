@@ -17,7 +17,7 @@ class Output:
     format: Format = "terminal"
     """of the table"""
     plot: Path | None = None
-    """also draw to this .png, .svg or .pdf file: lines over the number that was swept, else top-1 against top-k"""
+    """also draw to this .png, .svg or .pdf file: lines over the number that was varied, else top-1 against top-k"""
     curves: Path | None = None
     """also write every evaluation of every run to this .csv file"""
 

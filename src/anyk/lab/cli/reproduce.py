@@ -1,5 +1,6 @@
 """`anyk reproduce`."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from anyk.lab.cli.words import Flag, Group, say, tell_failures, warn
-from anyk.lab.errors import LabError
+from anyk.lab.errors import LabError, reuse_sentence
 from anyk.lab.tables import Format
 
 
@@ -48,12 +49,15 @@ def command(
         jobs: runs at a time; 0 is one for each core.
     """
     from anyk.lab import tables
-    from anyk.lab.engines import sweep
-    from anyk.lab.engines.attempt import failures
+    from anyk.lab.engines.engine import ended, failures
+    from anyk.lab.engines.local import Pool
     from anyk.lab.paper import experiments
     from anyk.lab.progress import watched
-    from anyk.lab.run.folder import Run
+    from anyk.lab.run.batches import check_all
+    from anyk.lab.run.run_folder import Run
 
+    if jobs < 0:
+        raise LabError(f"--jobs should be at least 0 (0: one for each core), but is {jobs}.")
     chosen = experiments.experiment(experiment)
     out = output.out or Path("anyk-runs") / (f"{experiment}-smoke" if smoke else experiment)
     places: str | dict[str, str] | None
@@ -65,11 +69,20 @@ def command(
     else:
         places = dict(_name_and_path(word) for word in data) or None
     Run(out).refuse_other_files()
+    named = chosen.configs(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
+    configs = {out / "runs" / name: config for name, config in named.items()}
+    before = {folder: ended(folder, config) for folder, config in configs.items()}
+    check_all(config for folder, config in configs.items() if before[folder] is None)
+    if reused := sum(outcome is not None and outcome.result is not None for outcome in before.values()):
+        warn(reuse_sentence(reused))
     outcomes = {}
-    configs = chosen.configs(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
     if configs:
-        with watched(len(configs), output.quiet) as display:
-            outcomes = sweep.run_all(configs, out / "runs", jobs=jobs, on_progress=display.show, on_note=warn)
+        with (
+            Run(out / "runs").locked(),
+            watched(len(configs), output.quiet) as display,
+            Pool(jobs or os.cpu_count() or 1, display.show) as pool,
+        ):
+            outcomes = {folder.name: outcome for folder, outcome in pool.run(configs).items()}
     results = {name: outcome.result for name, outcome in outcomes.items() if outcome.result is not None}
     for table in chosen.compare(results, smoke=smoke):
         say(f"{table.title}\n")

@@ -2,11 +2,15 @@
 
 import itertools
 import shlex
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from anyk.lab.cli.signals import stop_signal
 from anyk.lab.cli.words import Flag, Group, Loggers, WholeConfig, say, say_json, slug, warn
 from anyk.lab.errors import LabError
 from anyk.lab.run import processes
@@ -39,18 +43,18 @@ def command(config: WholeConfig, *, output: Group[Output]) -> int:
 
     log = output.log
     out = output.out or Path("anyk-runs") / f"{slug(config.data)}-{config.loss}-seed{config.seed}"
-    with processes.joined(config.device) as together:
-        together.broadcast(lambda: loggers.check(log))
-        training.check(config, together)
-        together.broadcast(lambda: _check_folder(out, config))
+    with processes.joined(config.device) as group:
+        group.broadcast(lambda: loggers.check(log))
+        training.check(config, group)
+        group.broadcast(lambda: _check_folder(out, config))
         had_ended = (out / "result.json").exists()
         with (
-            watched(1, output.quiet or not together.first, log if together.first else ()) as display,
-            stop_signal(together.world_size > 1) as stopped,
+            watched(1, output.quiet or not group.first, log if group.first else ()) as display,
+            _stop_signal(group.world_size > 1) as stopped,
         ):
-            result = training.train(config, out, on_progress=partial(display.show, out), should_stop=stopped, ranks=together)
+            result = training.train(config, out, on_progress=partial(display.show, out), should_stop=stopped, group=group)
             display.show(out, training.Progress(1, 1))  # one that had ended before has made no progress now
-    if not together.first:
+    if not group.first:
         return 0
     if had_ended:
         warn(f"{out} had ended before and is shown as it is: nothing was trained.")
@@ -73,9 +77,29 @@ def command(config: WholeConfig, *, output: Group[Output]) -> int:
     return 0
 
 
+@contextmanager
+def _stop_signal(patient: bool) -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM as a flag, so that a step ends before the run does; a second one ends it at once.
+
+    Not so if patient: torchrun hands a signal on to processes that may have had it already, and kills after half a minute."""
+    stop = threading.Event()
+
+    def note(number: int, frame: Any) -> None:
+        if stop.is_set() and not patient:
+            raise KeyboardInterrupt
+        stop.set()
+
+    former = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop.is_set
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, signal.SIG_IGN if patient and stop.is_set() else handler)
+
+
 def _check_folder(folder: Path, config: Config) -> None:
-    """Raise if the run cannot have this folder, with one that it can have."""
-    from anyk.lab.run.folder import FolderRefused, Run
+    """Raise if the folder holds something else; the message suggests one that is free."""
+    from anyk.lab.run.run_folder import FolderRefused, Run
 
     try:
         Run(folder).refuse_other_files()

@@ -1,13 +1,15 @@
-"""`anyk compare`: every loss is tuned to its end, with as many tries as the others; then the same seeds, then the truth."""
+"""The search of a comparison: each loss is tuned on validation, all with as many tries; then each is trained with the same
+seeds, and only these runs are measured on the test examples.
+"""
 
 import dataclasses
 import hashlib
 import json
 import math
-import re
+import os
 import shutil
 import threading
-import time as clocks
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,32 +17,19 @@ from typing import Any, TypeVar
 
 from anyk import info
 from anyk.lab import files
-from anyk.lab.comparison import page, results, tuning
-from anyk.lab.comparison.classes import count_classes
-from anyk.lab.comparison.moves import find_moves
-from anyk.lab.comparison.outcome import (
-    BASELINE,
-    BOUNDED,
-    LEARNING_RATE_OF,
-    Comparison,
-    Method,
-    SeedRun,
-    Try,
-    chosen,
-    contrasts,
-    significant,
-)
+from anyk.lab.comparison import report_page, results, tuning
+from anyk.lab.comparison.changed_predictions import count_classes, find_moves
+from anyk.lab.comparison.config import ComparisonConfig, metric_of
+from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, Method, SeedRun, Try, contrasts
 from anyk.lab.comparison.tuning import TUNING_SEEDS, Axis, Point, Trial, Tuner
+from anyk.lab.comparison.verdict import counted
 from anyk.lab.data import Dataset, Parts
 from anyk.lab.data.tokens import Windows
-from anyk.lab.engines.attempt import Outcome
-from anyk.lab.engines.local import Pool, wait_in_turns
-from anyk.lab.errors import Failure, LabError, Stopped
-from anyk.lab.run import names
-from anyk.lab.run.config import Config, Setting
-from anyk.lab.run.folder import Run
-from anyk.lab.run.losses import criterion, trained_ks
-from anyk.lab.run.reading import (
+from anyk.lab.engines.engine import Outcome
+from anyk.lab.engines.local import Pool, as_completed
+from anyk.lab.errors import Failure, Stopped
+from anyk.lab.run import loss_names
+from anyk.lab.run.batches import (
     check_seen,
     check_setting,
     describe,
@@ -52,12 +41,13 @@ from anyk.lab.run.reading import (
     windows_in_batch,
     windows_of,
 )
+from anyk.lab.run.config import Config
+from anyk.lab.run.losses import criterion, trained_ks
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.summaries import METRICS
 from anyk.lab.run.training import Progress
 from anyk.lab.tables import duration, title
 
-LOSSES = (BASELINE, BOUNDED, "error", "splitter")
-SEEDS = 5
 #: the seeds of the tuning; those of the comparison are 1, 2, …
 TUNING_SEED_NUMBERS = (0, 10_001, 10_002)
 assert len(TUNING_SEED_NUMBERS) == TUNING_SEEDS
@@ -70,94 +60,74 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def compare(
-    setting: Setting,
-    losses: Sequence[str],
-    out: Path,
+def search(
+    config: ComparisonConfig,
     *,
-    jobs: int,
-    seeds: int = SEEDS,
-    budget: int | None = None,
-    time: float | None = None,
     command: str = "",
     on_progress: Callable[[Path, Progress], None] = lambda folder, progress: None,
     on_plan: Callable[[str], None] = lambda sentence: None,
-    clock: Callable[[], float] = clocks.monotonic,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Comparison:
     """Tune every loss on validation until its best point lies inside what was tried, train it with further seeds, and write
     the report.
 
-    Runs that an earlier call with the same setting has finished in ``out`` are not run again, so a larger cap goes on where a
-    smaller one ended.
+    Runs that an earlier call has finished in the same folder are not run again, so a larger cap goes on where a smaller one
+    ended.
 
     Args:
-        setting: what the runs have in common; the tuning starts at its values.
-        losses: softmax, against which the others are measured, is always among them, and gce beside error losses.
-        out: the folder for the outcome.
-        jobs: runs at a time.
-        seeds: runs of each tuned loss.
-        budget: the most points of a loss to try at full length.
-        time: seconds that the whole may take.
+        config: what to compare.
         command: what to type to get the same again.
         on_progress: called with a run's folder and where it stands.
         on_plan: called with a few sentences before the first run, and with the time it will take after its first steps.
-        clock: seconds, for ``time``.
+        clock: seconds, for the time that the whole may take.
     """
-    for name, value in (("seeds", seeds), ("budget", budget), ("jobs", jobs)):
-        if value is not None and value < 1:
-            raise LabError(f"{name} should be at least 1, but is {value}.")
-    if time is not None and not time > 0:
-        raise LabError(f"time should be above 0 seconds, but is {time:g}.")
-    losses = _compared(losses)
-    dataset = read_data(setting)
+    dataset = read_data(config)
+    classes = len(dataset.classes)
     # How the examples are shuffled may depend on a machine's memory: each run finds that out for itself.
-    setting = resolved(setting, dataset).replace(**shuffle_of(setting))
-    setting = _wanting(setting, len(dataset.classes))
+    config = resolved(config, dataset).replace(**shuffle_of(config)).with_ks(classes)
     # Before hours of training, not after.
-    check_setting(setting, dataset)
-    if setting.select == "each":
-        raise LabError("select each has several models for each run, and a comparison wants one: choose another, such as mean.")
-    setting = setting.replace(measure=_measured(setting, losses, len(dataset.classes)))
-    configs = [started(Config(**vars(setting), loss=loss), len(dataset.classes)) for loss in losses]
-    parts = divide(dataset, setting)
-    for config in configs:
-        check_seen(config, dataset, parts, max(trained_ks(criterion(config, len(dataset.classes)), config)))
-    windows = windows_of(dataset, parts, dataset.train.labels, setting)
-    steps = setting.epochs * steps_per_epoch(setting, parts, windows)
-    runs = expected_runs(losses, seeds, budget, shortens=setting.epochs >= SHORT)
-    estimate = _Estimate(steps, runs, len(losses), seeds, jobs, on_plan)
+    check_setting(config, dataset)
+    config = config.replace(measure=measured_ks(config, classes))
+    starts = [started(config.run_config(loss), classes) for loss in config.losses]
+    parts = divide(dataset, config)
+    for start in starts:
+        check_seen(start, dataset, parts, max(trained_ks(criterion(start, classes), start)))
+    windows = windows_of(dataset, parts, dataset.train.labels, config)
+    jobs = config.jobs or os.cpu_count() or 1
+    estimate = _Estimate(config, config.epochs * steps_per_epoch(config, parts, windows), jobs, on_plan)
 
     def watch(folder: Path, progress: Progress) -> None:
         estimate.see(folder, progress)
         on_progress(folder, progress)
 
-    with Run(out).locked(), Pool(jobs, watch) as pool, _Limit(time, clock, pool) as limit:
-        for sentence in _plan(setting, dataset, parts, windows, losses, runs, jobs):
+    out = config.folder
+    with Run(out).locked(), Pool(jobs, watch) as pool, _Limit(config, clock, pool) as limit:
+        for sentence in _plan(config, dataset, parts, windows, estimate.runs, jobs):
             on_plan(sentence)
-        study = _Study(pool, out, dataset.fingerprint, seeds, limit)
+        study = _Study(pool, out, dataset.fingerprint, config.seeds, limit)
         searches = [
             Search(
                 study,
-                config,
-                axes(config),
+                start,
+                axes(start),
                 examples=len(parts.validation),
-                shortens=setting.epochs >= SHORT,
-                budget=budget,
+                shortens=config.epochs >= SHORT,
+                budget=config.budget,
                 expired=lambda: limit.is_near(estimate.reserve()),
             )
-            for config in configs
+            for start in starts
         ]
-        together(pool, lambda search: search.make(search.search()), searches)
+        map_in_threads(pool, lambda one: one.make(one.search()), searches)
         while (tries := tuning.behind(searches)) is not None:
-            spend = [search.spend(tries) for search in searches]
-            together(pool, lambda pair: pair[0].make(pair[1]), list(zip(searches, spend, strict=True)))
-        methods = together(pool, study.method, searches)
+            spend = [one.spend(tries) for one in searches]
+            map_in_threads(pool, lambda pair: pair[0].make(pair[1]), list(zip(searches, spend, strict=True)))
+        methods = map_in_threads(pool, study.method, searches)
         outcome = Comparison(
-            data=describe(dataset, parts, setting),
+            data=describe(dataset, parts, config),
             command=command,
-            settings={"budget": budget, "time": time, "seeds": seeds, "metric": _metric(setting), **setting.to_json()},
+            settings=config.recorded(),
             methods=tuple(methods),
-            ks=setting.ks,
+            ks=config.ks,
             environment=info.environment(),
         )
         outcome = dataclasses.replace(outcome, contrasts=contrasts(outcome, out))
@@ -165,7 +135,7 @@ def compare(
         winners = [
             method
             for method in methods
-            if significant(outcome, method, 1) and method.config.learning_rate != softmax.config.learning_rate
+            if outcome.significant(method, 1) and method.config.learning_rate != softmax.config.learning_rate
         ]
         if winners:
             # One after the other: winners of one learning rate have the same control, whose runs are then there.
@@ -183,12 +153,13 @@ def compare(
     return outcome
 
 
-def together(pool: Pool, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+def map_in_threads(pool: Pool, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """The work on all items, each in a thread that mostly waits for runs."""
     with ThreadPoolExecutor(len(items)) as threads:
         try:
             futures = [threads.submit(work, item) for item in items]
-            wait_in_turns(futures)
+            for future in as_completed(futures):
+                future.result()  # an error ends the others
             return [future.result() for future in futures]
         except BaseException:
             pool.stop()  # or the threads would wait for the runs
@@ -208,34 +179,26 @@ def started(config: Config, classes: int) -> Config:
 
 
 def axes(start: Config) -> list[Axis]:
-    """What is tuned of a config: its learning rate, and the hyperparameter that its loss has of its own; of a loss with a
-    share of cross-entropy, also
-    whether that is smoothed, as softmax may be."""
-    loss = names.find(start.loss)
-    value = getattr(start, hyperparameter := loss.hyperparameter)
-    if names.KNOBS[hyperparameter]:
-        own = [tuning.learning_rates(start.learning_rate), tuning.listed(hyperparameter, value, names.KNOBS[hyperparameter])]
-        guided = loss.family in ("error", "gce") and start.ce_weight > 0
-        return own + ([tuning.listed("label_smoothing", start.label_smoothing, names.SMOOTHED)] if guided else [])
-    # Factors of 4, then 2, and the root of 2 for extra tries; from 1/256 to 256 times the start.
-    return [
-        tuning.learning_rates(start.learning_rate),
-        tuning.geometric(hyperparameter, value, base=2, places=2, powers=8, steps=(4, 2)),
-    ]
-
-
-def expected_runs(losses: Sequence[str], seeds: int, budget: int | None = None, *, shortens: bool = True) -> int:
-    """How many runs there will be, roughly: it depends on where the best points lie.
-
-    Args:
-        losses: as they were named; what they are compared with counts too.
-        seeds: runs of each tuned loss.
-        budget: the most points of each to try at full length.
-        shortens: whether the search begins with short runs.
+    """What is tuned of a config: the learning rate, then the hyperparameter that the loss has of its own; where it has a share
+    of cross-entropy, also whether that is smoothed, as softmax may be.
     """
-    points = min(tuning.USUAL_POINTS, budget or tuning.USUAL_POINTS)
+    loss = loss_names.find(start.loss)
+    name, rates = loss.hyperparameter, tuning.learning_rates(start.learning_rate)
+    if not loss_names.CANDIDATES[name]:
+        # Factors of 4, then 2, and the root of 2 for extra tries; from 1/256 to 256 times the start.
+        return [rates, tuning.geometric(name, getattr(start, name), base=2, places=2, powers=8, steps=(4, 2))]
+    found = [rates, tuning.listed(name, getattr(start, name), loss_names.CANDIDATES[name])]
+    if loss.family in ("error", "gce") and start.ce_weight > 0:
+        found.append(tuning.listed("label_smoothing", start.label_smoothing, loss_names.SMOOTHED))
+    return found
+
+
+def expected_runs(config: ComparisonConfig) -> int:
+    """How many runs there will be, roughly: it depends on where the best points lie."""
+    points = min(tuning.USUAL_POINTS, config.budget or tuning.USUAL_POINTS)
     repeats = min(tuning.USUAL_REPEATS, 4 * (points - 1))  # of one point there is nothing to choose
-    return len(_compared(losses)) * (tuning.COARSE_POINTS * shortens + points + repeats + 1 + seeds) + seeds
+    shortens = config.epochs == 0 or config.epochs >= SHORT  # 0: by the kind of data, which is not read yet
+    return len(config.losses) * (tuning.COARSE_POINTS * shortens + points + repeats + 1 + config.seeds) + config.seeds
 
 
 class Runs:
@@ -264,7 +227,7 @@ class Runs:
 
     def folder(self, config: Config) -> Path:
         """A run's folder: its name follows from all that the run depends on, so that the same run is found again."""
-        content = json.dumps([self.fingerprint, config.identity], sort_keys=True).encode()
+        content = json.dumps([self.fingerprint, config.to_json()], sort_keys=True).encode()
         digest = hashlib.blake2b(content, digest_size=5).hexdigest()
         return self.out / "runs" / f"{config.loss}-seed{config.seed}-{digest}"
 
@@ -286,12 +249,8 @@ class Search(Tuner):
 
     def config(self, trial: Trial) -> Config:
         """What a trial runs. It does not look at the test examples."""
-        epochs = self.short_epochs if trial.short else self.start.epochs
+        epochs = self.start.epochs // SHORT if trial.short else self.start.epochs
         return self.at(trial.point).replace(epochs=epochs, seed=TUNING_SEED_NUMBERS[trial.seed], tested=False)
-
-    @property
-    def short_epochs(self) -> int:
-        return self.start.epochs // SHORT
 
     def at(self, point: Point) -> Config:
         """The config at a point."""
@@ -314,16 +273,17 @@ class Search(Tuner):
                 if outcome.error is not None:
                     self.failed.append(Failure(self.runs.folder(config).name, outcome.error))
                 validation = outcome.result["validation"] if outcome.result else {}
-                self.tell(trial, validation.get(_metric(self.start)))
+                self.tell(trial, validation.get(metric_of(self.start)))
             if any(outcome == Outcome() for outcome in outcomes):
                 return
 
-    def record(self) -> Iterator[tuple[tuple[float, ...], int, tuple[float | None, ...]]]:
-        """The points in the order in which they were tried: the values on the axes, the epochs, the scores seed by seed."""
+    def record(self) -> Iterator[Try]:
+        """The points in the order in which they were tried."""
         for trial in self.scores:
             if trial.seed == 0:
+                rate, hyperparameter, *smoothing = self.values(trial.point)
                 scores = (self.scores[trial],) if trial.short else tuple(self.seeds(trial.point))
-                yield self.values(trial.point), self.short_epochs if trial.short else self.start.epochs, scores
+                yield Try(rate, hyperparameter, self.config(trial).epochs, scores, *smoothing)
 
 
 class _Study(Runs):
@@ -339,13 +299,10 @@ class _Study(Runs):
         found = Method(
             name=search.start.loss,
             config=search.start if best is None else search.at(best),
-            tries=tuple(
-                Try(rate, hyperparameter, epochs, scores, *smoothing)
-                for (rate, hyperparameter, *smoothing), epochs, scores in search.record()
-            ),
+            tries=tuple(search.record()),
             runs=(),
             hyperparameter=search.axes[1].name,
-            capped=self.limit.words if search.capped == tuning.TIME else search.capped,
+            capped=self.limit.option if search.capped == tuning.TIME else search.capped,
             bounds=search.bounds,
         )
         if best is None:
@@ -357,7 +314,7 @@ class _Study(Runs):
         return dataclasses.replace(
             found,
             runs=self._seed_runs(tuned, seeded),
-            capped=found.capped or (self.limit.words if Outcome() in (again, longer, *seeded) else ""),
+            capped=found.capped or (self.limit.option if Outcome() in (again, longer, *seeded) else ""),
             longer=longer.result["validation"] if longer.result and again.result else None,
             same_length=again.result["validation"] if longer.result and again.result else None,
         )
@@ -369,7 +326,7 @@ class _Study(Runs):
         outcomes = self.run(self._seeded(config))
         # That softmax diverges at this rate is an answer, too.
         runs = self._seed_runs(config, outcomes, must_end=False)
-        late = self.limit.words if Outcome() in outcomes else ""
+        late = self.limit.option if Outcome() in outcomes else ""
         return Method(LEARNING_RATE_OF + winner.name, config, (), runs, softmax.hyperparameter, capped=late)
 
     def _seeded(self, config: Config) -> list[Config]:
@@ -391,9 +348,9 @@ class _Study(Runs):
 class _Limit:
     """The time that the whole may take: at its end the runs write a checkpoint and stop, and no other is started."""
 
-    def __init__(self, seconds: float | None, clock: Callable[[], float], pool: Pool) -> None:
-        self.seconds, self.clock, self.pool = seconds, clock, pool
-        self.started = clock()
+    def __init__(self, config: ComparisonConfig, clock: Callable[[], float], pool: Pool) -> None:
+        self.seconds, self.clock, self.pool = config.seconds, clock, pool
+        self.option, self.started = f"--time {config.time}", clock()
         self._left = threading.Event()
 
     def __enter__(self) -> "_Limit":
@@ -416,22 +373,18 @@ class _Limit:
         return self.is_near(0.0)
 
     def is_near(self, reserve: float) -> bool:
-        """Whether less than ``reserve`` seconds are left; of more than half of the time, the other half counts."""
+        """Whether less than ``reserve`` seconds are left. At most half of the time is reserved: the tuning gets the rest."""
         if self.seconds is None:
             return False
         return self.clock() - self.started >= self.seconds - min(reserve, self.seconds / 2)
-
-    @property
-    def words(self) -> str:
-        """The option that set the limit."""
-        return f"--time {time_word(self.seconds or 0.0)}"
 
 
 class _Estimate:
     """How long the whole will take, from the first steps of the first run that takes some."""
 
-    def __init__(self, steps: int, runs: int, losses: int, seeds: int, jobs: int, tell: Callable[[str], None]) -> None:
-        self.steps, self.runs, self.losses, self.seeds, self.jobs, self.tell = steps, runs, losses, seeds, jobs, tell
+    def __init__(self, config: ComparisonConfig, steps: int, jobs: int, tell: Callable[[str], None]) -> None:
+        self.steps, self.jobs, self.tell = steps, jobs, tell
+        self.runs, self.losses, self.seeds = expected_runs(config), len(config.losses), config.seeds
         self.run_seconds: float | None = None
         self._found = 0
         self._first: dict[Path, tuple[float, int]] = {}
@@ -439,7 +392,7 @@ class _Estimate:
 
     def see(self, folder: Path, progress: Progress) -> None:
         """Take note of where a run stands."""
-        now = clocks.monotonic()
+        now = time.monotonic()
         with self._guard:
             if self.run_seconds is not None:
                 return
@@ -462,110 +415,46 @@ class _Estimate:
         return runs * ((self.run_seconds or 0.0) + START_SECONDS) / self.jobs
 
 
-def _compared(losses: Sequence[str]) -> list[str]:
-    """Softmax first, each once, and the control of what is there."""
-    found = {loss: names.find(loss) for loss in (BASELINE, *losses)}
-    if len(found) == 1:
-        raise LabError(f"losses should name something to compare with {BASELINE}, such as splitter, but {BASELINE} is alone.")
-    listed = list(found)
-    if any(loss.family == "error" for loss in found.values()) and BOUNDED not in found:
-        listed.insert(1, BOUNDED)
-    return listed
-
-
-def _wanting(setting: Setting, classes: int) -> Setting:
-    """The setting with what is wanted filled in, and P_K with the same weight on each, unless the user gave another."""
-    usual = Setting()
-    own = (setting.p_k, setting.p_k_end, setting.p_k_file) != (usual.p_k, usual.p_k_end, usual.p_k_file)
-    ks = tuple(dict.fromkeys(setting.ks))
-    if not ks and own and setting.p_k_file is None:
-        moved = setting.p_k_end or setting.p_k
-        weights = [max(pair) for pair in zip(setting.p_k, moved, strict=True)]
-        ks = tuple(k for k, weight in enumerate(weights, start=1) if weight > 0 and k < classes)
-    # Of five classes or fewer, the first five guesses are always right: half of them say more.
-    ks = ks or ((1, 5) if classes > 5 else tuple(sorted({1, max((classes + 1) // 2, 1)})))
-    p_k = setting.p_k if own else tuple(1 / len(ks) if k in ks else 0.0 for k in range(1, max(ks) + 1))
-    return setting.replace(ks=ks, p_k=p_k)
-
-
-def _measured(setting: Setting, losses: Sequence[str], classes: int) -> tuple[int, ...]:
-    """The k that all methods must measure, beside the usual ones: what one of them trains for is judged in all."""
-    trained = {
-        k
-        for config in (Config(**vars(setting), loss=loss) for loss in losses)
-        for k in trained_ks(criterion(config, classes), config)
-    }
-    ks = {*setting.measure, *setting.ks, *trained}
+def measured_ks(config: ComparisonConfig, classes: int) -> tuple[int, ...]:
+    """The k that all methods measure beside the usual ones, so that what one of them trains for is known of all."""
+    runs = [config.run_config(loss) for loss in config.losses]
+    trained = {k for run in runs for k in trained_ks(criterion(run, classes), run)}
+    ks = {*config.measure, *config.ks, *trained}
     return tuple(sorted(k for k in ks if f"top{k}" not in METRICS and k < classes))
 
 
-def _metric(setting: Setting) -> str:
-    return setting.select if setting.select != "last" else "mean"
-
-
 def _plan(
-    setting: Setting,
-    dataset: Dataset,
-    parts: Parts,
-    windows: Windows | None,
-    losses: Sequence[str],
-    runs: int,
-    jobs: int,
+    config: ComparisonConfig, dataset: Dataset, parts: Parts, windows: Windows | None, runs: int, jobs: int
 ) -> Iterator[str]:
     """What will be done, in sentences."""
     shape = tuple(dataset.train.shape)
     kind = f"images of {' x '.join(map(str, shape))}"
     if dataset.kind == "embeddings":
-        kind = f"{shape[0]} features, {'standardised' if setting.standardize else 'as they are'}"
+        kind = f"{shape[0]} features, {'standardised' if config.standardize else 'as they are'}"
     elif dataset.kind == "sequences":
-        kind = f"each from up to {setting.context} {'token' if setting.context == 1 else 'tokens'} before it"
-    numbers = (len(parts.train), len(parts.validation), len(parts.test_index), len(dataset.classes))
-    yield "{}: {:,} examples to train with, {:,} for validation, {:,} for the test; {:,} classes; {}.".format(
-        dataset.name, *numbers, kind
+        kind = f"each from up to {counted(config.context, 'token')} before it"
+    yield (
+        f"{dataset.name}: {len(parts.train):,} examples to train with, {len(parts.validation):,} for validation, "
+        f"{len(parts.test_index):,} for the test; {len(dataset.classes):,} classes; {kind}."
     )
     yield from dataset.remarks
-    epochs = f"{setting.epochs} {'epoch' if setting.epochs == 1 else 'epochs'}"
-    at_once = f"{jobs} {'run' if jobs == 1 else 'runs'} at a time"
-    batches = f"batches of {setting.batch_size}"
+    batches = f"batches of {config.batch_size}"
     if windows is not None:
-        count = windows_in_batch(setting, windows)
-        tokens = f"{windows.length} {'token' if windows.length == 1 else 'tokens'}"
-        batches = f"batches of {count} {'window' if count == 1 else 'windows'} of {tokens}, of which each place trains"
-    yield f"Model {setting.model}, {epochs}, {batches}, on {setting.device}, {at_once}."
-    metric = _metric(setting)
-    wanted = " and ".join(title(f"top{k}") for k in setting.ks)
-    meaning = title(metric) if metric != "mean" else wanted if len(setting.ks) == 1 else f"the mean of {wanted}"
-    yield f"{', '.join(losses)}, each tuned on validation for {meaning}: about {runs} runs."
-
-
-def seconds_of(word: str) -> float:
-    """A time such as 90s, 10m or 2h in seconds.
-
-    >>> seconds_of("10m"), seconds_of("1.5h"), seconds_of("45")
-    (600.0, 5400.0, 45.0)
-    """
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(s|m|min|h)?", word.strip().lower())
-    if match is None:
-        raise LabError(f"time should be a number of seconds, minutes or hours such as 90s, 10m or 2h, but is {word!r}.")
-    return float(match[1]) * {"h": 3600, "m": 60, "min": 60}.get(match[2] or "s", 1)
-
-
-def time_word(seconds: float) -> str:
-    """The shortest word for a time.
-
-    >>> time_word(600), time_word(5400), time_word(0.5)
-    ('10m', '90m', '0.5s')
-    """
-    unit, length = next(((u, n) for u, n in (("h", 3600), ("m", 60)) if seconds >= n and seconds % n == 0), ("s", 1))
-    return f"{seconds / length:g}{unit}"
+        count = counted(windows_in_batch(config, windows), "window")
+        batches = f"batches of {count} of {counted(windows.length, 'token')}, of which each place trains"
+    at_once = f"{counted(jobs, 'run')} at a time"
+    yield f"Model {config.model}, {counted(config.epochs, 'epoch')}, {batches}, on {config.device}, {at_once}."
+    metric, shown = metric_of(config), " and ".join(title(f"top{k}") for k in config.ks)
+    meaning = title(metric) if metric != "mean" else shown if len(config.ks) == 1 else f"the mean of {shown}"
+    yield f"{', '.join(config.losses)}, each tuned on validation for {meaning}: about {runs} runs."
 
 
 def _write(outcome: Comparison, out: Path) -> None:
     """The report, and the model of the chosen method's best seed."""
-    runs, model = chosen(outcome).runs, out / "model.safetensors"
+    runs, model = outcome.choice.runs, out / "model.safetensors"
     model.unlink(missing_ok=True)  # of an earlier outcome: it must not stand beside this one
     results.write(outcome, out / "results.json")
-    page.write(outcome, out / "report.html")
+    report_page.write(outcome, out / "report.html")
     if runs:
         run = max(runs, key=lambda run: run.validation.get(outcome.settings["metric"], 0.0))
         with files.replacing(model) as temporary:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import anyk
-from anyk.lab.run import names
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
 from anyk.lab.run.losses import MOST_SCORES
 from anyk.lab.run.sequence_models import CAUSAL
@@ -23,7 +23,7 @@ def code(config: Config, classes: int | None = None) -> str:
     'criterion = anyk.TopKCrossEntropyLoss([0.5, 0.5], anyk.LapSum(temperature=0.1))'
     """
     imports, comments = ["import anyk"], [f"# tuned with {config.optimizer}, learning rate {config.learning_rate:g}"]
-    loss = names.find(config.loss)
+    loss = loss_names.find(config.loss)
     settings = _arguments(loss.make, loss.settings(config))
     made = [loss.make]
     if loss.family == "softmax" and config.mask_seen:  # torch's own would smooth towards minus infinity
@@ -49,7 +49,7 @@ def code(config: Config, classes: int | None = None) -> str:
         limit = [f"m={config.m}"] if config.m != "auto" else []
         if isinstance(config.m, int) and classes is not None and config.m >= classes:
             limit = ["m=None"]
-        made.append(type(loss.make_operator(**loss.operator_settings(config))))
+        made.append(loss.operator_class)
         operator = f"{_qualified(made[1])}({', '.join(_arguments(made[1], loss.operator_settings(config)))})"
         call = f"{_qualified(loss.make)}({', '.join([weights, operator, *limit, *settings])})"
     if config.ce_weight_end is not None and loss.family in ("error", "gce"):
@@ -75,8 +75,8 @@ def _arguments(make: type, values: Mapping[str, Any]) -> list[str]:
     """Keyword arguments: the temperature always, the others where they are not what the class takes by itself."""
     parameters = inspect.signature(make).parameters
     usual = {name: parameter.default for name, parameter in parameters.items()} | {"label_smoothing": 0.0}
-    said = {name: value for name, value in values.items() if name == "temperature" or value != usual[name]}
-    return [f"{name}={_quoted(value)}" for name, value in said.items()]
+    given = {name: value for name, value in values.items() if name == "temperature" or value != usual[name]}
+    return [f"{name}={_quoted(value)}" for name, value in given.items()]
 
 
 def _qualified(make: type) -> str:

@@ -20,7 +20,7 @@ FINALISTS, TUNING_SEEDS = 4, 3
 ROUND = 4
 #: what a config takes
 SMALLEST, LARGEST = 1e-30, 1e30
-#: what is said of a search that was out of time
+#: the option that ended a search which was out of time
 TIME = "--time"
 #: what a method usually needs: points at full length, and runs on further seeds. For the plan, not for the search.
 USUAL_POINTS, USUAL_REPEATS = 16, 8

@@ -3,32 +3,8 @@
 import math
 from collections.abc import Iterable, Mapping
 
-from anyk.lab.comparison.outcome import (
-    BASELINE,
-    BOUNDED,
-    Comparison,
-    Method,
-    capped,
-    compared,
-    confirmed,
-    controls_of,
-    decided,
-    difference,
-    differences,
-    gain_of_longer,
-    judged,
-    measured,
-    metrics,
-    other_differences,
-    others,
-    overtaking,
-    picked,
-    significant,
-    tuned_metric,
-    undertrained,
-    validation_score,
-    wanted,
-)
+from anyk.lab.comparison.config import BASELINE, BOUNDED
+from anyk.lab.comparison.outcome import Comparison, Method
 from anyk.lab.errors import failure_sentences
 from anyk.lab.statistics import CONFIDENCE, ENOUGH_SEEDS, SIGNIFICANT, Paired
 from anyk.lab.tables import (
@@ -50,47 +26,47 @@ GOOD_SEEDS = 5
 
 
 def table(comparison: Comparison) -> Table:
-    """The table of the report: for each metric a row for each method, first the metrics that are wanted.
+    """The table of the report: for each metric a row for each method, first the judged metrics.
 
     Of those that are not tested, only the one that was tuned for.
     """
-    found = {**differences(comparison), **other_differences(comparison)}
+    found = comparison.differences
     columns = [Column("metric", "metric", "field"), Column("method", "method", "field"), Column("test", "test", "accuracy")]
     parts = [Column("difference", "Δ", "points"), Column("hits", "Δ", "hits")] if found else []
     if any(one.paired.p is not None for one in found.values()):
         parts += [Column("difference", f"{100 * CONFIDENCE:.0f} % interval", "interval"), Column("p", "p", "p")]
     columns += [*parts, Column("seeds", "seeds", "count"), Column("seconds", "time", "seconds")]
     rows: list[tuple[Value, ...]] = []
-    for metric in (*metrics(comparison), *(name for name in others(comparison) if name == tuned_metric(comparison))):
-        for method in (*comparison.methods, *comparison.controls):
+    for metric in (*comparison.metrics, *(name for name in comparison.others if name == comparison.tuned_metric)):
+        for method in comparison.all_methods:
             cells = [found.get((method.name, metric))] * len(parts)
             times = tuple(run.seconds for run in method.runs)
             seconds = Measured(times) if times else None
-            rows.append((title(metric), method.name, measured(method, metric), *cells, len(method.runs), seconds))
+            rows.append((title(metric), method.name, method.measured(metric), *cells, len(method.runs), seconds))
     return Table(tuple(columns), tuple(rows), tuple(notes(comparison)))
 
 
 def notes(comparison: Comparison) -> list[str]:
     """How to read the table."""
     lines = ["Test accuracy, mean ± standard deviation over the seeds."]
-    found = differences(comparison)
+    found = comparison.differences
     tests = sum(one.p is not None for one in found.values())
     if found:
         lines[0] += f" Δ is the difference to {BASELINE} on the same seeds, in points and in test examples (mean of the seeds)."
     if tests:
-        grouped = any(counted.clusters < counted.examples for counted in comparison.contrasts)
+        grouped = any(one.clusters < one.examples for one in comparison.contrasts)
         lines.append(
             f"Interval and p count two kinds of luck: that of the seeds and that of the test examples"
-            f"{', which come in groups' if grouped else ''}. p is corrected by Holm's method over {tests} "
-            f"{'test' if tests == 1 else 'tests'}: every method, in {_either(map(title, wanted(comparison)), 'and')}. "
-            f"Below {SIGNIFICANT} counts as significant. What is not wanted (--ks) is not tested."
+            f"{', which come in groups' if grouped else ''}. p is corrected by Holm's method over {counted(tests, 'test')}: "
+            f"every method, in {_either(map(title, comparison.judged_metrics), 'and')}. "
+            f"Below {SIGNIFICANT} counts as significant. Metrics outside --ks are not tested."
         )
     return lines
 
 
 def verdict(comparison: Comparison) -> list[str]:
     """What the comparison shows, in sentences; the first is the headline, one sentence."""
-    if decided(comparison):
+    if comparison.decided:
         first = [_headline(comparison), *_seen(comparison), *_controls(comparison)]
     else:
         first = [f"Not decided: {_what_is_missing(comparison)}", *_seen(comparison)]
@@ -108,16 +84,16 @@ def _what_is_missing(comparison: Comparison) -> str:
         return f"there is no finished run of {BASELINE} to measure the others against."
     if not any(method.name != BASELINE and method.runs for method in comparison.methods):
         return f"only {BASELINE} has finished runs, so there is nothing to compare."
-    if not compared(comparison):
+    if not comparison.compared:
         return f"no method shares a seed and a metric with {BASELINE}."
-    if capped(comparison):
-        return _capped_words(capped(comparison))
-    if not judged(comparison):
-        most = max(len(method.runs) for method in compared(comparison))
+    if comparison.capped:
+        return _capped_words(comparison.capped)
+    if not comparison.judged:
+        most = max(len(method.runs) for method in comparison.compared)
         count = "one seed" if most == 1 else f"{most} seeds"
         return f"{count} cannot tell a gain from luck; the same command with --seeds {GOOD_SEEDS} goes on."
-    [(behind, ahead), *_] = overtaking(comparison)
-    gains = [100 * (gain_of_longer(comparison, method) or 0.0) for method in (behind, ahead)]
+    [(behind, ahead), *_] = comparison.overtaking
+    gains = [100 * (comparison.gain_of_longer(method) or 0.0) for method in (behind, ahead)]
     return (
         f"with twice the epochs {behind.name} gains {gains[0]:.2f} points on validation and {ahead.name} {gains[1]:.2f}, which "
         f"may turn their order round; run it again with --epochs {2 * ahead.config.epochs or 'twice as many'}."
@@ -134,35 +110,37 @@ def _capped_words(methods: Iterable[Method]) -> str:
 
 
 def _headline(comparison: Comparison) -> str:
-    pick = picked(comparison)
-    gains, losses = (significant(comparison, pick, sign) for sign in (1, -1))
+    pick = comparison.picked
+    gains, losses = (comparison.significant(pick, sign) for sign in (1, -1))
     if gains and losses:
         return f"A trade: {pick.name} gains {_listed(gains)} and loses {_listed(losses)} against {BASELINE}."
     if gains:
-        control = next((one for one in controls_of(comparison, pick) if _has_it_too(comparison, pick, one, gains)), None)
+        control = next((one for one in comparison.controls_of(pick) if _has_it_too(comparison, pick, one, gains)), None)
         but = f", but {_cause(control)}" if control is not None else ""
         return f"{pick.name} is better than {BASELINE}: {_listed(gains)}{but}."
     if pick.name != BASELINE:
-        told = "the test says the opposite" if losses else "the test does not confirm it"
-        if pick not in judged(comparison):
-            told = "has too few seeds to confirm it"
-        return f"Nothing beats {BASELINE}: {pick.name} is best on validation, but {told}."
-    winners = [method.name for method in judged(comparison) if confirmed(comparison, method)]
+        message = "the test says the opposite" if losses else "the test does not confirm it"
+        if pick not in comparison.judged:
+            message = "has too few seeds to confirm it"
+        return f"Nothing beats {BASELINE}: {pick.name} is best on validation, but {message}."
+    winners = [method.name for method in comparison.judged if comparison.confirmed(method)]
     if winners:
         gain = f"{_either(winners, 'and')} {'gains' if len(winners) == 1 else 'gain'}"
         return f"Nothing beats {BASELINE} on validation, which does not bear out what {gain} on the test."
-    losing = [method for method in judged(comparison) if significant(comparison, method, -1)]
-    losers = [method.name for method in losing if not significant(comparison, method, 1)]
+    losing = [method for method in comparison.judged if comparison.significant(method, -1)]
+    losers = [method.name for method in losing if not comparison.significant(method, 1)]
     if losers:
         return f"Nothing beats {BASELINE}; it is better than {_either(losers, 'and')}."
     if losing:
         names = _either((method.name for method in losing), "and")
         verbs = ("gains", "loses") if len(losing) == 1 else ("gain", "lose")
         return f"Nothing beats {BASELINE}: {names} {verbs[0]} in one metric and {verbs[1]} in another."
-    tests = [one for (name, metric), one in differences(comparison).items() if metric in wanted(comparison)]
+    tests = [one for (name, metric), one in comparison.differences.items() if metric in comparison.judged_metrics]
     if not any(one.p is not None for one in tests):
         return f"Nothing beats {BASELINE}: too few test examples differ to tell."
-    return f"Nothing beats {BASELINE}: no difference in {_either(map(title, wanted(comparison)), 'or')} is more than luck."
+    return (
+        f"Nothing beats {BASELINE}: no difference in {_either(map(title, comparison.judged_metrics), 'or')} is more than luck."
+    )
 
 
 def _listed(found: Mapping[str, Difference]) -> str:
@@ -171,10 +149,9 @@ def _listed(found: Mapping[str, Difference]) -> str:
 
 
 def _with_hits(metric: str, one: Difference) -> str:
-    counted = one.paired
-    if counted.hits is None or counted.examples is None:
+    if one.paired.hits is None or one.paired.examples is None:
         return title(metric)
-    return f"{title(metric)} ({hits(abs(counted.hits)).removeprefix('+')} of {counted.examples:,} test examples)"
+    return f"{title(metric)} ({hits(abs(one.paired.hits)).removeprefix('+')} of {one.paired.examples:,} test examples)"
 
 
 # What was seen -------------------------------------------------------------------------------------------------------------
@@ -182,15 +159,15 @@ def _with_hits(metric: str, one: Difference) -> str:
 
 def _seen(comparison: Comparison) -> list[str]:
     """A sentence for each method: what it gains and loses, and how sure that is."""
-    found, sure = differences(comparison), [method.name for method in judged(comparison)]
+    found, sure = comparison.differences, [method.name for method in comparison.judged]
     sentences = []
-    for method in compared(comparison):
-        own = {metric: found[method.name, metric] for metric in wanted(comparison) if (method.name, metric) in found}
-        told = "; ".join(f"{title(metric)} {_difference_words(one)}" for metric, one in own.items())
+    for method in comparison.compared:
+        own = {metric: found[method.name, metric] for metric in comparison.judged_metrics if (method.name, metric) in found}
+        message = "; ".join(f"{title(metric)} {_difference_words(one)}" for metric, one in own.items())
         seeds = len({run.seed for run in method.runs})
         few = f" on {seeds} {'seed' if seeds == 1 else 'seeds'}, not judged" if method.name not in sure else ""
-        if told:
-            sentences.append(f"{method.name} against {BASELINE}{few}: {told}.")
+        if message:
+            sentences.append(f"{method.name} against {BASELINE}{few}: {message}.")
     return sentences
 
 
@@ -217,10 +194,10 @@ def _has_it_too(comparison: Comparison, method: Method, control: Method, gains: 
     if len(control.runs) < ENOUGH_SEEDS:
         return False
     for metric in gains:
-        own, theirs = (difference(comparison, one, baseline, metric) for one in (method, control))
+        own, theirs = (comparison.difference(one, baseline, metric) for one in (method, control))
         if own is None or theirs is None or theirs.difference < own.difference / 2:
             return False
-        if _surely_more(difference(comparison, method, control, metric)):
+        if _surely_more(comparison.difference(method, control, metric)):
             return False
     return True
 
@@ -239,14 +216,14 @@ def _cause(control: Method) -> str:
 def _controls(comparison: Comparison) -> list[str]:
     """What the controls say about the methods that gain, where the headline has not said it."""
     sentences = []
-    for method in judged(comparison):
-        gains = significant(comparison, method, 1)
-        for control in controls_of(comparison, method) if gains else ():
+    for method in comparison.judged:
+        gains = comparison.significant(method, 1)
+        for control in comparison.controls_of(method) if gains else ():
             too = [metric for metric in gains if _has_it_too(comparison, method, control, [metric])]
-            if too and not (method is picked(comparison) and len(too) == len(gains) and confirmed(comparison, method)):
+            if too and not (method is comparison.picked and len(too) == len(gains) and comparison.confirmed(method)):
                 sentences.append(f"{method.name} gains {_either(map(title, too), 'and')}, but {_cause(control)}.")
             for metric in gains:
-                found = difference(comparison, method, control, metric)
+                found = comparison.difference(method, control, metric)
                 if metric not in too and found is not None:
                     more = "more than luck" if _surely_more(found) else "which may be luck"
                     sentences.append(
@@ -261,18 +238,18 @@ def _controls(comparison: Comparison) -> list[str]:
 
 def _choice(comparison: Comparison) -> list[str]:
     """Which method validation would choose, and what the test alone would."""
-    finished = [method for method in comparison.methods if validation_score(comparison, method) > -math.inf]
+    finished = [method for method in comparison.methods if comparison.validation_score(method) > -math.inf]
     if len(finished) < 2:
         return []
-    pick = picked(comparison)
-    top = validation_score(comparison, pick)
-    tied = [method.name for method in finished if math.isclose(validation_score(comparison, method), top, rel_tol=1e-9)]
+    pick = comparison.picked
+    top = comparison.validation_score(pick)
+    tied = [method.name for method in finished if math.isclose(comparison.validation_score(method), top, rel_tol=1e-9)]
     value = f"{_tuned_words(comparison)}, {percent(top)} %"
-    told = f"{_either(tied, 'and')} are tied" if len(tied) > 1 else f"{pick.name} is best"
-    sentences = [f"On validation, {told} ({value})."]
-    other = [method.name for method in judged(comparison) if method is not pick and confirmed(comparison, method)]
-    if other and decided(comparison):
-        verb = ("is" if len(other) == 1 else "are") + (", too," if confirmed(comparison, pick) else "")
+    message = f"{_either(tied, 'and')} are tied" if len(tied) > 1 else f"{pick.name} is best"
+    sentences = [f"On validation, {message} ({value})."]
+    other = [method.name for method in comparison.judged if method is not pick and comparison.confirmed(method)]
+    if other and comparison.decided:
+        verb = ("is" if len(other) == 1 else "are") + (", too," if comparison.confirmed(pick) else "")
         sentences.append(
             f"On the test {_either(other, 'and')} {verb} significantly better than {BASELINE}; "
             "validation decides, since the test could not judge what it chose itself."
@@ -281,17 +258,17 @@ def _choice(comparison: Comparison) -> list[str]:
 
 
 def _tuned_words(comparison: Comparison) -> str:
-    metric = tuned_metric(comparison)
+    metric = comparison.tuned_metric
     if metric != "mean":
         return title(metric)
-    names = [title(name) for name in wanted(comparison)]
+    names = [title(name) for name in comparison.judged_metrics]
     return f"the mean of {_either(names, 'and')}" if len(names) > 1 else names[0]
 
 
 def _caveats(comparison: Comparison) -> list[str]:
     """What weakens the comparison."""
     sentences = []
-    late = undertrained(comparison)
+    late = comparison.undertrained
     if late:
         gains = _either((f"{name} {percent(gain)}" for name, gain in late.items()), "and")
         sentences.append(
@@ -305,7 +282,7 @@ def _caveats(comparison: Comparison) -> list[str]:
         sentences.append(f"The methods were not tuned equally; tries: {tries}.")
     baseline = next((method for method in comparison.methods if method.name == BASELINE and method.runs), None)
     for method in comparison.methods if baseline is not None else ():
-        missing = [m for m in metrics(comparison) if measured(method, m) is None]
+        missing = [m for m in comparison.metrics if method.measured(m) is None]
         if missing and method.runs:
             sentences.append(f"{method.name} has no {_either(map(title, missing), 'and')}, so there is no difference to give.")
         if baseline is not None and method.runs and {run.seed for run in method.runs} != {run.seed for run in baseline.runs}:
@@ -313,6 +290,14 @@ def _caveats(comparison: Comparison) -> list[str]:
         if not method.runs:
             sentences.append(f"{method.name} has no finished run.")
     return sentences + failure_sentences(comparison.failures)
+
+
+def counted(number: int, what: str) -> str:
+    """
+    >>> counted(1, "run"), counted(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _either(words: Iterable[str], last: str) -> str:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from anyk.lab.data import kept
-from anyk.lab.data.kept import keep
+from anyk.lab.data import in_memory
+from anyk.lab.data.in_memory import keep
 from anyk.lab.data.sets import Dataset, Parts, Split, split
 from anyk.lab.errors import LabError
 
@@ -24,9 +24,9 @@ def load(spec: str, image_size: int = 0, split: str = "auto", shares: tuple[floa
     dataset = _load(spec, image_size, split, shares)
     if not image_size:
         return dataset
-    from anyk.lab.data import sizes
+    from anyk.lab.data import images
 
-    return sizes.resized(dataset, image_size)
+    return images.resized(dataset, image_size)
 
 
 def _load(spec: str, image_size: int, split: str, shares: tuple[float, float]) -> Dataset:
@@ -59,15 +59,15 @@ def _load(spec: str, image_size: int, split: str, shares: tuple[float, float]) -
         read = {"sequences": sequences.load, "words": sequences.load_words, "movielens": movielens.load}[name]
         return read(Path(rest).expanduser(), split, shares)
     if path.is_dir():
-        if (path / kept.IMAGES).is_file():
-            return kept.read_images(path / kept.IMAGES)
+        if (path / in_memory.IMAGES).is_file():
+            return in_memory.read_images(path / in_memory.IMAGES)
         if (path / "dataset.json").exists() or any(path.glob("train*.safetensors")):
             from anyk.lab.data import embeddings
 
             return embeddings.read(path)
-        from anyk.lab.data import folders
+        from anyk.lab.data import image_folders, images
 
-        return folders.load(path, size=image_size or folders.SIZE)
+        return image_folders.load(path, size=image_size or images.SIZE)
     from anyk.lab.data import arrays
 
     if path.suffix.lower() in arrays.SUFFIXES and path.exists():

@@ -1,5 +1,6 @@
-"""Prepared sets are kept on the disk, each in one file, so that the next run starts at once."""
+"""The cache on the disk: prepared data sets, each in one safetensors file, and small results as JSON."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,12 +15,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from anyk.lab import files, notes
+from anyk.lab import files
 from anyk.lab.data.sets import Dataset, Split
 from anyk.lab.data.tokens import SequenceSplit
 from anyk.lab.errors import LabError
+from anyk.lab.warn_once import warn_once
 
-_TOLD = ("unreadable", "reasons", "remarks")
+#: fields of a Dataset that are stored with it without being a part of its content and its digest
+_REMARKS = ("unreadable", "reasons", "remarks")
 
 
 def cache_folder() -> Path:
@@ -28,38 +31,58 @@ def cache_folder() -> Path:
     return Path(chosen).expanduser() if chosen else Path(pooch.os_cache("anyk"))
 
 
-def remember(path: Path, build: Callable[[], Dataset]) -> Dataset:
-    """The data set kept at ``path``; where there is none, or a damaged one, ``build`` it and keep it.
+def remember(name: str, build: Callable[[], Dataset]) -> Dataset:
+    """The prepared data set of this name; ``build`` makes it where there is none, or a damaged one.
 
-    The name of the file has to name everything that the data depend on. Processes may build at the same time: each
-    writes the whole file and the last one wins. A cache that cannot be written is reported and otherwise ignored. The
-    data set's fingerprint is the digest of its content, built or read.
+    The name has to change with everything that the data depend on. Processes may build at the same time: each writes the
+    whole file and the last one wins. A cache that cannot be written is reported and otherwise ignored. The data set's
+    fingerprint is the digest of its content.
     """
+    path = cache_folder() / f"{name}.safetensors"
     if path.exists():
         try:
             return read(path)
-        # Whatever a damaged file makes the parsers raise, the answer is to build it again.
-        except Exception as error:
-            notes.tell(f"{path} is damaged ({error}); preparing the data again.")
+        except Exception as error:  # a damaged file makes the parsers raise anything
+            warn_once(f"{path} is damaged ({error}); preparing the data again.")
     dataset = build()
     dataset = dataclasses.replace(dataset, fingerprint=fingerprint(dataset))
     try:
         write(path, dataset)
     except (OSError, SafetensorError, LabError) as error:
-        # Without the name of the temporary file, which is another one each time: the note is told once.
+        # Not the whole error, which names a temporary file: a note is told once, if its text does not change.
         reason = getattr(error, "strerror", None) or error
-        notes.tell(f"The prepared data could not be kept in {path.parent} for the next run: {reason}")
+        warn_once(f"The prepared data could not be kept in {path.parent} for the next run: {reason}")
     return dataset
+
+
+def remember_object(kind: str, key: Any, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A JSON object that follows from ``key``, a JSON value; from the cache where it was computed before.
+
+    Args:
+        kind: the folder in the cache.
+        key: everything that the object depends on.
+        compute: makes it.
+    """
+    text = json.dumps(key)
+    path = cache_folder() / kind / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    with contextlib.suppress(OSError, ValueError, LabError):
+        known = files.parsed(path.read_text(encoding="utf-8"))
+        if isinstance(known, dict) and known.pop("key", None) == text:
+            return known
+    found = compute()
+    with contextlib.suppress(OSError, LabError):  # without a cache the next run only takes longer to start
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_object(path, {"key": text, **found})
+    return found
 
 
 def write(path: Path, dataset: Dataset) -> None:
     """Write a data set with its fingerprint into one file; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # What was left out, and what is said of it, is not a part of the content, nor of its digest.
-    told = {name: getattr(dataset, name) for name in _TOLD}
+    remarks = {name: json.dumps(value) for name in _REMARKS if (value := getattr(dataset, name))}
     with files.replacing(path) as temporary:
         facts = json.dumps([_facts(dataset), dataset.fingerprint])
-        save_file(_tensors(dataset), temporary, {"dataset": facts, **{name: json.dumps(of) for name, of in told.items() if of}})
+        save_file(_tensors(dataset), temporary, {"dataset": facts, **remarks})
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -73,7 +96,7 @@ def _facts(dataset: Dataset) -> dict[str, Any]:
 
 
 def _tensors(dataset: Dataset) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor | None] = {"validation": dataset.validation}
     for name, examples in (("train", dataset.train), ("test", dataset.test)):
         if examples is not None:
             stored = examples.parts[0] if len(examples.parts) == 1 else torch.cat(examples.parts)
@@ -81,10 +104,8 @@ def _tensors(dataset: Dataset) -> dict[str, Tensor]:
                 tensors |= {"stream": stored, "begins": examples.begins, name: examples.places}
             else:
                 tensors |= {name: stored}
-            tensors |= {f"{name}_labels": examples.labels}
-            tensors |= {} if examples.groups is None else {f"{name}_groups": examples.groups}
-    tensors |= {} if dataset.validation is None else {"validation": dataset.validation}
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+            tensors |= {f"{name}_labels": examples.labels, f"{name}_groups": examples.groups}
+    return {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
 
 
 def key_of(sources: Iterable[Path], *settings: object) -> str:
@@ -100,7 +121,7 @@ def read(path: Path) -> Dataset:
     """What :func:`write` wrote; raises whatever a damaged file makes the parsers raise, or a ValueError."""
     with safe_open(path, "pt") as file:
         facts, noted = json.loads(file.metadata()["dataset"])
-        told: dict[str, Any] = {name: tuple(json.loads(file.metadata().get(name, "[]"))) for name in _TOLD}
+        remarks: dict[str, Any] = {name: tuple(json.loads(file.metadata().get(name, "[]"))) for name in _REMARKS}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
     if _digest(tensors, facts) != noted:
         raise ValueError("its checksum is wrong")
@@ -110,9 +131,8 @@ def read(path: Path) -> Dataset:
             labels, groups = tensors[f"{name}_labels"], tensors.get(f"{name}_groups")
             if "stream" in tensors:
                 padding = len(facts["classes"]) + 1
-                splits[name] = SequenceSplit(
-                    (tensors["stream"],), labels, (), groups, tensors[name], tensors["begins"], padding
-                )
+                stream = (tensors["stream"],)
+                splits[name] = SequenceSplit(stream, labels, (), groups, tensors[name], tensors["begins"], padding)
             else:
                 splits[name] = Split((tensors[name],), labels, groups=groups)
     return Dataset(
@@ -126,7 +146,7 @@ def read(path: Path) -> Dataset:
         std=tuple(facts["std"]),
         validation=tensors.get("validation"),
         tokens=facts.get("tokens", ""),
-        **told,
+        **remarks,
     )
 
 

@@ -16,9 +16,9 @@ from filelock import FileLock
 from torch.nn import functional
 
 from anyk.lab.data import cache as caches
-from anyk.lab.data import limits, pickles
+from anyk.lab.data import pickles, untrusted
 from anyk.lab.data.sets import Dataset, Split, with_statistics
-from anyk.lab.errors import LabError
+from anyk.lab.errors import LabError, first_line
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 CHECKSUM = "md5:eb9058c3a382ffc7106e4002c42a8d85"
@@ -26,30 +26,27 @@ CHECKSUM = "md5:eb9058c3a382ffc7106e4002c42a8d85"
 _VERSION = 1  # of the prepared file
 _SHAPE = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
-_OTHER_WAYS = {b"\xfd7zXZ\0": "xz", b"BZh": "bzip2"}
+_OTHER_METHODS = {b"\xfd7zXZ\0": "xz", b"BZh": "bzip2"}
 _PYTHON_FILES = ("train", "test", "meta")
 _BINARY_FILES = ("train.bin", "test.bin", "fine_label_names.txt")
 
 
-def load(path: Path | None = None, *, cache: Path | None = None, url: str = URL, checksum: str = CHECKSUM) -> Dataset:
+def load(path: Path | None = None, *, url: str = URL, checksum: str = CHECKSUM) -> Dataset:
     """CIFAR-100 with its 100 fine classes, from an archive or folder at ``path``, or downloaded.
 
     ``path`` is cifar-100-python.tar.gz, cifar-100-binary.tar.gz or the folder extracted from one of them. Without a path
-    the archive at ``url`` is downloaded once into the cache; an interrupted download goes on where it stopped.
+    the archive at ``url`` is downloaded once into the cache; an interrupted download is resumed.
     """
-    folder = caches.cache_folder() if cache is None else cache
     if path is None:
         key = hashlib.sha256(checksum.encode()).hexdigest()[:12]
-        return caches.remember(
-            folder / f"cifar100-v{_VERSION}-{key}.safetensors", lambda: read(_download(url, checksum, folder))
-        )
+        return caches.remember(f"cifar100-v{_VERSION}-{key}", lambda: read(_download(url, checksum)))
     if not path.exists():
         raise LabError(f"{path} does not exist; cifar100:PATH wants the official archive or the folder extracted from it.")
     inside = [path / name for name in ("cifar-100-python", "cifar-100-binary") if (path / name).is_dir()]
     path = inside[0] if inside else path
     sources = [file for name in _PYTHON_FILES + _BINARY_FILES if (file := path / name).is_file()] if path.is_dir() else [path]
     key = caches.key_of(sources)
-    return caches.remember(folder / f"cifar100-v{_VERSION}-{key}.safetensors", lambda: read(path))
+    return caches.remember(f"cifar100-v{_VERSION}-{key}", lambda: read(path))
 
 
 def read(path: Path) -> Dataset:
@@ -99,15 +96,15 @@ def _contents(path: Path) -> dict[str, bytes]:
     try:
         with open(path, "rb") as raw:
             start = raw.read(6)
-        other = next((name for mark, name in _OTHER_WAYS.items() if start.startswith(mark)), None)
+        other = next((name for mark, name in _OTHER_METHODS.items() if start.startswith(mark)), None)
         if other is not None:
             raise LabError(f"{path} is packed with {other}, but only gzip or a plain archive is taken: unpack it.")
         with open(path, "rb") as raw, gzip.open(raw) if start.startswith(b"\x1f\x8b") else raw as unpacked:
-            bounded: Any = limits.Bounded(unpacked, path)  # type: ignore[arg-type]
+            bounded: Any = untrusted.BoundedFile(unpacked, path)  # type: ignore[arg-type]
             with tarfile.open(fileobj=bounded, mode="r:") as archive:
                 for member in archive:
                     name = PurePosixPath(member.name).name
-                    # A sparse one holds as many zeros as it likes.
+                    # A sparse member claims any number of zeros.
                     if name in wanted and member.isfile() and member.sparse is None:
                         bounded.seek(member.offset_data)
                         contents[name] = bounded.read(member.size)
@@ -118,23 +115,20 @@ def _contents(path: Path) -> dict[str, bytes]:
     except LabError:
         raise
     except Exception as error:  # damaged archives make tarfile, gzip and zlib raise half a dozen kinds
-        reason = " ".join(str(error).split()).strip(":") or type(error).__name__
-        raise LabError(
-            f"{path} cannot be read as a tar archive ({reason}): it is damaged or incomplete; download it again."
-        ) from error
+        reason = first_line(error).strip(":")
+        raise LabError(f"{path} cannot be read as a tar archive ({reason}): it is damaged; download it again.") from error
     return contents
 
 
 @contextmanager
 def _blaming(path: Path, name: str) -> Iterator[None]:
-    """Any error in the body is the fault of this file."""
+    """Turn any error in the body into a LabError about this file."""
     try:
         yield
     except pickles.NotDataError as error:
         raise LabError(f"{name} in {path} asks for {error}, which does not belong there and was not run.") from error
-    # A damaged pickle can raise nearly anything.
-    except Exception as error:
-        reason = str(error) or type(error).__name__
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        reason = first_line(error)
         raise LabError(f"{name} in {path} is not a file of CIFAR-100 ({reason}); download it again.") from error
 
 
@@ -153,7 +147,7 @@ def _unpickle(data: bytes) -> dict[str, Any]:
 
 
 def _text(word: str | bytes) -> str:
-    """The official files are of Python 2, whose text can be read as either."""
+    """The official files were written by Python 2, whose texts can be read as either type."""
     return word.decode() if isinstance(word, bytes) else word
 
 
@@ -174,9 +168,10 @@ def _split(pixels: "np.ndarray[Any, Any]", labels: "np.ndarray[Any, Any]", class
     return Split((torch.from_numpy(pixels).view(-1, *_SHAPE),), torch.from_numpy(labels))
 
 
-def _download(url: str, checksum: str, folder: Path) -> Path:
+def _download(url: str, checksum: str) -> Path:
     import requests
 
+    folder = caches.cache_folder()
     name = PurePosixPath(url).name
     by_hand = f"download {name} by hand and pass cifar100:PATH to it"
     try:
@@ -185,15 +180,15 @@ def _download(url: str, checksum: str, folder: Path) -> Path:
             resume = _Resume(folder / f"{name}.part")
             return Path(pooch.retrieve(url, checksum, fname=name, path=folder, downloader=resume))
     except requests.RequestException as error:
-        raise LabError(f"{url} could not be downloaded ({_shortly(error)}): run again to go on, or {by_hand}.") from error
+        raise LabError(f"{url} could not be downloaded ({_innermost(error)}): run again to go on, or {by_hand}.") from error
     except ValueError as error:
         raise LabError(f"{url} arrived with a wrong checksum and was thrown away: run again, or {by_hand}.") from error
     except OSError as error:
         raise LabError(f"{url} could not be stored in {folder} ({error}).") from error
 
 
-def _shortly(error: Exception) -> str:
-    """The innermost reason; the libraries wrap it several times."""
+def _innermost(error: Exception) -> str:
+    """The innermost message: the libraries wrap it several times."""
     inner: BaseException = error
     while (inner.__cause__ or inner.__context__) is not None:
         inner = inner.__cause__ or inner.__context__ or inner

@@ -1,8 +1,8 @@
 """Code completion on Python's own standard library, a set of many ambiguous classes that every machine already has.
 
-The next token from those before it. Names and operators are tokens as they are written; a number, a string, the end of a line,
-an indent and its end are one token each; comments are none. Test modules are new: whole modules are for training, validation
-or the test, by a hash of their name, so that another version of Python moves none of them.
+The next token is predicted from those before it. Names and operators are tokens as they are written; a number, a string, the
+end of a line, an indent and a dedent are one token each; comments are dropped. Whole modules belong to training, validation or
+the test, by a hash of their name, so that another version of Python moves none of them.
 """
 
 import io
@@ -22,10 +22,10 @@ from anyk.lab.data.sets import Dataset
 from anyk.lab.errors import LabError
 
 DEFAULT_CLASSES, MOST_CLASSES = 2000, 20_000
-_VERSION = 3  # of the cut: a change of anything below that changes the examples needs another number
-#: folders whose files are no code that people write: test data, tables, an application
+_VERSION = 3  # of the examples: whatever changes them below needs another number
+#: folders whose files are not code as people write it: test data, tables, an application
 _LEFT_OUT = frozenset(("test", "tests", "idle_test", "encodings", "idlelib", "pydoc_data", "site-packages", "dist-packages"))
-#: of a hundred modules, by the hash of their names: so many for the test, and so many for validation
+#: percent of the modules, by the hash of their names, for the test and for validation
 _TEST, _VALIDATION = 14, 10
 
 _MARKS = {
@@ -43,39 +43,36 @@ _F_STRING_START = getattr(kinds, "FSTRING_START", -1), getattr(kinds, "TSTRING_S
 _F_STRING_END = getattr(kinds, "FSTRING_END", -1), getattr(kinds, "TSTRING_END", -1)
 
 
-def load(classes: int = DEFAULT_CLASSES, *, cache: Path | None = None, library: Path | None = None) -> Dataset:
+def load(classes: int = DEFAULT_CLASSES, *, library: Path | None = None) -> Dataset:
     """The completion data set: the next of the ``classes`` most frequent tokens.
 
     Args:
         classes: how many.
-        cache: where prepared data are kept.
         library: the folder of the standard library.
     """
     if not 2 <= classes <= MOST_CLASSES:
         raise LabError(f"completion has 2 to {MOST_CLASSES:,} classes, but {classes:,} were asked for.")
     library = Path(sysconfig.get_paths()["stdlib"]) if library is None else library
-    folder = caches.cache_folder() if cache is None else cache
     version = f"{platform.python_implementation()}-{platform.python_version()}"
     key = caches.key_of([library], _VERSION)
 
     def build() -> Dataset:
-        modules, sequences = list[str](), tokens.Spelled()
+        modules, corpus = list[str](), tokens.Corpus()
         for path in _files(library):
             found = list(python_tokens(path.read_bytes()))
             if found:
                 modules.append(path.relative_to(library).parts[0].removesuffix(".py"))
-                sequences.add(found)
+                corpus.add(found)
         if not modules:
             raise LabError(f"completion reads the source of Python's standard library, but {library} has no .py files.")
         parts = [_part(module) for module in modules]
-        begins = sequences.begins
-        trained = torch.tensor([part == 0 for part in parts]).repeat_interleave(begins.diff())
-        vocabulary, stream = sequences.numbered(trained, classes)
+        begins = corpus.begins
+        vocabulary, stream = corpus.encode(tokens.trained(parts, begins), classes)
         numbers = {module: place for place, module in enumerate(dict.fromkeys(modules))}
         groups = torch.tensor([numbers[module] for module in modules])
         return tokens.divided(f"completion:{classes}", vocabulary, stream, begins, parts, groups, tokens="python")
 
-    return caches.remember(folder / f"completion-v{_VERSION}-{classes}-{version}-{key}.safetensors", build)
+    return caches.remember(f"completion-v{_VERSION}-{classes}-{version}-{key}", build)
 
 
 def python_tokens(source: bytes, *, unfinished: bool = False) -> Iterator[str]:

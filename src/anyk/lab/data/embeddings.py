@@ -6,9 +6,11 @@
                           `groups` (N,) in int64, if they are there: examples with the same number belong together
     test*.safetensors     the same; may be absent
 
-A file is read through once, to look for NaN and to take its digest. The digest is then remembered in the cache folder
-under the file's path, its number in the file system, size and both times of change, of which one cannot be set back: a run
-on fifty gigabytes starts at once, and the fingerprint still covers every byte, not a sample of them.
+A file is read through once, to look for NaN and to compute its digest. The digest is cached under the file's path, inode, size
+and times of change: a run on fifty gigabytes starts at once, and the fingerprint still covers every byte.
+
+Files are mapped by :mod:`anyk.lab.data.mapped` and written here, not by safetensors: its tensors are private writable mappings,
+which a set larger than the memory cannot have, and its writer wants them whole in memory.
 """
 
 import contextlib
@@ -25,14 +27,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from anyk.lab import files
-from anyk.lab.data.cache import cache_folder
+from anyk.lab.data.cache import remember_object
 from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.sets import Dataset, Split, check_classes
-from anyk.lab.errors import LabError
+from anyk.lab.errors import LabError, first_line
 
 _BLOCK_BYTES = 1 << 24
 _STALE_SECONDS = 3600
@@ -62,15 +64,15 @@ def read(folder: str | Path) -> Dataset:
     found = _files(folder, description)
     splits, digests = {}, []
     for split, paths in found.items():
-        opened = [_open(path) for path in paths]
-        digests += [[path.name, _inspected(path, *found)] for path, found in zip(paths, opened, strict=True)]
+        opened = [read_split(path)[0] for path in paths]
+        digests += [[path.name, _inspected(path, part)] for path, part in zip(paths, opened, strict=True)]
         if paths:
-            maps = tuple(part for part, _, _ in opened)
-            grouped = [groups for _, _, groups in opened if groups is not None]
+            maps = tuple(part.maps[0] for part in opened)
+            grouped = [part.groups for part in opened if part.groups is not None]
             if len(grouped) not in (0, len(paths)):
                 raise LabError(f'{folder} has "groups" in some {split} files and not in others: give them to all or to none.')
-            groups = torch.cat(grouped) if grouped else None
-            splits[split] = Split(tuple(part.rows for part in maps), torch.cat([each for _, each, _ in opened]), maps, groups)
+            labels, groups = torch.cat([part.labels for part in opened]), torch.cat(grouped) if grouped else None
+            splits[split] = Split(tuple(part.rows for part in maps), labels, maps, groups)
     fingerprint = hashlib.sha256(json.dumps([description["classes"], digests]).encode()).hexdigest()[:16]
     dataset = Dataset(
         name=str(description.get("name") or folder.resolve().name),
@@ -91,7 +93,6 @@ def write(
     dtype: torch.dtype | None = None,
     about: Mapping[str, Any] | None = None,
     texts: Mapping[str, str] | None = None,
-    shard_rows: int | None = None,
     force: bool = False,
 ) -> Path:
     """Write an embedding set; the folder appears when everything in it is on the disk, and not before.
@@ -103,58 +104,38 @@ def write(
         folder: the new set
         dataset: what is written; its embeddings may have any real dtype
         dtype: float16 or float32; None keeps float16 and makes float32 of all others
-        about: more entries of dataset.json; "classes" and "files" come from the dataset
+        about: more entries of dataset.json
         texts: more text files, name to content
-        shard_rows: the most examples in one file; None: one file for each split
         force: replace a set that is there
 
     Raises:
         LabError: where the folder holds something already, or the dataset is not sound.
     """
     folder = Path(folder)
-    if shard_rows is not None and shard_rows < 1:
-        raise LabError(f"shard_rows should be at least 1, but is {shard_rows}.")
-    for key in ("classes", "files"):
-        if key in (about or {}):
-            raise LabError(f'about should not have "{key}", which follows from the dataset.')
     refuse_to_overwrite(folder, force)
     check(dataset, strict=False)
     splits = {"train": dataset.train} | ({"test": dataset.test} if dataset.test is not None else {})
-    description = {"name": dataset.name, "classes": list(dataset.classes), **(about or {})}
+    description = {**(about or {}), "name": dataset.name, "classes": list(dataset.classes)}
     with _appears_whole(folder) as building:
         for split, examples in splits.items():
-            for number, shard in enumerate(_shards(examples, shard_rows)):
-                name = f"{split}.safetensors" if shard_rows is None else f"{split}-{number:05d}.safetensors"
-                with open(building / name, "wb") as file:
-                    write_split(file, shard, dtype, source=dataset.name)
-                if shard_rows is not None:  # one of many can be forgotten in a copy
-                    description["files"] = [*description.get("files", []), name]
+            with open(building / f"{split}.safetensors", "wb") as file:
+                write_split(file, examples, dtype, source=dataset.name)
         for name, text in {**(texts or {}), "dataset.json": json.dumps(description, indent=1)}.items():
             (building / name).write_bytes(text.encode())
     return folder
 
 
-def _shards(examples: Split, rows: int | None) -> Iterator[Split]:
-    """Consecutive examples, so many at a time; their parts are views."""
-    if rows is None:
-        yield examples
-        return
-    starts = examples.starts.tolist()
-    for first in range(0, len(examples), rows):
-        end = min(first + rows, len(examples))
-        pieces = [
-            part[max(first - start, 0) : end - start]
-            for part, start in zip(examples.parts, starts, strict=False)
-            if start < end and start + len(part) > first
-        ]
-        groups = None if examples.groups is None else examples.groups[first:end]
-        yield Split(tuple(pieces), examples.labels[first:end], groups=groups)
-
-
-def write_split(file: BinaryIO, examples: Split, dtype: torch.dtype | None, source: str) -> None:
+def write_split(
+    file: BinaryIO, examples: Split, dtype: torch.dtype | None, source: str, metadata: Mapping[str, str] | None = None
+) -> None:
     """Write one safetensors file of embeddings, labels and perhaps groups, block by block.
 
-    By hand, because the library writes tensors that are whole in memory: here they may be larger, and are converted on the way.
+    Args:
+        file: open for writing.
+        examples: what is written.
+        dtype: of the embeddings; None: float16 stays, all others become float32.
+        source: what to call the examples in a message.
+        metadata: texts that go with the tensors.
     """
     if dtype is None:
         dtype = torch.float16 if examples.parts[0].dtype == torch.float16 else torch.float32
@@ -162,7 +143,8 @@ def write_split(file: BinaryIO, examples: Split, dtype: torch.dtype | None, sour
     # These first: eight-byte values stay aligned whatever follows them.
     numbers = {"labels": examples.labels} | ({} if examples.groups is None else {"groups": examples.groups})
     shapes = {name: [len(examples)] for name in numbers} | {"embeddings": [len(examples), *examples.shape]}
-    described, end = {}, 0
+    described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
     for tensor, shape in shapes.items():
         kind = dtype if tensor == "embeddings" else torch.int64
         begin, end = end, end + math.prod(shape) * kind.itemsize
@@ -178,25 +160,20 @@ def write_split(file: BinaryIO, examples: Split, dtype: torch.dtype | None, sour
             if not _is_finite(stored):
                 if _is_finite(block):
                     fits = dtype == torch.float16 and _is_finite(block.float())
-                    way = "store float32, without half" if fits else "scale the embeddings down"
-                    raise LabError(f"{source} has values beyond {torch.finfo(dtype).max:g}, the largest of {name}: {way}.")
+                    remedy = "store float32 instead" if fits else "scale the embeddings down"
+                    raise LabError(f"{source} has values beyond {torch.finfo(dtype).max:g}, the largest of {name}: {remedy}.")
                 _raise_not_finite(block, first, source)
             file.write(_bytes(stored))
 
 
 def refuse_to_overwrite(folder: Path, force: bool) -> None:
     """Raise where a set cannot be put into the folder; ``force`` gives up an embedding set, and never other files."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
+    if folder.is_file():
         raise LabError(f"{folder} is a file: name a new folder for the embedding set.")
-    present = sorted(path.name for path in folder.iterdir())
+    files.refuse_existing(folder, force)
+    present = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not present:
         return
-    if not force:
-        raise LabError(
-            f"{folder} is there already: to replace it, remove it or give --force; to keep it, name another folder with --out."
-        )
     foreign = [name for name in present if not name.endswith((".safetensors", ".txt")) and name != "dataset.json"]
     if foreign or "dataset.json" not in present:
         raise LabError(f"{folder} is not only an embedding set, it holds {(foreign or present)[0]}: name another folder.")
@@ -272,11 +249,9 @@ def _files(folder: Path, description: Mapping[str, Any]) -> dict[str, list[Path]
     if "files" in description:
         names = description["files"]
         if not isinstance(names, list) or not all(isinstance(name, str) and name == Path(name).name for name in names):
-            raise LabError(
-                f'"files" in {folder / "dataset.json"} should be a list of files in its folder, but is {_shown(names)}.'
-            )
+            raise LabError(f'"files" in {folder / "dataset.json"} should be a list of files in its folder.')
         for name in names:
-            if len(name) > 255 or not (folder / name).is_file():  # a longer name is none, and an error of the system
+            if len(name) > 255 or not (folder / name).is_file():  # is_file raises for a longer name
                 raise LabError(f"{folder} has lost {name}, which dataset.json lists: copy it again.")
         paths = sorted({folder / name for name in names})
     else:
@@ -290,104 +265,75 @@ def _files(folder: Path, description: Mapping[str, Any]) -> dict[str, list[Path]
     return found
 
 
-def _open(path: Path) -> tuple[MappedRows, Tensor, Tensor | None]:
-    """The embeddings of one file, memory-mapped, and its labels and groups, if it has such, in memory."""
+def read_split(path: Path) -> tuple[Split, dict[str, str]]:
+    """What :func:`write_split` wrote, or another safetensors file of embeddings: memory-mapped, labels and groups in memory.
+
+    The second is the metadata of the file.
+    """
     try:
         # safetensors checks that header and size agree, so that a short file cannot end a run by a signal later.
         with safe_open(path, framework="np") as file:
-            names = set(file.keys())
-        for name in ("embeddings", "labels"):
-            if name not in names:
-                found = ", ".join(sorted(names)) or "nothing"
-                raise LabError(f'{path} has no tensor "{name}" (it has {found}): save it with "embeddings" and "labels".')
+            names, metadata = set(file.keys()), file.metadata() or {}
+            for name in ("embeddings", "labels"):
+                if name not in names:
+                    found = ", ".join(sorted(names)) or "nothing"
+                    raise LabError(f'{path} has no tensor "{name}" (it has {found}): save it with "embeddings" and "labels".')
+            numbers = {name: torch.from_numpy(file.get_tensor(name)) for name in sorted({"labels", "groups"} & names)}
         with open(path, "rb") as raw:
             (length,) = struct.unpack("<Q", raw.read(8))
-            header = json.loads(raw.read(length))
-            about, numbers = header["embeddings"], {}
-            for name in sorted({"labels", "groups"} & names):
-                begin, end = header[name]["data_offsets"]
-                raw.seek(8 + length + begin)
-                # frombuffer takes no empty buffer
-                values = torch.frombuffer(bytearray(raw.read(end - begin) or 8), dtype=_DTYPES[header[name]["dtype"]])
-                numbers[name] = values[: torch.Size(header[name]["shape"]).numel()].view(header[name]["shape"])
+            about = json.loads(raw.read(length))["embeddings"]
         part = MappedRows(path, 8 + length + about["data_offsets"][0], about["shape"], _DTYPES[about["dtype"]])
-    except OSError as error:
-        if error.errno == errno.EMFILE:
+    except LabError:
+        raise
+    except Exception as error:  # a damaged header makes the parsers raise anything
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
             raise LabError(
                 f"{path} is one file too many for this process: raise `ulimit -n`, or use fewer, larger files."
             ) from None
-        raise LabError(_damaged(path, error)) from None
-    except (
-        SafetensorError,
-        ValueError,
-        RuntimeError,
-        KeyError,
-        AttributeError,
-        TypeError,
-        OverflowError,
-        struct.error,
-    ) as error:
-        raise LabError(_damaged(path, error)) from None
+        reason = first_line(error)
+        raise LabError(f"{path} is damaged or not a safetensors file ({reason}): copy it or make it again.") from None
     for name, values in numbers.items():
         if values.dtype != torch.int64:
             raise LabError(f"{name} in {path} are {_dtype_name(values)}: save them as int64.")
         if values.dim() != 1 or part.rows.dim() != 2 or len(values) != len(part.rows):
             shapes = f"{tuple(part.rows.shape)} and {tuple(values.shape)}"
             raise LabError(f"{path} should have embeddings (N, d) and {name} (N,), but has {shapes}.")
-    return part, numbers["labels"], numbers.get("groups")
+    return Split((part.rows,), numbers["labels"], (part,), numbers.get("groups")), metadata
 
 
-def _damaged(path: Path, error: Exception) -> str:
-    return f"{path} is damaged or not a safetensors file ({_one_line(error)}): copy it or make it again."
-
-
-def _inspected(path: Path, part: MappedRows, labels: Tensor, groups: Tensor | None) -> str:
+def _inspected(path: Path, part: Split) -> str:
     """The digest of a file, from the cache where the file has not changed since it was read through."""
     status = path.stat()
-    stamp = {
-        "path": str(path.resolve()),
-        "size": status.st_size,
-        "changed": status.st_mtime_ns,
-        # Copies and archives set the time above back to that of their source; these two they cannot set.
-        "status_changed": status.st_ctime_ns,
-        "inode": status.st_ino,
-    }
-    remembered = cache_folder() / "inspected" / (hashlib.sha256(str(stamp["path"]).encode()).hexdigest()[:32] + ".json")
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        known = files.parsed(remembered.read_text(encoding="utf-8"))
-        if {key: known[key] for key in stamp} == stamp:
-            return str(known["digest"])
-    found = digest(part, str(path)) + digest(labels, str(path))
-    found += "" if groups is None else digest(groups, str(path))
-    # Without a place to remember, the next start only takes longer.
-    with contextlib.suppress(OSError, LabError):
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        files.write_object(remembered, stamp | {"digest": found})
-    return found
+    # Copies and archives set mtime back to that of their source; ctime and the inode they cannot set.
+    stamp = [str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+    def compute() -> dict[str, str]:
+        stored: list[Tensor | MappedRows] = [part.maps[0], part.labels, *([] if part.groups is None else [part.groups])]
+        return {"digest": "".join(digest(tensor, str(path)) for tensor in stored)}
+
+    return str(remember_object("inspected", stamp, compute)["digest"])
 
 
 def blocks(part: Tensor | MappedRows) -> Iterator[tuple[int, Tensor]]:
-    """Consecutive rows, and the number of the first, a few megabytes at a time; of mapped ones, those behind are given back."""
+    """Consecutive rows, and the number of the first, a few megabytes at a time; mapped rows are released after their use."""
     whole = part.rows if isinstance(part, MappedRows) else part
-    row_bytes = max(1, whole.nbytes // max(1, len(whole)))
-    rows = max(1, _BLOCK_BYTES // row_bytes)
-    if isinstance(part, MappedRows):
-        part.fetch(0, min(rows, len(whole)))
+    rows = max(1, _BLOCK_BYTES // max(1, whole.nbytes // max(1, len(whole))))
     for first in range(0, len(whole), rows):
+        block = whole[first : first + rows]
         if isinstance(part, MappedRows):
-            part.fetch(min(first + rows, len(whole)), min(first + 2 * rows, len(whole)))
-        yield first, whole[first : first + rows]
+            part.fetch(first if not first else first + rows, min(first + 2 * rows, len(whole)))
+        yield first, block
         if isinstance(part, MappedRows):
-            part.release(first, min(first + rows, len(whole)))
+            part.release(first, first + len(block))
 
 
 def _bytes(block: Tensor) -> Any:
-    """The values as a flat buffer, without a copy where they lie together."""
+    """The values as a flat buffer, without a copy where they are contiguous."""
     return block.detach().contiguous().flatten().view(torch.uint8).numpy()
 
 
 def _is_finite(block: Tensor) -> bool:
-    """Smallest and largest value are NaN or infinite if any value is; ten times as fast as isfinite on float16."""
+    """Whether no value is NaN or infinite: then the extremes are neither. Ten times as fast as isfinite on float16."""
     if not block.is_floating_point() or not block.numel():
         return True
     return all(bool(extreme.isfinite()) for extreme in block.aminmax())
@@ -401,7 +347,7 @@ def _raise_not_finite(block: Tensor, first: int, source: str) -> None:
 
 @contextlib.contextmanager
 def _appears_whole(folder: Path) -> Iterator[Path]:
-    """A hidden folder beside the wanted one, renamed to it at the end; an exception removes it, a kill leaves it hidden."""
+    """Yield a hidden folder that is renamed to ``folder`` at the end; an exception removes it, a kill leaves it hidden."""
     folder = Path(os.path.abspath(folder))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -433,12 +379,3 @@ def _appears_whole(folder: Path) -> Iterator[Path]:
 
 def _dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:59] + "…"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,25 +1,20 @@
 """Mean and standard deviation of each feature, in one pass over the examples however large the files are."""
 
-import contextlib
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from anyk.lab import files
 from anyk.lab.data import embeddings
-from anyk.lab.data.cache import cache_folder
+from anyk.lab.data.cache import remember_object
 from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.sets import Split
-from anyk.lab.errors import LabError
 
-_VERSION = 3  # of the numbers: what computes them to other bits needs another, or a run would not go on as it began
-#: a deviation below this share of the mean is what rounding leaves of a constant
+_VERSION = 3  # of the computation: one with other bits needs another number, or a resumed run would not continue as it began
+#: a deviation below this fraction of the mean is the rounding error of a constant
 _CONSTANT = 1e-7
 
-#: what is looked at once
+#: of the rows that are worked on at once
 PIECE_BYTES = 1 << 20
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
@@ -28,31 +23,25 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 def statistics(examples: Split, index: Tensor, key: object) -> Statistics:
     """Mean and standard deviation of the features (N, d) at some positions; 1 for the deviation of a constant.
 
-    Of memory-mapped files they are remembered in the cache folder.
+    Those of memory-mapped files are cached.
 
     Args:
         examples: where the features are.
         index: (B,) positions that count.
-        key: all that examples and positions follow from, as JSON values.
+        key: everything that examples and positions depend on, as JSON values.
     """
     if not examples.maps:
         return _one_pass(examples, index)
-    text = json.dumps([_VERSION, key])
-    remembered = cache_folder() / "features" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, LabError):
-        known = files.parsed(remembered.read_text(encoding="utf-8"))
-        if known["key"] == text and len(known["mean"]) == len(known["std"]) == examples.shape[0]:
-            return tuple(map(float, known["mean"])), tuple(map(float, known["std"]))
-    mean, std = _one_pass(examples, index)
-    # Without a place to remember, the next run only takes longer to start.
-    with contextlib.suppress(OSError, LabError):
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        files.write_object(remembered, {"key": text, "mean": mean, "std": std})
-    return mean, std
+
+    def compute() -> dict[str, tuple[float, ...]]:
+        return dict(zip(("mean", "std"), _one_pass(examples, index), strict=True))
+
+    found = remember_object("features", [_VERSION, key], compute)
+    return tuple(found["mean"]), tuple(found["std"])
 
 
 def _pieces(part: Tensor | MappedRows) -> Iterator[tuple[int, Tensor]]:
-    """A part in pieces small enough for copies in float32 not to count, each with its place."""
+    """A part in pieces, with the position of each, so small that their copies in float32 do not matter."""
     for first, block in embeddings.blocks(part):
         rows = max(1, PIECE_BYTES // max(1, block.element_size() * block[:1].numel()))
         for start in range(0, len(block), rows):
@@ -60,7 +49,7 @@ def _pieces(part: Tensor | MappedRows) -> Iterator[tuple[int, Tensor]]:
 
 
 def _one_pass(examples: Split, index: Tensor) -> Statistics:
-    """Of each block by itself, in float32, and put together in float64: no sum grows so large that it forgets what is added."""
+    """The statistics of each piece in float32, combined in float64, so that no sum is too large for what is added to it."""
     counts = torch.zeros(len(examples), dtype=torch.bool)
     counts[index] = True
     seen = 0
@@ -73,7 +62,7 @@ def _one_pass(examples: Split, index: Tensor) -> Statistics:
                 continue
             rounded = rows.mean(0)
             rows -= rounded
-            left = rows.mean(0).double()  # what float32 had no digits for; of a constant, all that is left
+            left = rows.mean(0).double()  # the rounding error of the mean in float32
             off = rounded.double() + left - mean
             total = seen + len(rows)
             squares += rows.square_().sum(0).double() - len(rows) * left.square() + off.square() * (seen * len(rows) / total)

@@ -50,7 +50,7 @@ _SCALE, _SHIFT = 0.15, 0.08  # relative to 1, and to the picture's width
 _NOISE = 0.2  # standard deviation, of pixels between 0 and 1
 
 
-def load(classes: int = DEFAULT_CLASSES, *, cache: Path | None = None) -> Dataset:
+def load(classes: int = DEFAULT_CLASSES) -> Dataset:
     """The glyphs data set: (N, 1, 20, 20) pictures of ``classes`` characters, test pictures in fonts of their own.
 
     The same number of classes gives the same pictures, and a smaller set holds a part of a larger one's classes.
@@ -81,8 +81,7 @@ def load(classes: int = DEFAULT_CLASSES, *, cache: Path | None = None) -> Datase
     source = hashlib.sha256(f"{features.version('freetype2')} {''.join(characters)}".encode())
     for path in fonts.values():
         source.update(path.read_bytes())
-    folder = caches.cache_folder() if cache is None else cache
-    return caches.remember(folder / f"glyphs-v{_VERSION}-{classes}-{source.hexdigest()[:12]}.safetensors", build)
+    return caches.remember(f"glyphs-v{_VERSION}-{classes}-{source.hexdigest()[:12]}", build)
 
 
 def _font_path(name: str) -> Path:

@@ -1,7 +1,8 @@
-"""Rows of a file that may be larger than the memory: mapped read-only, fetched ahead of their use, given back after it.
+"""Rows of a file that may be larger than the memory: mapped read-only, prefetched before their use and released after it.
 
-A mapped page is the system's own copy of the file, shared by all processes, and no memory of ours. Giving it back leaves it in
-that copy for as long as there is room. Where a system takes no such advice, all works as well, and it alone decides what stays.
+numpy.memmap and torch.from_file map files as well, but give no access to madvise, which tells the system what to read ahead and
+what to drop; torch's and safetensors' mappings are private and writable besides, and count as memory that the process may need.
+A released page stays in the system's page cache as long as there is room. Without madvise all works, and the system decides.
 """
 
 import mmap
@@ -14,18 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: the use of one byte may map so much around it, which has to be given back with it
+#: an access may map this much around it, which is released with it
 _SURROUNDINGS = 1 << 21
-#: Linux cuts a longer fetch to the read-ahead of the device, which is this much where nobody has changed it
+#: Linux cuts a longer request to the read-ahead of the device, by default this much
 _FETCH_BYTES = 1 << 17
 
 
 class MappedRows:
-    """The tensor (N, …) at an offset of a file, mapped read-only.
-
-    A private writable mapping, as torch and safetensors make it, counts against the memory that the system can promise: one
-    file larger than the memory could not be opened at all. Writing to ``rows`` would end the process.
-    """
+    """The tensor (N, …) at an offset of a file, mapped read-only. Writing to ``rows`` would end the process."""
 
     def __init__(self, path: Path, offset: int, shape: Sequence[int], dtype: torch.dtype) -> None:
         with open(path, "rb") as file:
@@ -41,22 +38,22 @@ class MappedRows:
         self._row_bytes = count * dtype.itemsize // max(1, shape[0])
 
     def fetched_by_hand(self) -> None:
-        """From now on a use reads from the disk no more than the page that it needs: whoever knows what comes fetches it.
+        """Turn the system's own read-ahead off: an access reads its page alone, and the caller prefetches what it will need.
 
-        Otherwise the use of one page reads all around it, up to megabytes, and of scattered rows the whole file. Where the
-        file fits into the memory and all of it is wanted in the end, that is better than a read for each page.
+        With read-ahead, an access reads up to megabytes around it: good where the file fits into the memory and is needed as
+        a whole, but scattered rows of a larger file would read all of it.
         """
         option = getattr(mmap, "MADV_RANDOM", None)
         if option is not None:
             self._map.madvise(option)
 
     def fetch(self, first: int, end: int) -> None:
-        """Ask the system to read these rows soon; it does so while we go on."""
+        """Ask the system to read these rows, without waiting for it."""
         if first < end:
             self._fetch_pages(*self._pages(first, end, mmap.PAGESIZE))
 
     def fetch_rows(self, rows: "np.ndarray[Any, np.dtype[np.int64]]") -> None:
-        """The same for single rows (B,), in ascending order: their pages, and nothing between them."""
+        """The same for single rows (B,) in ascending order: their pages, and nothing between them."""
         if not len(rows):
             return
         starts, stops = self._pages(rows, rows + 1, mmap.PAGESIZE)
@@ -66,7 +63,7 @@ class MappedRows:
             self._fetch_pages(start, stop)
 
     def release(self, first: int, end: int) -> None:
-        """Give these rows' pages back; they may be used again at any time."""
+        """Release the pages of these rows; they may be used again at any time."""
         option = getattr(mmap, "MADV_DONTNEED", None)
         if option is not None and first < end:
             start, stop = self._pages(first, end, max(_SURROUNDINGS, mmap.PAGESIZE))
@@ -79,7 +76,7 @@ class MappedRows:
                 self._map.madvise(option, place, min(_FETCH_BYTES, stop - place))
 
     def _pages(self, first: Any, end: Any, grain: int) -> tuple[Any, Any]:
-        """Where the rows begin and end in the map, out to multiples of ``grain``; of two numbers, or of two arrays of them."""
+        """Where rows begin and end in the map, rounded outward to multiples of ``grain``: of two numbers or two arrays."""
         start = (self._offset + first * self._row_bytes) // grain * grain
         stop = -(-(self._offset + end * self._row_bytes) // grain) * grain
         # madvise itself stops at the end of the map.

@@ -15,7 +15,7 @@ from anyk.lab.data import sequences, tokens
 from anyk.lab.data.sets import Dataset
 from anyk.lab.errors import LabError
 
-_VERSION = 1  # of the cut: a change of anything below that changes the examples needs another number
+_VERSION = 1  # of the examples: whatever changes them below needs another number
 _COLUMNS = ("userId", "movieId", "rating", "timestamp")
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -38,7 +38,7 @@ _FORMS = (
 )
 
 
-def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.2), *, cache: Path | None = None) -> Dataset:
+def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.2)) -> Dataset:
     """The next movie that a user rates, from those before. The classes are titles, where their file lies beside the ratings.
 
     Args:
@@ -46,7 +46,6 @@ def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.
         split: lines divides the users; last, or auto, takes the last movie of each user as the test and the one before it for
             validation.
         shares: of the users, for validation and the test.
-        cache: where prepared data are kept.
     """
     if split == "lines":
         sequences.check_shares(shares)
@@ -61,14 +60,14 @@ def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.
         known = {movie: title for file in titles for movie, title in _read_titles(file, form)}
         names = _unique(np.unique(movies).tolist(), known)
         begins = [0, *(np.flatnonzero(np.diff(users)) + 1).tolist()]
-        each = tokens.Spelled()
+        corpus = tokens.Corpus()
         for begin, end in zip(begins, [*begins[1:], len(movies)], strict=True):
-            each.add(names[movie] for movie in movies[begin:end].tolist())
+            corpus.add(names[movie] for movie in movies[begin:end].tolist())
         name = ratings.absolute().parent.name or ratings.stem
-        return sequences.of_items(name, each, lambda: list(map(str, users[begins].tolist())), split, shares)
+        return sequences.of_items(name, corpus, lambda: list(map(str, users[begins].tolist())), split, shares)
 
     settings = (_VERSION, split, *([shares] if split == "lines" else []))
-    return sequences.remembered("movielens", [ratings, *titles], build, cache, *settings)
+    return sequences.remembered("movielens", [ratings, *titles], build, *settings)
 
 
 def _find(path: Path) -> Path:

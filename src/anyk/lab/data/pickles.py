@@ -1,7 +1,10 @@
 """Pickles that people exchange, read as data: no name in them is imported and no code of theirs is run.
 
-The unpickler knows containers, numpy arrays and torch tensors. What it gets from Python's machine are notes of what is to be
-made; it is made at the end, when it is known that all of it together is not much more than the file.
+The unpickler knows containers, numpy arrays and torch tensors. It collects notes of what is to be made; the objects are made at
+the end, while their size is counted: a small pickle can refer to one list so often that it fills every memory.
+
+`torch.load(weights_only=True)` does less: it reads no plain pickles, wants numpy's own functions allowed, which trust the sizes
+and dtypes in the file, sets no limit to memory, and ran code of files in the old format up to torch 2.5.
 """
 
 import io
@@ -19,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyk.lab.data import limits
+from anyk.lab.data import untrusted
 
 _TORCH_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """How files of torch.save began before they were zip files."""
@@ -44,7 +47,7 @@ def read(path: Path) -> Any:
         size = path.stat().st_size
         if start == _TORCH_MAGIC:
             return _Making(size).made(_of_old_torch(file.read()))
-        return _Making(size).made(_DataUnpickler(limits.Known(file, size)).load())
+        return _Making(size).made(_DataUnpickler(untrusted.SizedFile(file, size)).load())
 
 
 def load(content: bytes) -> Any:
@@ -53,7 +56,7 @@ def load(content: bytes) -> Any:
 
 
 def _unpickled(content: bytes, storage: PersistentLoad | None = None) -> Any:
-    return _DataUnpickler(limits.Known(io.BytesIO(content), len(content)), storage).load()
+    return _DataUnpickler(untrusted.SizedFile(io.BytesIO(content), len(content)), storage).load()
 
 
 # --- what is to be made -----------------------------------------------------------------------------------------------
@@ -67,7 +70,7 @@ class _DataUnpickler(pickle._Unpickler):
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
 
-    def __init__(self, file: limits.Known, storage: PersistentLoad | None = None) -> None:
+    def __init__(self, file: untrusted.SizedFile, storage: PersistentLoad | None = None) -> None:
         super().__init__(file, encoding="latin1")  # bytes of Python 2 become text
         self._storage = storage
 
@@ -84,7 +87,7 @@ class _DataUnpickler(pickle._Unpickler):
 
 
 def _check_key(key: Any) -> None:
-    """Raise where it would take Python long: it looks at all that is in a tuple, and large integers can have one hash."""
+    """Raise for keys that are slow to hash or to compare: nested tuples, and large integers, which can all have one hash."""
     if key is not None and not isinstance(key, (str, bytes, int, float)):
         raise NotDataError(f"a {type(key).__name__} as a key")
     if isinstance(key, int) and abs(key) > 1 << 64:
@@ -92,11 +95,11 @@ def _check_key(key: Any) -> None:
 
 
 def _watched(code: bytes, step: int, marked: bool) -> None:
-    """Look at what an instruction will take as keys, before it does."""
+    """Check what an instruction will take as keys, before it does."""
     usual = pickle._Unpickler.dispatch[code[0]]
 
     def checked(self: Any) -> None:
-        # Since the last mark, the machine keeps things apart; one item is on top of all.
+        # Items since the last mark are a stack of their own; a single item is on top of all.
         for key in self.stack[::step] if marked else self.stack[-2:-1]:
             if not isinstance(key, _Bytes):
                 _check_key(key)
@@ -121,7 +124,7 @@ class _Maker:
 
 
 class _Note:
-    """Something that is to be made. A pickle may not change it, unless its kind is written in two steps."""
+    """Something that is to be made. A pickle may not set its state, except for kinds that are written in two steps."""
 
     def __setstate__(self, state: Any) -> None:
         raise NotDataError("a change of the reader")
@@ -163,7 +166,7 @@ def _of_buffer(content: Any, dtype: Any, shape: Any, order: str, axes: Any = Non
 
 
 class _Bytes(_Note):
-    """Bytes that are written as text, or as another object around them."""
+    """Bytes that are written as a text, or inside of another object."""
 
     def __init__(self, content: Any = b"", encoding: str = "latin1"):
         if not isinstance(content, (bytes, bytearray, str, _Bytes)):
@@ -182,31 +185,21 @@ def _plain_bytes(content: Any) -> bytes | bytearray:
 
 
 class _Pairs(_Note):
-    """The items of a dict in a list, as Python 2 wrote ordered ones, or in another dict, as counts are written."""
+    """The items of a dict: in a list, as Python 2 wrote an OrderedDict, or in another dict, as a Counter is written."""
 
     def __init__(self, items: Any):
         self.items = items
 
 
 class _Set(_Note):
-    """The items of a set in a list, as older pickles have it."""
+    """The items of a set in a list, as older protocols have it."""
 
     def __init__(self, items: Any = ()):
         self.items = items
 
 
-class _StorageKind:
-    __slots__ = ("dtype",)
-
-    def __init__(self, dtype: torch.dtype):
-        object.__setattr__(self, "dtype", dtype)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise NotDataError("a change of the reader")
-
-
 class _Storage(_Note):
-    """The memory of tensors: bytes, of which some may be a whole file of torch, or a part of a mapped file."""
+    """The memory of tensors: bytes, a part of a mapped file, or, where the dtype is None, a whole file of torch."""
 
     def __init__(self, content: Any, dtype: torch.dtype | None = None):
         self.content, self.dtype = content, dtype
@@ -260,15 +253,15 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch.Size": lambda size=(): size,
     "torch.device": _device,
 }
-_KINDS = {
+_STORAGES = {
     **{"Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16},
     **{"Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8},
     **{"Bool": torch.bool, "Untyped": torch.uint8},
 }
 _MAKERS: dict[str, Any] = {
     **{name: _Maker(make) for name, make in _FUNCTIONS.items()},
-    **{f"torch.{name}Storage": _StorageKind(dtype) for name, dtype in _KINDS.items()},
-    "torch.storage.UntypedStorage": _StorageKind(torch.uint8),
+    **{f"torch.{name}Storage": dtype for name, dtype in _STORAGES.items()},
+    "torch.storage.UntypedStorage": torch.uint8,
     **{f"torch.{name}": value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
 }
 
@@ -284,7 +277,7 @@ for _code, _step, _marked in (
 
 
 def _bytearray(unpickler: Any) -> None:
-    """Python's own makes room first and reads then."""
+    """Python's own instruction allocates the memory before it reads."""
     (length,) = struct.unpack("<Q", unpickler.read(8))
     unpickler.append(bytearray(unpickler.read(length)))
 
@@ -296,7 +289,7 @@ _DataUnpickler.dispatch[pickle.BYTEARRAY8[0]] = _bytearray
 
 
 def _of_zip(path: Path) -> Any:
-    with limits.opened_zip(path) as archive:
+    with untrusted.opened_zip(path) as archive:
         members = {member.filename: member for member in archive.infolist()}
         tree = [name for name in members if name == "data.pkl" or name.endswith("/data.pkl")]
         if len(tree) != 1:
@@ -314,7 +307,7 @@ def _of_zip(path: Path) -> Any:
     storages: dict[str, Tensor] = {}
 
     def storage(pid: Any) -> _Storage:
-        _, kind, key, _, count = pid
+        _, dtype, key, _, count = pid
         if key not in storages:
             member = members[f"{prefix}data/{key}"]
             # Its own header has other lengths than the directory.
@@ -324,9 +317,9 @@ def _of_zip(path: Path) -> Any:
             if member.compress_type or begin + member.file_size > size:
                 raise ValueError(f"{member.filename!r} in it is packed, or cut short")
             storages[key] = mapped[begin : begin + member.file_size]
-        if count * kind.dtype.itemsize > len(storages[key]):
+        if count * dtype.itemsize > len(storages[key]):
             raise ValueError(f"it claims {count} numbers for the storage {key!r}, which has {len(storages[key])} bytes")
-        return _Storage(storages[key], kind.dtype)
+        return _Storage(storages[key], dtype)
 
     return _Making(size).made(_unpickled(instructions, storage))
 
@@ -336,13 +329,13 @@ def _of_old_torch(content: bytes) -> Any:
     storages: dict[Any, _Storage] = {}
 
     def storage(pid: Any) -> _Storage:
-        _, kind, key, _, _, view = pid
+        _, dtype, key, _, _, view = pid
         if view is not None:
             raise NotDataError("a view of a storage")
-        return storages.setdefault(key, _Storage(None, kind.dtype))
+        return storages.setdefault(key, _Storage(None, dtype))
 
     file = io.BytesIO(content)
-    known = limits.Known(file, len(content))
+    known = untrusted.SizedFile(file, len(content))
     for _ in range(3):  # magic, version, machine
         _DataUnpickler(known).load()
     tree, keys = _DataUnpickler(known, storage).load(), _DataUnpickler(known).load()
@@ -362,10 +355,10 @@ def _of_old_torch(content: bytes) -> Any:
 
 
 class _Making:
-    """Makes what was noted, each thing once; raises where it would come to much more than the file.
+    """Makes what was noted, each object once; raises ValueError where the result would be much larger than the file.
 
-    A thing counts as often as it is named, for lists are laid out to arrays: ten lists of the same ten lists, and so on, are a
-    small file and fill every memory.
+    An object counts as often as it is referred to, for lists become arrays: ten lists of the same ten lists, and so on, are
+    a small file that would fill every memory.
     """
 
     def __init__(self, size: int) -> None:
@@ -378,13 +371,13 @@ class _Making:
         return self._make(tree)[0]
 
     def _take(self, count: int) -> None:
-        """Count bytes that are made anew."""
+        """Count bytes that are allocated."""
         self._left -= count
         if self._left < 0:
             raise ValueError(f"it unfolds to more than {self._most} bytes, three times its size")
 
     def _use(self, items: Any) -> Any:
-        """A list that something is made of. The file pays for it once: from the second time on, what is made counts."""
+        """A list that an object is made of. Its first use is paid for by the file, each further one counts."""
         if id(items) in self._used:
             self._take(64 * len(items))
         self._used.add(id(items))
@@ -405,7 +398,7 @@ class _Making:
 
     def _new(self, value: Any) -> tuple[Any, int]:
         if isinstance(value, dict):
-            return self._dict(list(dict.items(value)))  # not the method, which a pickle can give another name to
+            return self._dict(list(dict.items(value)))  # not value.items(), which a pickle can replace
         if isinstance(value, _Pairs):
             items = self._use(value.items)
             return self._dict(list(dict.items(items) if isinstance(items, dict) else ((key, item) for key, item in items)))

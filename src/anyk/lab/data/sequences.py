@@ -17,9 +17,9 @@ from anyk.lab.data import tokens
 from anyk.lab.data.sets import Dataset
 from anyk.lab.errors import LabError
 
-_VERSION = 1  # of the cut: a change of anything below that changes the examples needs another number
+_VERSION = 1  # of the examples: whatever changes them below needs another number
 _SALT = "anyk"
-#: of a text, the words to guess: those that occur so often in the training part, and of these so many
+#: the classes of a text: words that occur at least so often in the training part, and at most so many of them
 LEAST_OCCURRENCES, MOST_WORDS = 3, 50_000
 TEXTS = (".txt", ".md")
 _MARKS = (
@@ -30,7 +30,7 @@ _MARKS = (
 )
 
 
-def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.2), *, cache: Path | None = None) -> Dataset:
+def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.2)) -> Dataset:
     """The sequences of a text file, one on each line, their items between blanks; the next item is to be guessed.
 
     Args:
@@ -38,7 +38,6 @@ def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.
         split: lines divides whole lines; last, or auto, takes the last item of each line as the test and the one before it for
             validation.
         shares: of the lines, for validation and the test.
-        cache: where prepared data are kept.
     """
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
@@ -47,28 +46,25 @@ def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.
         check_shares(shares)
 
     def build() -> Dataset:
-        sequences, empty = tokens.Spelled(), 0
+        corpus, empty = tokens.Corpus(), 0
         for line in read_lines(path):
             items = line.split()
             if items:
-                sequences.add(items)
+                corpus.add(items)
             else:
                 empty += 1
-        if not len(sequences):
+        if not len(corpus):
             raise LabError(f"{path} is empty: it should have one sequence on each line.")
-        if len(sequences.kinds) == 1:
-            raise LabError(
-                f"{path} has one kind of item only, {shortened(next(iter(sequences.kinds)))!r}: there is nothing to guess."
-            )
+        if len(corpus.vocabulary) == 1:
+            only = shortened(next(iter(corpus.vocabulary)))
+            raise LabError(f"{path} has one kind of item only, {only!r}: there is nothing to guess.")
         remarks = tokens.counted(empty, "line is", "lines are", "empty and left out.")
-        return of_items(path.stem, sequences, lambda: list(map(str, range(len(sequences)))), split, shares, remarks)
+        return of_items(path.stem, corpus, lambda: list(map(str, range(len(corpus)))), split, shares, remarks)
 
-    return remembered("sequences", [path], build, cache, split, *([shares] if split == "lines" else []))
+    return remembered("sequences", [path], build, split, *([shares] if split == "lines" else []))
 
 
-def load_words(
-    path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.2), *, cache: Path | None = None
-) -> Dataset:
+def load_words(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.2)) -> Dataset:
     """The words of a text file, or of all .txt and .md files in a folder; the next word is to be guessed.
 
     The classes are the words that occur at least three times in the training part, the 50,000 most frequent of them.
@@ -77,7 +73,6 @@ def load_words(
         path: the file or folder.
         split: auto divides whole files, or lines where there are too few files; lines divides lines.
         shares: of the files or lines, for validation and the test.
-        cache: where prepared data are kept.
     """
     if split == "last":
         raise LabError("split last is for sequences of items; words are divided by file, or by line with split lines.")
@@ -86,20 +81,21 @@ def load_words(
     root = path if path.is_dir() else path.parent
 
     def build() -> Dataset:
-        lines, names, numbers = tokens.Spelled(), list[str](), array.array("q")  # those that have words, with their places
+        # The lines that have words, and where they are.
+        corpus, names, numbers = tokens.Corpus(), list[str](), array.array("q")
         for file in files:
             name = file.relative_to(root).as_posix()
             for number, line in enumerate(read_lines(file), 1):
                 words = words_of(line)
                 if words:
-                    lines.add(words)
+                    corpus.add(words)
                     names.append(name)
                     numbers.append(number)
         if not names:
             raise LabError(f"{path} has no words: it should be plain text.")
         with_words = list(dict.fromkeys(names))
         remarks = tokens.counted(len(files) - len(with_words), "file without words is", "files without words are", "left out.")
-        begins = lines.begins
+        begins = corpus.begins
         if split == "auto" and round(min(shares) * len(with_words)) >= 1:
             keys = with_words
             first = torch.tensor([not place or names[place - 1] != name for place, name in enumerate(names)])
@@ -110,8 +106,7 @@ def load_words(
                 count = "There is one file" if len(with_words) == 1 else f"{len(with_words)} files are too few to be divided"
                 remarks.append(f"{count}: whole lines are for training, validation or the test.")
         parts = parts_by_hash(keys, shares)
-        trained = torch.tensor([part == 0 for part in parts]).repeat_interleave(begins.diff())
-        classes, stream = lines.numbered(trained, MOST_WORDS, LEAST_OCCURRENCES)
+        classes, stream = corpus.encode(tokens.trained(parts, begins), MOST_WORDS, LEAST_OCCURRENCES)
         if len(classes) < 2:
             count = "one word that occurs" if classes else "no word that occurs"
             raise LabError(
@@ -120,38 +115,34 @@ def load_words(
         name = path.absolute().name if path.is_dir() else path.stem
         return tokens.divided(name, classes, stream, begins, parts, remarks=remarks, tokens="words")
 
-    return remembered("words", files, build, cache, str(path.absolute()), split, shares)
+    return remembered("words", files, build, str(path.absolute()), split, shares)
 
 
 def of_items(
     name: str,
-    sequences: tokens.Spelled,
+    corpus: tokens.Corpus,
     keys: Callable[[], Sequence[str]],
     split: str,
     shares: tuple[float, float],
     remarks: Iterable[str] = (),
 ) -> Dataset:
-    """A set of sequences of items. The classes are all items of the training part; others are targets that no guess hits.
+    """A data set of sequences of items. The classes are all items of the training part; a target that is none of them is
+    out of the vocabulary: no guess is right.
 
     Args:
-        name: of the set.
-        sequences: the items.
-        keys: what each sequence is called, which decides where it belongs.
+        name: of the data set.
+        corpus: the sequences.
+        keys: what each sequence is called, which decides where it belongs; asked for where whole sequences are divided.
         split: lines, last or auto.
         shares: of the sequences, for validation and the test.
-        remarks: what is to be said of the set already.
+        remarks: sentences about the data for whoever reads the results.
     """
-    begins = sequences.begins
+    begins = corpus.begins
     if split == "lines":
         parts = parts_by_hash(keys(), shares)
-        trained = torch.tensor([part == 0 for part in parts]).repeat_interleave(begins.diff())
-    else:
-        trained = torch.ones(int(begins[-1]), dtype=torch.bool)
-        ends = begins[1:][begins.diff() >= 3]
-        trained[ends - 1] = trained[ends - 2] = False
-    classes, stream = sequences.numbered(trained)
-    if split == "lines":
-        return tokens.divided(name, classes, stream, begins, parts, unseen=True, remarks=remarks, tokens="items")
+        classes, stream = corpus.encode(tokens.trained(parts, begins))
+        return tokens.divided(name, classes, stream, begins, parts, out_of_vocabulary=True, remarks=remarks, tokens="items")
+    classes, stream = corpus.encode(tokens.last_parts(begins) == 0)
     return tokens.last_of_each(name, classes, stream, begins, remarks=remarks, tokens="items")
 
 
@@ -177,21 +168,16 @@ def check_shares(shares: tuple[float, float]) -> None:
         )
 
 
-def remembered(
-    name: str, sources: Iterable[Path], build: Callable[[], Dataset], cache: Path | None, *settings: object
-) -> Dataset:
-    """What was prepared from these files with these settings, now or before."""
-    key = caches.key_of(sources, _VERSION, *settings)
-    folder = caches.cache_folder() if cache is None else cache
-    return caches.remember(folder / f"{name}-{key}.safetensors", build)
+def remembered(name: str, sources: Iterable[Path], build: Callable[[], Dataset], *settings: object) -> Dataset:
+    """The data set that ``build`` makes of these files with these settings, cached."""
+    return caches.remember(f"{name}-{caches.key_of(sources, _VERSION, *settings)}", build)
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a file in UTF-8; an error, if it is anything else. One is decoded at a time: one odd character would else
-    make four bytes of each."""
+    """The lines of a file in UTF-8. Raises LabError for any other encoding, and names the line."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -204,6 +190,7 @@ def read_lines(path: Path) -> Iterator[str]:
     if nul >= 0:
         line = 1 + data.count(b"\n", 0, nul)
         raise LabError(f"{path} has a NUL byte in line {line}, so it is no text in UTF-8: save it as UTF-8.")
+    # One line is decoded at a time: in a whole text, one character beyond 16 bits would make every other take four bytes.
     for number, raw in enumerate(io.BytesIO(data), 1):
         try:
             yield raw.removesuffix(b"\n").decode()
@@ -219,7 +206,7 @@ def words_of(text: str) -> list[str]:
     ["Don't", 'stop', ':', "it's", '5', "o'clock", '–', "'", 'now', "'", '!']
     """
     word, marks = _patterns()
-    # To put marks in their order takes the square of their number: so many in a row are no text, and left as they are.
+    # Normalisation sorts combining marks in quadratic time: a text with a thousand in a row is left as it is.
     if not text.isascii() and not marks.search(text):
         text = unicodedata.normalize("NFC", text)
     return word.findall(text)
@@ -227,8 +214,8 @@ def words_of(text: str) -> list[str]:
 
 @functools.cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Of a word, and of a thousand marks in a row."""
-    # An accent or a vowel sign that is a character of its own belongs to its letter, which \w does not know.
+    """The patterns of a word, and of a thousand combining marks in a row."""
+    # An accent or a vowel sign may be a character of its own, which \w does not match.
     combining = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c).startswith("M"))
     letters = rf"[^\W_]+(?:[{combining}]+[^\W_]*)*"
     return re.compile(rf"{letters}(?:['’]{letters})*|[^\w\s]|_"), re.compile(rf"[{combining}]{{1000}}")

@@ -1,7 +1,7 @@
 """A data set in memory or memory-mapped, and its split into train, validation and test."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -34,7 +34,7 @@ class Split:
     maps: tuple[MappedRows, ...] = ()
     """where the parts are memory-mapped, the mapping of each"""
     groups: Tensor | None = None
-    """(N,), int64: examples with the same number belong together (a user, a file) and are not independent of each other"""
+    """(N,), int64: examples with the same number, as of one user or file, are not independent of each other"""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -63,8 +63,8 @@ class Split:
         """The examples at (B,) positions, in that order, as they are stored."""
         if len(self.parts) == 1:
             return self.parts[0].index_select(0, index)
-        # Sorted, each part fills a stretch of the result. NumPy, because a batch may touch hundreds of parts for a few rows
-        # each, and a call of torch costs several times what such rows do.
+        # Sorted, each part fills a contiguous stretch of the result. NumPy, because a batch may take a few rows of each of
+        # hundreds of parts, and a call of torch costs several times as much as such rows.
         wanted = index.numpy()
         order = wanted.argsort()
         wanted = wanted[order]
@@ -76,7 +76,7 @@ class Split:
         out = np.empty((len(wanted), *self.shape), self.arrays[0].dtype)
         for array, first, end in zip(self.arrays, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
             if first < end:
-                # Not "raise", which would take the rows into a buffer of its own first; the places are known to be right.
+                # mode="raise" would copy the rows to a buffer first; the positions are known to be valid.
                 np.take(array, wanted[first:end], axis=0, out=out[first:end], mode="clip")
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
@@ -138,7 +138,7 @@ ONE_CLASS = "the data have one class only, which leaves nothing to classify: giv
 
 
 def split(dataset: Dataset, validation: float, test: float, seed: int, train_fraction: float = 1.0) -> Parts:
-    """Split train, validation and test, each class in proportion; what the source keeps for one of them stays as it is.
+    """Split into train, validation and test, stratified by class; a split that the source has is left as it is.
 
     Of what is divided here, every class keeps at least one training example. The same seed gives the same split. With
     ``train_fraction`` below 1, only so much of the training examples is used, of each class.
@@ -179,12 +179,12 @@ def split(dataset: Dataset, validation: float, test: float, seed: int, train_fra
 
 
 def _divide(index: Tensor, labels: Tensor, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Of positions in ascending order, keep most and put aside ``fraction`` of each class, at random; classes take turns at the
-    examples left over."""
+    """Positions in ascending order, without and with a random ``fraction`` of each class; what rounding leaves over is put
+    aside from random classes."""
     if not len(index):
         return index, index
     shuffled = index[torch.randperm(len(index), generator=generator)]
-    # Millions of examples: small numbers are sorted in a fraction of the time and memory.
+    # Of millions of examples, uint16 is sorted in a fraction of the time and memory.
     classes = labels[shuffled].numpy()
     classes = classes.astype(np.uint16 if int(classes.max()) < 1 << 16 else np.int64)
     by_class = torch.from_numpy(classes.argsort(kind="stable"))
@@ -211,7 +211,7 @@ def with_statistics(dataset: Dataset) -> Dataset:
     channels, height, width = images.shape
     sums = torch.zeros(channels, dtype=torch.float64)
     squares = torch.zeros(channels, dtype=torch.float64)
-    # Large images a few at a time: a pixel takes nine bytes here. Small ones as many as ever, or the last digit would change.
+    # Few large images at a time: a pixel takes nine bytes here. At most 4096: another number would change the last digit.
     at_once = max(1, min(4096, _STATISTICS_BYTES // max(1, images.example_bytes)))
     for positions in torch.split(index, at_once):
         pixels = images.take(positions).double().div_(255)
@@ -247,8 +247,3 @@ def check_classes(dataset: Dataset, sources: Mapping[str, str]) -> None:
             f"{sources['train']} has no training example of class {missing[0]} ({dataset.classes[missing[0]]}){others}: "
             "add examples, or remove the class and renumber the labels."
         )
-
-
-def class_names(classes: Sequence[str] | None, count: int) -> tuple[str, ...]:
-    """The given names, or numbers."""
-    return tuple(classes) if classes is not None else tuple(map(str, range(count)))

@@ -1,4 +1,8 @@
-"""Sets larger than the memory: an order of the examples that moves through the files window by window, and a reader for it."""
+"""Data sets larger than the memory: a shuffled order that moves through the files window by window, and a reader for it.
+
+torch.utils.data has shuffle buffers for streams, but no order that is a permutation of the whole set, follows from a seed
+and can be resumed at any batch.
+"""
 
 from bisect import bisect_right
 from collections import deque
@@ -12,30 +16,30 @@ from torch import Tensor
 from anyk.lab.data.sets import Split
 from anyk.lab.errors import LabError
 
-#: a fetch runs so many times as fast as the reading, to be through long before the rows are wanted
+#: rows are prefetched so many times as fast as they are used
 _HASTE = 4
-#: after so many batches, a piece that was fetched and not used may be fetched again
+#: after so many batches, a piece that was prefetched and not used may be prefetched again
 _FORGOTTEN = 1000
-#: fewer positions may be in ascending order by chance
+#: fewer positions than this may be in ascending order by chance
 _SCAN = 16
 
 _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def block_order(index: Tensor, starts: Tensor, block: int, window: int, generator: torch.Generator) -> Tensor:
-    """Shuffle positions so that whoever follows the order has only a small part of the examples in use at any time.
+    """Shuffle positions so that only a small part of the examples is in use at any time.
 
-    The examples of each part are cut into blocks that lie together on the disk. Each window of about ``window`` examples gets
-    one block from every stretch of the set, drawn at random, and the examples of each window are shuffled. So each position
-    comes exactly once, and where the set is stored class by class, every window has of all the classes that it has blocks for.
+    The examples of each part are cut into blocks, which are contiguous on the disk. Each window of about ``window`` examples
+    gets one block from every stretch of the set, drawn at random, and the examples of each window are shuffled. Each position
+    comes exactly once, and where the set is stored class by class, every window has a mixture of the classes.
 
     Args:
         index: (N,) positions in ascending order; some may be missing
         starts: the first position of each part, and the end of the last one
         block: examples in a block; the last one of a part may have fewer
-        window: examples in a window, with those that are missing in ``index``. Windows are made of whole blocks: one may have
-            a block more, and where parts end in short blocks, some have more of these than others
-        generator: all that is random
+        window: examples in a window, those that are missing in ``index`` included. Windows are made of whole blocks, so that
+            some are larger than others by a block
+        generator: the source of randomness
 
     Returns:
         (N,) the same positions in another order.
@@ -75,18 +79,18 @@ def _is_scan(rows: _Numbers) -> bool:
 
 
 class Stream:
-    """Batches of a memory-mapped split, of which a window is kept in memory.
+    """Batches of a memory-mapped split, of which a window is cached in memory.
 
-    The files are read in pieces of a block. A piece goes into the store when one of its rows is first wanted, in place of the
-    piece that was used longest ago, and the pages that it came from are given back. Batches are then taken out of one tensor in
-    memory, however many files there are. Any positions may be asked for at any time: those that follow
-    :func:`block_order` find their pieces in the store. Rows in ascending order, as in an evaluation, will not be wanted again
-    soon, and are taken from the files directly. Of those, only the pages that hold them are read from the disk.
+    The files are read in pieces of one block. A piece is copied to the store when one of its rows is first needed, in place
+    of the least recently used one, and its pages are released. Batches are then taken from one tensor in memory, however
+    many files there are. Any positions may be asked for at any time: those in :func:`block_order` find their pieces in the
+    store. Rows in ascending order, as in an evaluation, will not be needed again soon: they are taken from the files
+    directly, and only their pages are read from the disk.
 
     Args:
-        examples: a split with ``maps``, which are fetched by hand from now on
+        examples: a split with ``maps``, whose read-ahead is turned off
         block: rows of a piece; as many as the longest part has are enough
-        window: about as many examples are in use at a time; the store holds an eighth more
+        window: examples that are in use at a time, about; the store holds an eighth more
 
     Raises:
         LabError: where the store does not fit into the memory.
@@ -120,7 +124,7 @@ class Stream:
         self._used = np.zeros(slots, dtype=np.int64)
         self._asked = np.full(total, -_FORGOTTEN)
         self._waiting: deque[int] = deque()
-        # Rows of a scan that are being fetched: those that are wanted next, and those that follow them.
+        # Rows of a scan that are being prefetched: the next batch, and the one after it.
         self._announced: deque[_Numbers] = deque(maxlen=2)
         self._time = 0
 
@@ -140,7 +144,7 @@ class Stream:
         return self._store.index_select(0, torch.from_numpy(self._slot[piece] * self._block + within))
 
     def expect(self, index: Tensor) -> None:
-        """Have the rows (B,), which will be wanted, read from the disk; a few at a time, so that nobody waits for it."""
+        """Prefetch the rows (B,) that will be needed, a few at a time."""
         rows = index.numpy()
         if _is_scan(rows):
             self._announced.append(rows)
@@ -159,11 +163,11 @@ class Stream:
         self._slot[missing] = slots
         self._held[slots] = missing
         self._used[slots] = self._time
-        # What nobody has announced is asked for all at once, and not page by page.
+        # Pieces that were not prefetched are requested as a whole, and not page by page.
         for number, begin, stop in self._runs(missing[self._asked[missing] <= self._time - _FORGOTTEN].tolist()):
             self._examples.maps[number].fetch(begin, stop)
         self._asked[missing] = -_FORGOTTEN
-        # All that can be is worked out for all pieces at once: this loop is most of what streaming costs.
+        # Everything is computed for all pieces at once that can be: the loop below is most of the cost of streaming.
         part = self._first_pieces.searchsorted(missing, side="right") - 1
         first = (missing - self._first_pieces[part]) * self._block
         end = np.minimum(first + self._block, np.diff(self._first_rows)[part])
@@ -186,7 +190,7 @@ class Stream:
         return out
 
     def _fetch_rows(self, rows: _Numbers) -> None:
-        """Have rows in ascending order read from the disk, and no others."""
+        """Prefetch rows in ascending order, and no others."""
         limits = rows.searchsorted(self._first_rows)
         for part in np.flatnonzero(np.diff(limits)).tolist():
             self._examples.maps[part].fetch_rows(rows[limits[part] : limits[part + 1]] - self._first_rows[part])

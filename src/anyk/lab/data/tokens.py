@@ -1,15 +1,15 @@
-"""Sequences of tokens: the next one from those before. One stream holds them all; examples are places in it.
+"""Sequences of tokens, of which the next is predicted from those before it. An example is a place in one stream of tokens.
 
-A token is a number: 0 … n-1 are the classes, n is any other token, which is read but never to be guessed, and n + 1 stands
-before the first token of a sequence.
+A token is a number: 0 … n-1 are the classes, n is any token out of the vocabulary, which is read but never predicted, and n + 1
+is padding before the first token of a sequence.
 """
 
 import array
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +19,11 @@ from anyk.lab.data.sets import Dataset, Split
 from anyk.lab.errors import LabError
 
 #: the label of a target that is no class, because the training part does not have it: no guess is right
-UNSEEN = -1
+OUT_OF_VOCABULARY = -1
 #: the label of a place that does not count
 IGNORED = -100
 #: of the tokens that are no classes, in what is shown to people
 OTHER = "…"
-#: how the sequences are divided: the last token of each is the test and the one before validation, or whole sequences
-Way = Literal["last", "lines"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class SequenceSplit(Split):
     """Examples that are places in a stream of tokens: the token there is to be guessed from those before it in its sequence.
 
     ``parts`` is the stream alone, (T,) in int32, shared with the other splits; ``labels`` is (N,), the tokens at the places, or
-    :data:`UNSEEN`.
+    :data:`OUT_OF_VOCABULARY`.
     """
 
     places: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
@@ -71,7 +69,7 @@ class SequenceSplit(Split):
         return torch.where((wanted >= begin[:, None]) & (wanted < len(self.stream)), tokens, self.padding)
 
     def seen(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """All that the sequences have before these (B,) places, as pairs of a row and a class: two tensors of one length."""
+        """The classes that occur before these (B,) places in their sequences: two tensors (M,), the rows and their classes."""
         begin = self.begin(places)
         lengths = places - begin
         rows = torch.arange(len(places)).repeat_interleave(lengths)
@@ -82,9 +80,9 @@ class SequenceSplit(Split):
 
 
 class Windows:
-    """Stretches of ``length`` places for a causal model, every one of which is trained that has a label.
+    """Windows of ``length`` tokens for a causal model, which is trained at all places that have a label at once.
 
-    An epoch has as many windows as any other: the stretches of a sequence are shifted by as much as leaves their number.
+    In each epoch the windows of a sequence are shifted at random, by no more than leaves their number the same.
 
     Args:
         examples: what to train with.
@@ -101,8 +99,7 @@ class Windows:
         counted = torch.zeros(len(examples.stream) + 1, dtype=torch.int64)
         counted[1:] = (self.labels != IGNORED).cumsum(0)
         trained = counted[ends] > counted[begins]
-        # To the last place that is trained: what validation and test keep behind it would else take the places of a window
-        # that a model is asked at.
+        # A sequence ends at its last place that is trained: windows do not cover what validation and test hold behind it.
         last = torch.where(self.labels != IGNORED, torch.arange(len(self.labels)), -1).cummax(0).values
         begins, ends = begins[trained], last[ends[trained] - 1] + 1
         self.numbers = (ends - begins - 1) // length + 1  # of a sequence
@@ -131,45 +128,50 @@ class Windows:
 
 
 def number(texts: Iterable[str], below: int = 100) -> int:
-    """A number from 0 to ``below`` - 1 that follows from the texts, on every machine."""
+    """A hash of the texts from 0 to ``below`` - 1, the same on every machine."""
     return int.from_bytes(hashlib.sha256("\0".join(texts).encode()).digest()[:8], "big") % below
 
 
-class Spelled:
-    """Sequences of tokens as a file has them. In memory a token is four bytes, and one text for all that are equal."""
+def trained(parts: Sequence[int], begins: Tensor) -> Tensor:
+    """(T,), bool: which tokens are of sequences whose part is 0, training."""
+    return torch.tensor([part == 0 for part in parts]).repeat_interleave(begins.diff())
+
+
+class Corpus:
+    """Sequences of tokens as texts. In memory a token takes four bytes, and each text of the vocabulary is stored once."""
 
     def __init__(self) -> None:
-        self.kinds: dict[str, int] = {}
+        self.vocabulary: dict[str, int] = {}
         self._items, self._begins = array.array("i"), array.array("q", [0])
 
     def __len__(self) -> int:
         return len(self._begins) - 1
 
     def add(self, sequence: Iterable[str]) -> None:
-        """One more sequence."""
-        kinds = self.kinds
-        self._items.extend([kinds.setdefault(token, len(kinds)) for token in sequence])
+        """Append a sequence."""
+        known = self.vocabulary
+        self._items.extend([known.setdefault(token, len(known)) for token in sequence])
         self._begins.append(len(self._items))
 
     @property
     def begins(self) -> Tensor:
-        """Where the sequences begin, and the end."""
+        """(S + 1,): where the sequences begin, and the end."""
         return torch.tensor(self._begins)
 
-    def numbered(self, trained: Tensor, most: int | None = None, least: int = 1) -> tuple[tuple[str, ...], Tensor]:
-        """The classes, and the stream of all sequences in their numbers.
+    def encode(self, trained: Tensor, most: int | None = None, least: int = 1) -> tuple[tuple[str, ...], Tensor]:
+        """The classes, and all sequences one after the other as class numbers; n stands for any other token.
 
         Args:
-            trained: (T,), bool: which tokens are of the training part.
-            most: keep so many classes, the most frequent ones; of equals, by the alphabet.
-            least: keep those that occur so often.
+            trained: (T,), bool: which tokens are of the training part. The classes are chosen from these.
+            most: the number of classes, the most frequent tokens; ties in alphabetical order.
+            least: how often a class has to occur.
         """
         items = np.frombuffer(self._items, np.int32)
-        counts = np.bincount(items[trained.numpy()], minlength=len(self.kinds)).tolist()
-        kept = [(-count, kind) for kind, count in zip(self.kinds, counts, strict=True) if count >= max(least, 1)]
-        classes = tuple(kind for _, kind in sorted(kept)[:most])
-        numbers = np.full(len(self.kinds), len(classes), np.int32)
-        numbers[[self.kinds[kind] for kind in classes]] = np.arange(len(classes))
+        counts = np.bincount(items[trained.numpy()], minlength=len(self.vocabulary)).tolist()
+        kept = [(-count, token) for token, count in zip(self.vocabulary, counts, strict=True) if count >= max(least, 1)]
+        classes = tuple(token for _, token in sorted(kept)[:most])
+        numbers = np.full(len(self.vocabulary), len(classes), np.int32)
+        numbers[[self.vocabulary[token] for token in classes]] = np.arange(len(classes))
         return classes, torch.from_numpy(numbers[items])
 
 
@@ -181,11 +183,11 @@ def divided(
     parts: Sequence[int],
     groups: Tensor | None = None,
     *,
-    unseen: bool = False,
+    out_of_vocabulary: bool = False,
     remarks: Iterable[str] = (),
     **facts: Any,
 ) -> Dataset:
-    """A set of which whole sequences are for training, validation or the test. Targets are the classes.
+    """A data set of which whole sequences are for training, validation or the test. Targets are the classes.
 
     Args:
         name: of the set.
@@ -194,79 +196,50 @@ def divided(
         begins: where the sequences begin, and the end.
         parts: for each sequence 0 (training), 1 (validation) or 2 (test).
         groups: for each sequence, which ones belong together; None: each is a group of its own.
-        unseen: whether what is no class is a target of validation and test all the same, which no guess hits; otherwise it is
-            read only.
-        remarks: what is to be said of the set already.
+        out_of_vocabulary: whether tokens that are no class are targets of validation and test, which no guess hits;
+            otherwise they are only read.
+        remarks: sentences about the data for whoever reads the results.
         facts: further fields of the :class:`Dataset`.
     """
     sequence = torch.arange(len(begins) - 1).repeat_interleave(begins.diff())
     part = torch.tensor(parts, dtype=torch.int8)[sequence]
-    outside = stream >= len(classes)
-    first = torch.zeros(len(stream), dtype=torch.bool)
-    first[begins[:-1][begins.diff() > 0]] = True  # nothing stands before it
-    guessed = ~first & ((~outside | (part > 0)) if unseen else ~outside)
     groups = sequence if groups is None else groups[sequence]
-    split = _splitter(stream, begins, len(classes), groups)
-    train, test = split(guessed & (part < 2)), split(guessed & (part == 2))
-    validation = (part[train.places] == 1).nonzero().flatten()
-    remarks = list(remarks)
-    if unseen:
-        remarks += _unseen(test)
-    elif bool((tested := ~first & (part == 2)).any()) and (share := float(outside[tested].double().mean())):
-        outsiders = f"{_percent(share)} of the test tokens are outside the vocabulary"
-        remarks.append(f"{outsiders}: they are read, but not to be guessed.")
-    return _dataset(name, classes, train, test, validation, remarks=tuple(remarks), **facts)
+    return _dataset(name, classes, stream, begins, part, groups, out_of_vocabulary, remarks, facts)
 
 
 def last_of_each(
     name: str, classes: Sequence[str], stream: Tensor, begins: Tensor, *, remarks: Iterable[str] = (), **facts: Any
 ) -> Dataset:
-    """A set whose test is the last token of each sequence, and validation the one before it, as recommenders divide.
+    """A data set whose test is the last token of each sequence, and validation the one before it, as is usual for recommenders.
 
-    Sequences of fewer than three tokens are for training alone. What is no class is a target all the same, which no guess
-    hits. The arguments are those of :func:`divided`.
+    Sequences of fewer than three tokens are for training alone. A token that is no class is a target all the same, which no
+    guess hits. The arguments are those of :func:`divided`.
     """
     sequence = torch.arange(len(begins) - 1).repeat_interleave(begins.diff())
-    ends, long = begins[1:], begins.diff() >= 3
-    role = torch.zeros(len(stream), dtype=torch.int8)
-    role[ends[long] - 1], role[ends[long] - 2] = 2, 1
-    role[begins[:-1][begins.diff() > 0]] = 3  # nothing stands before it
-    split = _splitter(stream, begins, len(classes), sequence)
-    train, test = split(((role == 0) & (stream < len(classes))) | (role == 1)), split(role == 2)
-    validation = (role[train.places] == 1).nonzero().flatten()
     of = "of fewer than three tokens"
-    short = counted(int((~long).sum()), f"sequence {of} is", f"sequences {of} are", "for training alone.")
-    return _dataset(name, classes, train, test, validation, remarks=(*remarks, *short, *_unseen(test)), **facts)
+    short = counted(int((begins.diff() < 3).sum()), f"sequence {of} is", f"sequences {of} are", "for training alone.")
+    return _dataset(name, classes, stream, begins, last_parts(begins), sequence, True, (*remarks, *short), facts)
 
 
-def counted(count: int, one: str, many: str, told: str) -> list[str]:
-    """The sentence that says it of so many, or of none nothing.
+def last_parts(begins: Tensor) -> Tensor:
+    """(T,): 2 (test) for the last token of each sequence of three or more, 1 (validation) for the one before it, else 0."""
+    part = torch.zeros(int(begins[-1]), dtype=torch.int8)
+    ends = begins[1:][begins.diff() >= 3]
+    part[ends - 1], part[ends - 2] = 2, 1
+    return part
+
+
+def counted(count: int, one: str, many: str, rest: str) -> list[str]:
+    """A sentence about ``count`` things in the singular or plural; no sentence about none.
 
     >>> counted(1, "line is", "lines are", "empty."), counted(1200, "line is", "lines are", "empty."), counted(0, "", "", "")
     (['1 line is empty.'], ['1,200 lines are empty.'], [])
     """
-    return [f"{count:,} {one if count == 1 else many} {told}"] if count else []
-
-
-def _splitter(stream: Tensor, begins: Tensor, classes: int, groups: Tensor) -> Callable[[Tensor], SequenceSplit]:
-    """Makes a split of the places where a mask over the stream is true."""
-
-    def split(wanted: Tensor) -> SequenceSplit:
-        places = wanted.nonzero().flatten()
-        labels = stream[places].long()
-        labels = torch.where(labels < classes, labels, UNSEEN)
-        return SequenceSplit((stream,), labels, (), groups[places], places, begins, classes + 1)
-
-    return split
-
-
-def _unseen(test: SequenceSplit) -> list[str]:
-    of = f"of the {len(test):,} test targets"
-    return counted(int((test.labels == UNSEEN).sum()), f"{of} is", f"{of} are", "not in the training part: no guess is right.")
+    return [f"{count:,} {one if count == 1 else many} {rest}"] if count else []
 
 
 def _percent(share: float) -> str:
-    """A share above 0 for people.
+    """A positive fraction in percent, for a sentence.
 
     >>> [_percent(share) for share in (0.08, 0.254, 0.0123, 0.0001)]
     ['8 %', '25 %', '1.2 %', 'less than 0.1 %']
@@ -277,12 +250,42 @@ def _percent(share: float) -> str:
 
 
 def _dataset(
-    name: str, classes: Sequence[str], train: SequenceSplit, test: SequenceSplit, validation: Tensor, **facts: Any
+    name: str,
+    classes: Sequence[str],
+    stream: Tensor,
+    begins: Tensor,
+    part: Tensor,
+    groups: Tensor,
+    out_of_vocabulary: bool,
+    remarks: Iterable[str],
+    facts: dict[str, Any],
 ) -> Dataset:
+    """A data set from the part, 0, 1 or 2, and the group of each token."""
     if len(classes) < 2:
         kinds = "one kind" if classes else "no kind"
         raise LabError(f"{name} has {kinds} of token to guess in its training part, but at least two are needed.")
+
+    def split(wanted: Tensor) -> SequenceSplit:
+        places = wanted.nonzero().flatten()
+        labels = stream[places].long()
+        labels = torch.where(labels < len(classes), labels, OUT_OF_VOCABULARY)
+        return SequenceSplit((stream,), labels, (), groups[places], places, begins, len(classes) + 1)
+
+    outside = stream >= len(classes)
+    target = torch.ones(len(stream), dtype=torch.bool)
+    target[begins[:-1][begins.diff() > 0]] = False  # there is nothing before the first token of a sequence
+    tested = target & (part == 2)
+    target &= (~outside | (part > 0)) if out_of_vocabulary else ~outside
+    train, test = split(target & (part < 2)), split(target & (part == 2))
+    validation = (part[train.places] == 1).nonzero().flatten()
     for what, count in (("training", len(train) - len(validation)), ("validation", len(validation)), ("the test", len(test))):
         if not count:
             raise LabError(f"{name} has no token to guess for {what}: give more or longer sequences.")
-    return Dataset(name, "sequences", tuple(classes), train, test, "", validation=validation, **facts)
+    remarks = list(remarks)
+    if out_of_vocabulary:
+        of, count = f"of the {len(test):,} test targets", int((test.labels == OUT_OF_VOCABULARY).sum())
+        remarks += counted(count, f"{of} is", f"{of} are", "not in the training part: no guess is right.")
+    elif share := float(outside[tested].double().mean()):
+        outsiders = f"{_percent(share)} of the test tokens are outside the vocabulary"
+        remarks.append(f"{outsiders}: they are read, but not to be guessed.")
+    return Dataset(name, "sequences", tuple(classes), train, test, "", validation=validation, remarks=tuple(remarks), **facts)

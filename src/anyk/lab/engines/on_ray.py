@@ -1,8 +1,8 @@
-"""Many runs on the nodes of a Ray cluster: :class:`Cluster` stands where :class:`anyk.lab.engines.local.Pool` stands.
+"""Many runs on the nodes of a Ray cluster.
 
-Ray says where a run is computed, and starts it again when its node died. The run folder, on a file system that all nodes see,
-says what is left to do: its checkpoint is where a second attempt goes on, its lock keeps the second attempt out until the first
-has left, and a run that has ended is not run again. So a node that was believed dead and was not can do no harm.
+Ray decides where a run is computed, and starts it again when its node died. The run folder, on a file system that all nodes
+see, says what is left to do: its checkpoint is where a second attempt goes on, its lock keeps the second attempt out until the
+first has left, and a run that has ended is not run again. So a node that was believed dead and was not can do no harm.
 """
 
 import importlib
@@ -13,18 +13,19 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from anyk import info
-from anyk.lab.engines.attempt import Outcome, attempt, ended, throttled
-from anyk.lab.errors import LabError
+from anyk.lab.engines.engine import Engine, Outcome, attempt, throttled
+from anyk.lab.errors import LabError, first_line
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import Run
-from anyk.lab.run.training import Progress
+from anyk.lab.run.run_folder import Run
+from anyk.lab.run.training import OnProgress, Progress
 
 #: how often a run is started again after its node, or its process alone, has died
 RETRIES = 10
@@ -38,10 +39,10 @@ ANSWER_SECONDS = 120.0
 SAME = ("anyk", "torch")
 
 
-class Cluster:
+class Cluster(Engine):
     """Runs as tasks of a Ray cluster, each with its CPUs and, on ``cuda``, one GPU.
 
-    >>> with Cluster("10.0.0.1:6379", Path("/shared/runs")) as cluster:  # doctest: +SKIP
+    >>> with Run(Path("/shared/runs")).locked(), Cluster("10.0.0.1:6379", Path("/shared/runs")) as cluster:  # doctest: +SKIP
     ...     outcomes = cluster.run({Path("/shared/runs/a"): Config(seed=1), Path("/shared/runs/b"): Config(seed=2)})
 
     Args:
@@ -49,7 +50,7 @@ class Cluster:
         folder: the folder of all runs, locked by the caller. Every node must see it under the same path.
         jobs: runs at a time; 0: as many as the cluster has room for.
         on_progress: called with a run's folder and where it stands.
-        on_note: called with a sentence that the user should know.
+        on_note: called with a message that the user should see.
     """
 
     def __init__(
@@ -57,20 +58,19 @@ class Cluster:
         address: str,
         folder: Path,
         jobs: int = 0,
-        on_progress: Callable[[Path, Progress], None] = lambda folder, progress: None,
-        on_note: Callable[[str], None] = lambda sentence: None,
+        on_progress: OnProgress = lambda folder, progress: None,
+        on_note: Callable[[str], None] = lambda message: None,
     ) -> None:
+        super().__init__(on_progress)
         self._ray = _import_ray()
         self._address = address
         self._folder = folder.absolute()
         self._marker = self._folder / f".cluster-{secrets.token_hex(6)}"
         self._jobs = jobs
-        self._on_progress = on_progress
         self._on_note = on_note
-        self._stopping = threading.Event()
         self._running: dict[Any, Path] = {}
 
-    def __enter__(self) -> "Cluster":
+    def __enter__(self) -> Self:
         _connect(self._ray, self._address)
         self._quiet = redirect_stdout(_WithoutRay(sys.stdout))
         self._quiet.__enter__()
@@ -95,39 +95,40 @@ class Cluster:
             self._leave()
 
     def stop(self) -> None:
-        """Let the runs write a checkpoint and end, and start no more."""
         self._stopping.set()
         for task in list(self._running):
             self._ray.cancel(task)  # an interrupt for a task at work; one that waits is not begun
 
-    def run(self, configs: Mapping[Path, Config]) -> dict[Path, Outcome]:
-        """Run all, wait for all. Runs that had ended before are not run again."""
+    def results(self, configs: Mapping[Path, Config]) -> Iterator[tuple[Path, Outcome]]:
         for folder, config in configs.items():
             if config.device.startswith("cuda:"):
                 raise LabError(
                     f"device should be cuda on a cluster, which chooses the GPU, but is {config.device} ({folder.name})."
                 )
         self._note_what_has_no_room(configs)
-        outcomes = {folder: outcome for folder, config in configs.items() if (outcome := ended(folder, config)) is not None}
-        for folder in outcomes:
-            self._on_progress(folder, Progress(1, 1))
-        waiting = deque(folder for folder in configs if folder not in outcomes)
+        waiting: deque[Path] = deque()
+        for folder, config in configs.items():
+            before = self._ended_before(folder, config)
+            if before is None:
+                waiting.append(folder)
+            else:
+                yield folder, before
         while waiting or self._running:
             while waiting and not self._stopping.is_set() and (not self._jobs or len(self._running) < self._jobs):
                 folder = waiting.popleft()
                 self._running[self._start(folder, configs[folder])] = folder
             if self._stopping.is_set():
-                outcomes.update(dict.fromkeys(waiting, Outcome()))
+                yield from ((folder, Outcome()) for folder in waiting)
                 waiting.clear()
             # In short turns, so that an interrupt is seen between them.
             done, _ = self._ray.wait(list(self._running), timeout=0.3) if self._running else ([], [])
             self._show_progress(configs)
             for task in done:
                 folder = self._running.pop(task)
-                outcomes[folder] = self._outcome(task, folder)
-                if outcomes[folder].result is not None:
+                outcome = self._outcome(task, folder)
+                if outcome.result is not None:
                     self._on_progress(folder, Progress(1, 1))
-        return {folder: outcomes[folder] for folder in configs}
+                yield folder, outcome
 
     def _start(self, folder: Path, config: Config) -> Any:
         task = self._ray.remote(_work).options(
@@ -138,8 +139,8 @@ class Cluster:
             retry_exceptions=False,
             scheduling_strategy="SPREAD",
         )
-        place = _Place(os.fspath(folder.absolute()), os.fspath(self._marker), os.getcwd(), list(sys.argv))
-        return task.remote(place, config.to_json(), self._board)
+        place = (os.fspath(folder.absolute()), os.fspath(self._marker), os.getcwd(), list(sys.argv))
+        return task.remote(*place, config.to_json(), loss_names.imported, self._board)
 
     def _outcome(self, task: Any, folder: Path) -> Outcome:
         try:
@@ -147,19 +148,19 @@ class Cluster:
         except self._ray.exceptions.TaskCancelledError:
             return Outcome()
         except self._ray.exceptions.RayError as error:
-            outcome = Outcome(error=f"the cluster gave this run up: {type(error).__name__}: {_first_line(error)}")
+            outcome = Outcome(error=f"the cluster gave this run up: {type(error).__name__}: {first_line(error)}")
             with suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
                 Run(folder).fail(outcome.error or "")
             return outcome
 
     def _show_progress(self, configs: Mapping[Path, Config]) -> None:
-        """What the runs have told since the last turn. Without the board, which is a process, the runs go on all the same."""
+        """What the runs have reported since the last turn. If the process of the board dies, the runs go on without it."""
         with suppress(self._ray.exceptions.RayError):
             news = self._ray.get(self._board.read.remote(), timeout=5)
             for folder in configs:
-                if (told := news.get(os.fspath(folder.absolute()))) is not None:
-                    self._on_progress(folder, Progress(*told))
+                if (progress := news.get(os.fspath(folder.absolute()))) is not None:
+                    self._on_progress(folder, Progress(*progress))
 
     # The nodes -------------------------------------------------------------------------------------------------------------
 
@@ -180,7 +181,7 @@ class Cluster:
             try:
                 seen = self._ray.get(question)
             except self._ray.exceptions.RayError as error:
-                self._on_note(f"note: the node {name} gave no answer: {_first_line(error)}")
+                self._on_note(f"note: the node {name} gave no answer: {first_line(error)}")
                 continue
             if "problem" in seen:
                 raise LabError(f"the node {name} {seen['problem']}")
@@ -190,8 +191,8 @@ class Cluster:
                     raise LabError(f"the node {name} has {found}: install the same version on all nodes.")
             others = {key: value for key, value in seen["versions"].items() if value != own[key]}
             if others:
-                told = ", ".join(f"{package} {version} (here {own[package]})" for package, version in others.items())
-                self._on_note(f"note: the node {name} has {told}.")
+                found = ", ".join(f"{package} {version} (here {own[package]})" for package, version in others.items())
+                self._on_note(f"note: the node {name} has {found}.")
             if not seen["locks"]:
                 lockless.append(name)
         if lockless:
@@ -226,7 +227,7 @@ class Cluster:
 
 
 def _import_ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody outside of the cluster
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody outside of the cluster
     try:
         return importlib.import_module("ray")
     except ImportError:
@@ -247,14 +248,14 @@ def _connect(ray: Any, address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError, AssertionError, ray.exceptions.RayError) as error:
         ray.shutdown()
-        raise LabError(f"the Ray cluster at {address} cannot be joined: {_first_line(error)}") from None
+        raise LabError(f"the Ray cluster at {address} cannot be joined: {first_line(error)}") from None
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, former)  # which Ray has replaced
 
 
 class _WithoutRay:
-    """A stream without what Ray's own threads print: it tells the death of a node on standard output, with stack traces,
+    """A stream without what Ray's own threads print: it reports the death of a node on standard output, with stack traces,
     whatever log_to_driver says, and has no setting for that."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -272,11 +273,6 @@ def _name(node: Mapping[str, Any]) -> str:
     return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
 def _gpus(config: Config) -> int:
     return 1 if config.device == "cuda" else 0
 
@@ -286,21 +282,14 @@ def _gpus(config: Config) -> int:
 # What is defined inside a function is sent to the node whole: it works without anyk there, and does not wait for torch.
 
 
-class _Place:
-    """Where a run is, and where its command was given."""
-
-    def __init__(self, folder: str, marker: str, working_folder: str, command: Sequence[str]) -> None:
-        self.folder, self.marker, self.working_folder, self.command = folder, marker, working_folder, command
-
-
 def _board() -> type:
     class Board:
-        """The last words of every run."""
+        """Where every run stands, for the driver to read."""
 
         def __init__(self) -> None:
             self.news: dict[str, tuple[int, int, Any]] = {}
 
-        def tell(self, folder: str, step: int, steps: int, line: Any) -> None:
+        def write(self, folder: str, step: int, steps: int, line: Any) -> None:
             self.news[folder] = (step, steps, line or self.news.get(folder, (0, 0, None))[2])
 
         def read(self) -> dict[str, tuple[int, int, Any]]:
@@ -319,7 +308,7 @@ def _look() -> Callable[[str, str], dict[str, Any]]:
             return {"problem": f"does not see the folder {folder}: choose one on a file system that all nodes share."}
         try:
             from anyk import info
-            from anyk.lab.run.folder import FolderTaken, Run
+            from anyk.lab.run.run_folder import FolderTaken, Run
         except ImportError as error:
             return {"problem": f'cannot import {error.name}: pip install "anyk[cluster]" there.'}
         try:
@@ -332,21 +321,29 @@ def _look() -> Callable[[str, str], dict[str, Any]]:
     return look
 
 
-def _work(place: _Place, fields: dict[str, Any], board: Any) -> Outcome:
+def _work(
+    folder: str,
+    marker: str,
+    started_in: str,
+    command: list[str],
+    fields: dict[str, Any],
+    imports: Sequence[str],
+    board: Any,
+) -> Outcome:
     """One run. What it raises is its outcome, and only the death of this process makes Ray start it again."""
-    if not os.path.exists(place.marker):  # a node that joined after the check
-        return Outcome(error=f"the node {socket.gethostname()} does not see the folder {os.path.dirname(place.folder)}")
+    if not os.path.exists(marker):  # a node that joined after the check
+        return Outcome(error=f"the node {socket.gethostname()} does not see the folder {os.path.dirname(folder)}")
     with suppress(OSError):
-        os.chdir(place.working_folder)  # the data may be named relative to it
-    sys.argv[:] = place.command  # for environment.json: what the user typed, not how Ray starts a process
+        os.chdir(started_in)  # the data may be named relative to it
+    sys.argv[:] = command  # for environment.json: what the user typed, not how Ray starts a process
     stop = threading.Event()
     # Cancelling a task is an interrupt of its process, which here ends a step before it ends the run.
     former = signal.signal(signal.SIGINT, lambda *_: stop.set())
 
-    def tell(progress: Progress) -> None:
-        board.tell.remote(place.folder, progress.step, progress.steps, progress.line)
+    def report(progress: Progress) -> None:
+        board.write.remote(folder, progress.step, progress.steps, progress.line)
 
     try:
-        return attempt(fields, place.folder, throttled(tell, 0.5), stop, LEAVING_SECONDS)
+        return attempt(fields, folder, throttled(report, 0.5), stop, LEAVING_SECONDS, imports)
     finally:
         signal.signal(signal.SIGINT, former)

@@ -17,8 +17,8 @@ from anyk import networks
 from anyk.lab.errors import LabError
 from anyk.lab.paper import numbers
 from anyk.lab.paper.numbers import Cell, Regime
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
-from anyk.lab.run.names import check_network
 from anyk.lab.statistics import mean, std
 from anyk.lab.tables import Column, Table, Value
 
@@ -57,10 +57,10 @@ def temperature(method: str, inverse_temperature: float, ranked: int) -> float:
     return 1 / inverse_temperature
 
 
-_SINKHORN_NOTE = "Sinkhorn's temperature is not published; (m - 1)/8 is ours. The paper searched at a resolution of 2 (grid)."
-_SMOKE_NOTE = "Short runs on made data: they show that everything works; the numbers cannot be held against the paper's."
-_NETWORK_NOTE = "The paper does not say which network DiffSortNets is in its tables; splitter unless asked otherwise."
-_HEAD_NOTE = "The official code starts the target on a wire of its own that anyk does not offer; wires=target is the nearest."
+_SINKHORN = "Sinkhorn's temperature is not published; (m - 1)/8 is ours. The paper searched at a resolution of 2 (grid)."
+_SMOKE = "Short runs on made data: they show that everything works; the numbers cannot be held against the paper's."
+_NETWORK = "The paper does not say which network DiffSortNets is in its tables; splitter unless asked otherwise."
+_HEAD = "The official code starts the target on a wire of its own that anyk does not offer; wires=target is the nearest."
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Experiment:
         """
         if source not in ("paper", "official"):
             raise LabError(f"source should be paper or official, but is {source!r}.")
-        check_network(network)
+        loss_names.check("network", network)
         if not grid or not all(factor > 0 for factor in grid):
             raise LabError(f"grid should be positive factors of the temperature, but is {list(grid)}.")
         if isinstance(seeds, int) and seeds < 1:
@@ -150,7 +150,7 @@ class Experiment:
             for metric, paper in zip(self.metrics, cell.paper, strict=True):
                 row += _beside(_percents(runs, metric), paper)[: 3 if smoke else 4]
             rows.append(tuple(row))
-        notes = (_SMOKE_NOTE, *self.notes) if smoke else self.notes
+        notes = (_SMOKE, *self.notes) if smoke else self.notes
         return Table(tuple(columns), tuple(rows), notes, self.title), *(self.also(self, results) if self.also else ())
 
     def _places(self, data: str | Mapping[str, str] | None) -> dict[str, str]:
@@ -337,88 +337,68 @@ def _write_small(folder: Path, name: str) -> str:
     return str(embeddings.write(folder, Dataset(name, "embeddings", classes, examples(20), examples(5), ""), force=True))
 
 
-EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment
-    for experiment in (
-        Experiment(
-            "table1",
-            "Table 1: CIFAR-100, ResNet18 from scratch",
-            numbers.TABLE_1,
-            notes=(_SINKHORN_NOTE, _NETWORK_NOTE),
+_EXPERIMENTS = (
+    Experiment("table1", "Table 1: CIFAR-100, ResNet18 from scratch", numbers.TABLE_1, notes=(_SINKHORN, _NETWORK)),
+    Experiment(
+        "table2",
+        "Table 2: ImageNet-1K and ImageNet-21K-P, the head of ResNeXt-101 32x48d WSL",
+        numbers.TABLE_2,
+        notes=(_SINKHORN, _NETWORK, _HEAD),
+    ),
+    Experiment(
+        "table3",
+        "Table 3: ImageNet-1K and ImageNet-21K-P for different P_K",
+        numbers.TABLE_3,
+        notes=(_SINKHORN, _NETWORK, _HEAD),
+    ),
+    Experiment("table4", "Table 4: CIFAR-100 for different P_K", numbers.TABLE_4, notes=(_SINKHORN, _NETWORK)),
+    Experiment(
+        "table5",
+        "Table 5: ImageNet-1K, two backbones, with t-tests",
+        numbers.TABLE_5,
+        notes=(_SINKHORN, "The paper does not give SinkhornSort's P_K here; it is taken to be DiffSortNets'.", _HEAD),
+        also=_significance,
+    ),
+    Experiment(
+        "table6",
+        "Table 6: ImageNet-21K-P with top-5, top-10 and top-20 components",
+        numbers.TABLE_6,
+        metrics=("top1", "top5", "top10", "top20"),
+        notes=(_SINKHORN, _NETWORK, "The paper's two softmax rows are one setting; one set of runs serves all three."),
+    ),
+    Experiment(
+        "alpha",
+        "Figure 2, left: P_K = [1-a, 0, 0, 0, a], SinkhornSort, ImageNet-1K",
+        numbers.ALPHA,
+        notes=(
+            _SINKHORN,
+            "The figure's numbers are not in the text: the paper's column repeats tables 2 and 3 (10 runs, not 5).",
+            "The paper: top-1 rises up to a of about 0.6 and falls steeply at 1, where top-5 is best.",
         ),
-        Experiment(
-            "table2",
-            "Table 2: ImageNet-1K and ImageNet-21K-P, the head of ResNeXt-101 32x48d WSL",
-            numbers.TABLE_2,
-            notes=(_SINKHORN_NOTE, _NETWORK_NOTE, _HEAD_NOTE),
+    ),
+    Experiment(
+        "set-size",
+        "Figure 2, right: number m of ranked classes, SinkhornSort, P_K = [.25, 0, 0, 0, .75], ImageNet-1K",
+        numbers.SET_SIZE,
+        notes=(
+            _SINKHORN,
+            "The figure's numbers are not in the text; m = 16 repeats table 3.",
+            "The paper: between 10 and 40 m has a moderate influence; from 1000 on training becomes unstable.",
         ),
-        Experiment(
-            "table3",
-            "Table 3: ImageNet-1K and ImageNet-21K-P for different P_K",
-            numbers.TABLE_3,
-            notes=(_SINKHORN_NOTE, _NETWORK_NOTE, _HEAD_NOTE),
+    ),
+    Experiment(
+        "backbones",
+        "Figure 3 and table 5: top-k fine-tuning on several backbones, ImageNet-1K",
+        tuple(cell for name in (*numbers.RESNEXT_SIZES, numbers.EFFICIENTNET) for cell in numbers.backbone(name)),
+        notes=(
+            "The figure compares with the original heads, without numbers in the text; here the baseline is softmax.",
+            "The figure's method is not named; table 5's DiffSortNets setting is used.",
         ),
-        Experiment(
-            "table4",
-            "Table 4: CIFAR-100 for different P_K",
-            numbers.TABLE_4,
-            notes=(_SINKHORN_NOTE, _NETWORK_NOTE),
-        ),
-        Experiment(
-            "table5",
-            "Table 5: ImageNet-1K, two backbones, with t-tests",
-            numbers.TABLE_5,
-            notes=(
-                _SINKHORN_NOTE,
-                "The paper does not give SinkhornSort's P_K here; it is taken to be DiffSortNets'.",
-                _HEAD_NOTE,
-            ),
-            also=_significance,
-        ),
-        Experiment(
-            "table6",
-            "Table 6: ImageNet-21K-P with top-5, top-10 and top-20 components",
-            numbers.TABLE_6,
-            metrics=("top1", "top5", "top10", "top20"),
-            notes=(
-                _SINKHORN_NOTE,
-                _NETWORK_NOTE,
-                "The paper's two softmax rows are one setting; one set of runs serves all three.",
-            ),
-        ),
-        Experiment(
-            "alpha",
-            "Figure 2, left: P_K = [1-a, 0, 0, 0, a], SinkhornSort, ImageNet-1K",
-            numbers.ALPHA,
-            notes=(
-                _SINKHORN_NOTE,
-                "The figure's numbers are not in the text: the paper's column repeats tables 2 and 3 (10 runs, not 5).",
-                "The paper: top-1 rises up to a of about 0.6 and falls steeply at 1, where top-5 is best.",
-            ),
-        ),
-        Experiment(
-            "set-size",
-            "Figure 2, right: number m of ranked classes, SinkhornSort, P_K = [.25, 0, 0, 0, .75], ImageNet-1K",
-            numbers.SET_SIZE,
-            notes=(
-                _SINKHORN_NOTE,
-                "The figure's numbers are not in the text; m = 16 repeats table 3.",
-                "The paper: between 10 and 40 m has a moderate influence; from 1000 on training becomes unstable.",
-            ),
-        ),
-        Experiment(
-            "backbones",
-            "Figure 3 and table 5: top-k fine-tuning on several backbones, ImageNet-1K",
-            tuple(cell for name in (*numbers.RESNEXT_SIZES, numbers.EFFICIENTNET) for cell in numbers.backbone(name)),
-            notes=(
-                "The figure compares with the original heads, without numbers in the text; here the baseline is softmax.",
-                "The figure's method is not named; table 5's DiffSortNets setting is used.",
-            ),
-            more_cells=numbers.backbone,
-        ),
-        Experiment("depths", "Table 7: depths of sorting and selection networks"),
-    )
-}
+        more_cells=numbers.backbone,
+    ),
+    Experiment("depths", "Table 7: depths of sorting and selection networks"),
+)
+EXPERIMENTS = {experiment.name: experiment for experiment in _EXPERIMENTS}
 """By name, as ``anyk reproduce`` takes them."""
 
 

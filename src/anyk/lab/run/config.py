@@ -1,30 +1,29 @@
 """A config: everything that one training run depends on, as plain data.
 
-The same fields are the options of `anyk train`, in groups as they are written here, the `config.json` of a run folder, the
-axes of `anyk sweep` and the columns of `anyk report`. Two runs with equal configs on the same machine end with the same bits.
+The same fields are the options of `anyk train`, in groups as they are written here, the `config.json` of a run folder and the
+columns of `anyk report`. Two runs with equal configs on the same machine end with the same bits.
 """
 
 import dataclasses
 import functools
 import math
+import reprlib
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 import tyro
 
+from anyk import p_k as p_ks
+from anyk.lab.did_you_mean import nearest
 from anyk.lab.errors import LabError
-from anyk.lab.nearest import nearest
-from anyk.lab.run import names, own_models
+from anyk.lab.run import loss_names, own_models
 
 Metric = Literal["top1", "top5", "top10", "mean", "mrr", "ndcg10", "macro_top1", "macro_top5"]
 Augmentation = Literal["auto", "crop", "flip", "affine"]
-
-
-Self = TypeVar("Self", bound="Setting")
 
 
 @dataclass(frozen=True)
@@ -173,26 +172,27 @@ class TrainingFields:
 
 @dataclass(frozen=True)
 class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the fields of the last come first
-    """What the runs of a comparison have in common. Zeros and "auto" are filled in by :meth:`resolved`."""
+    """What the runs of a comparison share: a :class:`Config` without the loss and the seed.
+
+    Zeros and "auto" leave a field to the data; :meth:`resolved` fills them in.
+    """
 
     def __post_init__(self) -> None:
-        types_of = _types(type(self))  # type: ignore[arg-type]  # which takes the class for its instances
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            kind = types_of[field.name]
-            accepted, value = _accept(value, kind)
+        for name, kind in _types(type(self)).items():  # type: ignore[arg-type]  # which takes the class for its instances
+            accepted, value = accept(getattr(self, name), kind)
             if not accepted:
-                raise LabError(f"{field.name} should be {describe(kind)}, but is {value!r}.")
-            object.__setattr__(self, field.name, value)
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name, None)
-            if isinstance(value, (int, float)) and not low <= value <= high:
-                raise LabError(f"{name} should be between {low:g} and {high:g}, but is {_shown(value)}.")
+                raise LabError(f"{name} should be {describe(kind)}, but is {value!r}.")
+            object.__setattr__(self, name, value)
+            if type(value) in (int, float):
+                low, high = _RANGES.get(name, (0, 1e12 if type(value) is int else 1e30))
+                if not low <= value <= high:
+                    raise LabError(f"{name} should be between {low:g} and {high:g}, but is {reprlib.repr(value)}.")
         for name in ("p_k", "p_k_end"):
-            weights = getattr(self, name)
-            if weights is not None and (not weights or min(weights) < 0 or abs(sum(weights) - 1) > 1e-4):
-                given = f"{list(weights)} (sum {sum(weights):g})"
-                raise LabError(f"{name} should be weights of top-1, top-2, ... that sum to 1, but is {given}.")
+            try:
+                if getattr(self, name) is not None:
+                    p_ks.read(getattr(self, name), name)
+            except ValueError as error:
+                raise LabError(f"{error}.") from None
         if self.p_k_end is not None and len(self.p_k_end) != len(self.p_k):
             raise LabError(f"p_k_end should be as long as p_k ({len(self.p_k)}), but has length {len(self.p_k_end)}.")
         if self.p_k_file is not None and self.p_k_end is not None:
@@ -200,14 +200,12 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
         for name, ks in (("measure", self.measure), ("ks", self.ks)):
             if any(k < 1 for k in ks):
                 raise LabError(f"{name} should be k of at least 1, but is {list(ks)}.")
-        names.check_swap(self.swap)
+        loss_names.check("swap", self.swap)
         if self.model != "auto" and not own_models.is_word(self.model):
             known = ", ".join(("auto", *own_models.BUILT_IN))
             raise LabError(f"model should be {known}, module:function or timm:NAME, but is {self.model!r}.")
 
-    def resolved(
-        self: Self, kind: str, examples: int, classes: int = 1, example_bytes: int = 1, memory: float = math.inf
-    ) -> Self:
+    def resolved(self, kind: str, examples: int, classes: int = 1, example_bytes: int = 1, memory: float = math.inf) -> Self:
         """The same with every zero and "auto" that stands for "by the data" filled in.
 
         The batch is at most a twentieth of the examples: an epoch of one step trains nothing. The examples are shuffled in
@@ -236,14 +234,8 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
         """The fields as JSON values."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The same, without what an earlier version did not know and did as it is here: equal for equal runs of both."""
-        usual = Config()
-        return {name: value for name, value in self.to_json().items() if name not in ADDED or value != getattr(usual, name)}
-
     @classmethod
-    def from_json(cls: type[Self], fields: Mapping[str, Any], source: str = "the config") -> Self:
+    def from_json(cls, fields: Mapping[str, Any], source: str = "the config") -> Self:
         """The config with these fields; the others have their defaults."""
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(fields) - known)
@@ -256,21 +248,11 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
         except LabError as error:
             raise LabError(f"{source}: {error}") from None
 
-    @classmethod
-    def of_run(cls: type[Self], fields: Mapping[str, Any], source: str) -> Self:
-        """The config as a run wrote it down, perhaps by an earlier version: what it does not say was as :data:`BEFORE`."""
-        return cls.from_json({**BEFORE, **fields}, source)
-
-    def as_before(self: Self) -> Self:
-        """The same with what is left open now, and had a number before there were sequences, as :data:`BEFORE`."""
-        was = ("hidden", "dropout")
-        return self.replace(**{name: BEFORE[name] for name in was if _open(name, getattr(self, name))})
-
-    def replace(self: Self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> Self:
         """The same with some fields changed."""
         return dataclasses.replace(self, **changes)
 
-    def differences(self: Self, other: Self) -> dict[str, tuple[Any, Any]]:
+    def differences(self, other: Self) -> dict[str, tuple[Any, Any]]:
         """The fields in which two configs differ, with both values."""
         return {name: (value, vars(other)[name]) for name, value in vars(self).items() if value != vars(other)[name]}
 
@@ -296,57 +278,30 @@ class Seed:
 
 @dataclass(frozen=True)
 class Config(Seed, LossName, Setting):
-    """One training run."""
+    """Everything that one training run depends on: a :class:`Setting`, the loss and the seed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        loss = names.find(self.loss)
+        loss = loss_names.find(self.loss)
         if loss.family in ("error", "gce") and self.label_smoothing > 0 and self.ce_weight == 0:
             raise LabError(
                 "label_smoothing is that of the cross-entropy, but ce_weight is 0: give a larger one, or no smoothing."
             )
 
 
-#: what runs did before there was a field for it, where the field's default is something else
-BEFORE = {"standardize": False, "hidden": 512, "dropout": 0.0}
-
-#: the fields that came later; with their defaults, runs are what they were
-ADDED = frozenset(
-    ("train_fraction", "split", "mask_seen", "width", "context", "embedding", "layers", "heads", "tied", "tested")
-)
-
 #: what the zeros and "auto" of a setting stand for
 BY_KIND: dict[str, dict[str, Any]] = {
     "embeddings": {
-        "learning_rate": 1e-3,
-        "schedule": "cosine",
-        "batch_size": 500,
-        "epochs": 20,
-        "augment": (),
-        "model": "linear",
-        "hidden": 512,
-        "dropout": 0.0,
+        **{"model": "linear", "hidden": 512, "dropout": 0.0, "augment": ()},
+        **{"learning_rate": 1e-3, "schedule": "cosine", "batch_size": 500, "epochs": 20},
     },
     "images": {
-        "learning_rate": 2e-3,
-        "schedule": "onecycle",
-        "batch_size": 50,
-        "epochs": 20,
-        "augment": (),
-        "model": "cnn",
-        "hidden": 512,
-        "dropout": 0.0,
+        **{"model": "cnn", "hidden": 512, "dropout": 0.0, "augment": ()},
+        **{"learning_rate": 2e-3, "schedule": "onecycle", "batch_size": 50, "epochs": 20},
     },
     "sequences": {
-        "learning_rate": 4e-3,
-        "schedule": "cosine",
-        "batch_size": 500,
-        "epochs": 4,
-        "augment": (),
-        "model": "context",
-        "hidden": 96,
-        "dropout": 0.2,
-        "embedding": 48,
+        **{"model": "context", "hidden": 96, "dropout": 0.2, "embedding": 48, "augment": ()},
+        **{"learning_rate": 4e-3, "schedule": "cosine", "batch_size": 500, "epochs": 4},
     },
 }
 
@@ -369,57 +324,33 @@ BLOCK_BYTES = 1 << 17
 WINDOW_BYTES = 1 << 28
 
 
-@functools.lru_cache
-def _types(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-TYPES = _types(Config)
-_POSITIVE = (1e-30, 1e30)
+_types = functools.lru_cache(typing.get_type_hints)
 #: pixels on a side, and tokens before a target
 LARGEST_IMAGE, LONGEST_CONTEXT = 8192, 10**6
+_POSITIVE = (1e-30, 1e30)
+#: the least and the largest value of a number, where that is not 0 to 1e30 or, of integers, 0 to 1e12
 _RANGES: dict[str, tuple[float, float]] = {
-    "validation": (0.0, 0.9),
-    "test": (0.0, 0.9),
-    "image_size": (0, LARGEST_IMAGE),
+    **dict.fromkeys(("validation", "test"), (0.0, 0.9)),
+    **dict.fromkeys(("ce_weight", "ce_weight_end", "q", "label_smoothing", "label_noise"), (0.0, 1.0)),
+    **dict.fromkeys(("temperature", "temperature_end", "clip"), _POSITIVE),
+    **dict.fromkeys(("seed", "split_seed"), (0, 2**32 - 1)),
     "train_fraction": (1e-9, 1.0),
-    "hidden": (0, 1e9),
+    "image_size": (0, LARGEST_IMAGE),
+    "context": (0, LONGEST_CONTEXT),
     "dropout": (0.0, 0.99),
     "width": (1, 1e9),
-    "context": (0, LONGEST_CONTEXT),
-    "embedding": (0, 1e9),
     "layers": (0, 1000),
     "heads": (1, 1000),
-    "temperature": _POSITIVE,
-    "temperature_end": _POSITIVE,
     "m": (1, 1e12),
-    "ce_weight": (0.0, 1.0),
-    "ce_weight_end": (0.0, 1.0),
-    "q": (0.0, 1.0),
-    "label_smoothing": (0.0, 1.0),
-    "learning_rate": (0.0, 1e30),
-    "head_learning_rate": (0.0, 1e30),
-    "weight_decay": (0.0, 1e30),
-    "clip": _POSITIVE,
-    "batch_size": (0, 1e12),
-    "epochs": (0, 1e9),
-    "shuffle_block": (0, 1e12),
-    "shuffle_window": (0, 1e12),
-    "evaluate_every": (0, 1e12),
-    "patience": (0, 1e9),
-    "mixup": (0.0, 1e30),
-    "label_noise": (0.0, 1.0),
-    "seed": (0, 2**32 - 1),
-    "split_seed": (0, 2**32 - 1),
     "threads": (1, 4096),
 }
 
 
-def _accept(value: Any, kind: Any) -> tuple[bool, Any]:
+def accept(value: Any, kind: Any) -> tuple[bool, Any]:
     """Whether a value is of a field's type, and the value in that type: JSON has lists for tuples and 1 for 1.0."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         for option in typing.get_args(kind):
-            accepted, converted = _accept(value, option)
+            accepted, converted = accept(value, option)
             if accepted:
                 return True, converted
         return False, value
@@ -427,9 +358,7 @@ def _accept(value: Any, kind: Any) -> tuple[bool, Any]:
         return value in typing.get_args(kind), value
     if typing.get_origin(kind) is tuple:
         items = (
-            [_accept(item, typing.get_args(kind)[0]) for item in value]
-            if isinstance(value, (list, tuple))
-            else [(False, value)]
+            [accept(item, typing.get_args(kind)[0]) for item in value] if isinstance(value, (list, tuple)) else [(False, value)]
         )
         accepted = all(fits for fits, _ in items)
         return accepted, tuple(item for _, item in items) if accepted else value
@@ -440,11 +369,6 @@ def _accept(value: Any, kind: Any) -> tuple[bool, Any]:
             return False, value
     # A NaN is of the type float and passes every comparison the wrong way round.
     return type(value) is kind and value == value, value
-
-
-def _shown(number: float) -> str:
-    """A number for a message; an integer may have thousands of digits."""
-    return f"{number:g}" if abs(number) < 1e300 else f"{number}"
 
 
 def describe(kind: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a model is worth: its accuracies, and the guesses of a trained one."""
+"""Evaluation: the metrics of a model on some examples, and the predictions of a trained one."""
 
 import dataclasses
 import math
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import anyk
-from anyk import candidates
+from anyk import candidates, metrics
 from anyk.lab.data import Split
 from anyk.lab.run import models, own_models
-from anyk.lab.run.folder import Run
-from anyk.lab.run.processes import ALONE, Ranks
-from anyk.lab.run.reading import Reader, divide, find_device, read_data, resolved
+from anyk.lab.run.batches import Reader, divide, find_device, read_data, resolved
+from anyk.lab.run.processes import ALONE, ProcessGroup
+from anyk.lab.run.run_folder import Run
 
 KS = (1, 5, 10, 20)
 #: of these, and of those that are wanted, also the mean over the classes
@@ -28,7 +28,7 @@ GUESSES = 20
 
 @dataclass(frozen=True)
 class Examined:
-    """What a model does with each of some examples."""
+    """What a model does with each of some examples, and the metrics that follow from it."""
 
     ranks: Tensor
     """(N,), int32: the rank of the target, 1 for the best, as :func:`anyk.target_ranks` counts; behind all classes where the
@@ -45,25 +45,20 @@ class Examined:
         NDCG of every k above 1, some accuracies as the mean over the classes of the examples ("macro"), and the cross-entropy.
         """
         ks, judged = list(ks), tuple(judged)
-        accuracies = {f"top{k}": int((self.ranks <= k).sum()) / len(self.ranks) for k in ks}
+        # All targets that are no class are one more class, which no guess hits.
+        classes = self.labels.clamp(min=-1) + 1
+        ranks = self.ranks.double().where(self.labels >= 0, math.inf)
+        ranked = metrics.Ranked(classes, ranks, torch.ones_like(classes, dtype=torch.bool), int(classes.max()) + 1)
+        accuracies = {f"top{k}": float(ranked.accuracy(k, "micro")) for k in ks}
         counted = [accuracies[metric] for k in judged or (1, 5) if (metric := f"top{k}") in accuracies]
-        ranks = self.ranks.double()
-        gains = 1 / (1 + ranks).log2()
         return {
             **accuracies,
-            "mrr": float((1 / ranks).where(self.labels >= 0, 0).mean()),
-            **{f"ndcg{k}": float(gains[self.ranks <= k].sum()) / len(ranks) for k in ks if k > 1},
-            **{f"macro_top{k}": self._macro(self.ranks <= k) for k in ks if k in (*MACRO_KS, *judged)},
+            "mrr": float(ranked.mean_reciprocal_rank("micro")),
+            **{f"ndcg{k}": float(ranked.ndcg(k, "micro")) for k in ks if k > 1},
+            **{f"macro_top{k}": float(ranked.accuracy(k, "macro")) for k in ks if k in (*MACRO_KS, *judged)},
             "mean": sum(counted) / len(counted),
             "cross_entropy": self.cross_entropy,
         }
-
-    def _macro(self, hits: Tensor) -> float:
-        """The mean over the classes of the fraction of hits; all targets that are no class are one more."""
-        classes = self.labels.clamp(min=-1) + 1
-        examples = classes.bincount()
-        found = classes[hits].bincount(minlength=len(examples))
-        return float((found / examples.double())[examples > 0].mean())
 
 
 @torch.no_grad()
@@ -74,9 +69,9 @@ def examine(
     reader: Reader,
     guesses: int = 0,
     amp: bool = False,
-    ranks: Ranks = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> Examined:
-    """Show a model the examples at some positions, in evaluation mode. Each rank has its part of them; all get the whole.
+    """Evaluate a model on the examples at some positions. Each process has its part of them; all get the whole result.
 
     A label below 0 is a miss: the model has no such class.
     """
@@ -84,7 +79,7 @@ def examine(
     found = [(nothing.new_empty(0), nothing)]  # all that a rank without examples has
     cross_entropy = torch.zeros((), device=reader.device)
     model.eval()
-    for block in reader.blocks(examples, ranks.shard(index)):
+    for block in reader.blocks(examples, group.shard(index)):
         target = examples.labels[block].to(reader.device)
         with torch.autocast(reader.device.type, torch.bfloat16, enabled=amp):
             scores = reader.mask(model(reader(examples, block)), examples, block)
@@ -95,10 +90,10 @@ def examine(
         cross_entropy += functional.cross_entropy(scores.float(), target.where(known, -100), reduction="sum")
     model.train()
     own = [torch.cat(tensors).cpu() for tensors in zip(*found, strict=True)]
-    every_rank, every_guess = (torch.cat(tensors) for tensors in zip(*ranks.all_gather(own), strict=True))
+    every_rank, every_guess = (torch.cat(tensors) for tensors in zip(*group.all_gather(own), strict=True))
     labels = examples.labels[index]
     known_targets = int((labels >= 0).sum())
-    mean = float(ranks.all_reduce(cross_entropy)) / known_targets if known_targets else math.nan
+    mean = float(group.all_reduce(cross_entropy)) / known_targets if known_targets else math.nan
     return Examined(every_rank, labels, every_guess, mean)
 
 
@@ -147,7 +142,7 @@ class Predictor:
 
 
 def unfinished(result: Mapping[str, Any]) -> str:
-    """The sign, if any, that a run might have come further: near chance at its end, or the best evaluation in its last tenth.
+    """Why a run may need more training, or "": it ended near chance, or its best evaluation is in its last tenth.
 
     None of a run that lost patience: it did not improve any more.
     """

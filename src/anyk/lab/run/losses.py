@@ -1,4 +1,4 @@
-"""From a config's words to a loss of the core."""
+"""The loss of a config: which class of the core, with which arguments, and how they change over a run."""
 
 import csv
 from pathlib import Path
@@ -12,10 +12,10 @@ from anyk import p_k as p_ks
 from anyk.lab import files
 from anyk.lab.data.sets import ONE_CLASS
 from anyk.lab.errors import LabError
-from anyk.lab.run import names
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
 from anyk.lab.run.sequence_models import SequenceModel
-from anyk.losses import TopKLossModule
+from anyk.losses import TopKLoss
 
 #: of more classes than these, the scores are made and used in pieces
 MOST_SCORES = 20_000
@@ -25,7 +25,7 @@ def criterion(config: Config, classes: int) -> nn.Module:
     """The loss of a config for so many classes."""
     if classes < 2:
         raise LabError(ONE_CLASS)
-    loss = names.find(config.loss)
+    loss = loss_names.find(config.loss)
     if loss.family == "softmax":
         settings = loss.settings(config)
         # Where some classes are no guess, torch's own would smooth towards their scores of minus infinity.
@@ -46,7 +46,7 @@ def criterion(config: Config, classes: int) -> nn.Module:
         raise LabError(f"P_K reaches to k = {k}, but only m = {config.m} are ranked: give a larger --m or a shorter --p-k.")
     if loss.family == "one k":
         return loss.make(k=k, **loss.settings(config))
-    return loss.make(p_k, loss.make_operator(**loss.operator_settings(config)), m=m, **loss.settings(config))
+    return loss.make(p_k, loss.operator_class(**loss.operator_settings(config)), m=m, **loss.settings(config))
 
 
 def head(loss: nn.Module, model: nn.Module, config: Config) -> anyk.LinearHead | None:
@@ -56,7 +56,7 @@ def head(loss: nn.Module, model: nn.Module, config: Config) -> anyk.LinearHead |
         return None
     if isinstance(loss, nn.CrossEntropyLoss):
         loss = anyk.TopKErrorLoss([1.0], ce_weight=1.0, label_smoothing=loss.label_smoothing)
-    if not isinstance(loss, TopKLossModule):
+    if not isinstance(loss, TopKLoss):
         return None
     layer: Any = model.output
     with torch.device("meta"):
@@ -78,7 +78,7 @@ def settings_of(name: str) -> frozenset[str]:
     >>> sorted(settings_of("softmax")), sorted(settings_of("hinge"))
     (['label_smoothing'], ['label_smoothing', 'p_k', 'p_k_file'])
     """
-    loss, config = names.find(name), Config()
+    loss, config = loss_names.find(name), Config()
     taken = set(loss.settings(config))
     if loss.family in ("softmax", "gce"):
         taken &= {"label_smoothing", "ce_weight", "q"}
@@ -92,22 +92,20 @@ def settings_of(name: str) -> frozenset[str]:
 
 def trained_ks(loss: nn.Module, config: Config) -> list[int]:
     """The k that a config's loss trains for, at any time of the run."""
-    if not isinstance(loss, TopKLossModule):
+    if not isinstance(loss, TopKLoss):
         return [int(getattr(loss, "k", 1))]
     assert loss.spec.p_k is not None
     trained = set(loss.spec.p_k.positive())
-    if config.p_k_end is not None and names.find(config.loss).operator is not None:
+    if config.p_k_end is not None and loss_names.find(config.loss).operator is not None:
         trained |= set(p_ks.read(list(config.p_k_end)).positive())
     return sorted(trained)
 
 
 def reschedule(loss: nn.Module, config: Config, progress: float) -> None:
     """Move the temperature, P_K and the ce_weight to where they stand after this fraction of the run."""
-    if (config.temperature_end, config.p_k_end, config.ce_weight_end) == (None, None, None) or not isinstance(
-        loss, TopKLossModule
-    ):
+    if (config.temperature_end, config.p_k_end, config.ce_weight_end) == (None, None, None) or not isinstance(loss, TopKLoss):
         return
-    moves = names.find(config.loss).operator is not None  # the control has one k and no temperature
+    moves = loss_names.find(config.loss).operator is not None  # gce has one k, and no temperature to move
     if config.temperature_end is not None and moves:
         start = config.temperature
         loss.operator.temperature = start * (config.temperature_end / start) ** progress

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import reprlib
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,25 +20,23 @@ from anyk.lab.data import Dataset
 from anyk.lab.data.sets import Tokens
 from anyk.lab.errors import LabError
 from anyk.lab.run import own_models, sequence_models
-from anyk.lab.run.config import LARGEST_IMAGE, LONGEST_CONTEXT, Setting
-from anyk.lab.run.folder import read_tensors
+from anyk.lab.run.config import LARGEST_IMAGE, LONGEST_CONTEXT, Setting, accept, describe
 from anyk.lab.run.own_models import BUILT_IN, SEQUENCE_MODELS, Maker
 from anyk.lab.run.own_models import word_of as word_of
+from anyk.lab.run.run_folder import read_tensors
 
+#: of the description in a model's file
 FORMAT = 3
-#: what a file of a former format does not have
-_SINCE_3 = {"width", "tokens", "embedding", "layers", "heads", "tied", "mask_seen"}
-_LATER = {"1": {"feature_mean", "feature_std", *_SINCE_3}, "2": _SINCE_3, "3": set[str]()}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What there is to know of a model beside its weights: with both, it can be used where its data are not."""
+    """The description of a model that is stored beside its weights: with both it can be used without its data."""
 
     model: str
     shape: tuple[int, ...]
     """of one example, as the data set has it: (features,) or (channels, height, width), to which
-    :func:`anyk.lab.data.folders.read_pixels` brings an image file"""
+    :func:`anyk.lab.data.images.read_pixels` brings an image file"""
     classes: tuple[str, ...]
     hidden: int
     dropout: float
@@ -48,7 +47,7 @@ class Plan:
     """of embeddings that were standardised, for each feature, of the training part; as ``feature_std``"""
     feature_std: tuple[float, ...] = ()
     width: int = 32
-    """of the cnn"""
+    """channels of the first convolution of the cnn"""
     tokens: Tokens = ""
     """what the tokens of a model of sequences are; "": it takes none. Its shape is the number of them that it sees"""
     embedding: int = 0
@@ -56,7 +55,7 @@ class Plan:
     heads: int = 1
     tied: bool = False
     mask_seen: bool = False
-    """whether what a sequence has had before is no guess"""
+    """whether tokens that a sequence has had before are excluded from the guesses"""
 
     @classmethod
     def of(cls, config: Setting, dataset: Dataset) -> "Plan":
@@ -77,24 +76,12 @@ class Plan:
             if name in BUILT_IN and min(shape[1:]) < 8:
                 size = f"{shape[1]} x {shape[2]}"
                 raise LabError(f"model {name} needs images of at least 8 x 8 pixels, but {dataset.name} has {size}.")
-        return cls(
-            model=name,
-            shape=shape,
-            classes=dataset.classes,
-            hidden=config.hidden,
-            dropout=config.dropout or 0.0,
-            mean=dataset.mean,
-            std=dataset.std,
-            feature_mean=dataset.feature_mean,
-            feature_std=dataset.feature_std,
-            width=config.width,
-            tokens=dataset.tokens,
-            embedding=config.embedding if tokens else 0,
-            layers=config.layers if tokens else 0,
-            heads=config.heads if tokens else 1,
-            tied=config.tied and tokens,
-            mask_seen=config.mask_seen and tokens,
-        )
+        of_data: dict[str, Any] = {
+            field: getattr(dataset, field) for field in ("classes", "mean", "std", "feature_mean", "feature_std", "tokens")
+        }
+        of_tokens = ("embedding", "layers", "heads", "tied", "mask_seen") if tokens else ()
+        of_model = {field: getattr(config, field) for field in ("model", "hidden", "width", *of_tokens)}
+        return cls(shape=shape, dropout=config.dropout or 0.0, **of_data, **of_model)
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -108,58 +95,45 @@ class Plan:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Plan":
         """What :meth:`to_json` gave, or a ValueError that says what is wrong with it."""
-        lacking = _LATER.get(str(fields.get("format")), set())
-        known = [field.name for field in dataclasses.fields(cls) if field.name not in lacking]
-        if str(fields.get("format")) not in _LATER or fields.keys() != {"format", *known}:
+        types = typing.get_type_hints(cls)
+        if fields.get("format") != FORMAT or fields.keys() != {"format", *types}:
             raise ValueError("it does not say what model it is of, as files of this version of anyk do")
-        values: dict[str, Any] = {name: tuple(value) if isinstance(value := fields[name], list) else value for name in known}
-        model, shape, classes = values["model"], values["shape"], values["classes"]
-
-        def whole(number: object) -> bool:
-            return type(number) is int and 0 < number < 2**62
 
         def refuse_unless(fine: bool, name: str, expected: str) -> None:
             if not fine:
                 raise ValueError(f"{name} should be {expected}, but is {reprlib.repr(fields[name])}")
 
-        fine = type(model) is str and own_models.is_word(model)
-        refuse_unless(fine, "model", f"{', '.join(BUILT_IN)}, module:function or timm:NAME")
-        dimensions: tuple[int, ...] = (3,) if model in ("cnn", "resnet18") or own_models.is_timm(model) else (1, 3)
-        if model in SEQUENCE_MODELS or values.get("tokens"):
-            dimensions = (1,)
-            own = model in SEQUENCE_MODELS or own_models.is_function(model)
-            refuse_unless(own and values["tokens"] in ("items", "words", "python"), "tokens", "items, words or python")
-            for name in ("tied", "mask_seen"):
-                refuse_unless(type(values[name]) is bool, name, "true or false")
-            for name in ("embedding", "layers", "heads") if model in SEQUENCE_MODELS else ():
-                refuse_unless(whole(values[name]), name, "a positive number")
-            refuse_unless(model not in SEQUENCE_MODELS or values["layers"] <= 1000, "layers", "at most 1000")
-        fine = type(shape) is tuple and len(shape) in dimensions and all(map(whole, shape))
-        of = {(1,): "the length of a sequence", (3,): "that of an image", (1, 3): "that of an embedding or an image"}
-        refuse_unless(fine, "shape", of[dimensions])
-        # Not every model has weights for each pixel or place, which would tell that the shape is wrong.
-        if dimensions == (1,):
-            refuse_unless(shape[0] <= LONGEST_CONTEXT, "shape", f"at most {LONGEST_CONTEXT}")
-        fine = len(shape) == 1 or shape[1] * shape[2] <= LARGEST_IMAGE**2
-        refuse_unless(fine, "shape", f"of at most {LARGEST_IMAGE} x {LARGEST_IMAGE} pixels")
-        # Two classes may have one name, as the two cranes of ImageNet have.
-        fine = type(classes) is tuple and {type(name) for name in classes} == {str}
-        refuse_unless(fine, "classes", "a list of names")
-        for name in ("hidden", "width"):
-            refuse_unless(whole(values.get(name, 1)), name, "a positive number")
-        fine = type(values["dropout"]) in (int, float) and 0 <= values["dropout"] < 1
-        refuse_unless(fine, "dropout", "at least 0 and below 1")
+        values = {}
+        for name, kind in types.items():
+            accepted, values[name] = accept(fields[name], kind)
+            refuse_unless(accepted, name, describe(kind))
+        plan = cls(**values)
+        model, shape, largest = plan.model, plan.shape, 2**62
+        refuse_unless(own_models.is_word(model), "model", f"{', '.join(BUILT_IN)}, module:function or timm:NAME")
+        of_sequences = model in SEQUENCE_MODELS
+        fine = own_models.is_function(model) or bool(plan.tokens) == of_sequences
+        refuse_unless(fine, "tokens", "items, words or python" if of_sequences else "empty")
+        for name in ("hidden", "width", *(("embedding", "layers", "heads") if of_sequences else ())):
+            refuse_unless(0 < values[name] < largest, name, "a positive number")
+        refuse_unless(plan.layers <= 1000, "layers", "at most 1000")
+        refuse_unless(0 <= plan.dropout < 1, "dropout", "at least 0 and below 1")
+        refuse_unless(bool(plan.classes), "classes", "some names")
+        of_images = model in ("cnn", "resnet18") or own_models.is_timm(model)
+        dimensions = (1,) if plan.tokens else (3,) if of_images else (1, 3)
+        fine = len(shape) in dimensions and all(0 < size < largest for size in shape)
+        refuse_unless(fine, "shape", f"{' or '.join(map(str, dimensions))} positive numbers")
+        # Not every model has weights for each pixel or place, which would show that the shape is wrong.
+        refuse_unless(not plan.tokens or shape[0] <= LONGEST_CONTEXT, "shape", f"at most {LONGEST_CONTEXT}")
         images = len(shape) == 3
-        for name in [name for name in known if name.endswith(("mean", "std"))]:
+        fine = not images or shape[1] * shape[2] <= LARGEST_IMAGE**2
+        refuse_unless(fine, "shape", f"of at most {LARGEST_IMAGE} x {LARGEST_IMAGE} pixels")
+        for name in ("mean", "std", "feature_mean", "feature_std"):
             of_features = name.startswith("feature")
             # Images have their own; features may have none.
             counts = {shape[0]} if images and not of_features else {0} if images or not of_features else {0, shape[0]}
-            numbers = values[name]
-            fine = type(numbers) is tuple and len(numbers) in counts
-            fine = fine and all(type(value) in (int, float) and abs(value) < 1e300 for value in numbers)
-            fine = fine and ("mean" in name or all(value > 0 for value in numbers))
+            fine = len(values[name]) in counts and all(abs(value) < 1e300 for value in values[name])
+            fine = fine and ("mean" in name or all(value > 0 for value in values[name]))
             refuse_unless(fine, name, f"{' or '.join(map(str, sorted(counts)))} numbers")
-        plan = cls(**values)
         refuse_unless(len(plan.feature_mean) == len(plan.feature_std), "feature_std", "as many numbers as feature_mean")
         return plan
 
@@ -342,8 +316,8 @@ def _check_weights(model: nn.Module | None, weights: Mapping[str, Tensor]) -> No
     given = {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
     for name in [*wanted, *given]:
         if wanted.get(name) != given.get(name):
-            told = [f"{facts[0]} {list(facts[1])}" if facts else "none" for facts in (wanted.get(name), given.get(name))]
-            raise ValueError(f"the weights {name} should be {told[0]}, but are {told[1]}")
+            expected, found = (f"{each[0]} {list(each[1])}" if each else "none" for each in (wanted.get(name), given.get(name)))
+            raise ValueError(f"the weights {name} should be {expected}, but are {found}")
 
 
 def load(path: str | Path, *, model: str | Maker | None = None, trust: bool = False) -> Classifier:

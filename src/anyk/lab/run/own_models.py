@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyk.lab.errors import LabError
+from anyk.lab.errors import LabError, first_line
 
 SEQUENCE_MODELS = ("context", "gru", "attention")
 """The lab's own that take tokens."""
@@ -99,7 +99,7 @@ def find(word: str, what: str = "model") -> Callable[..., Any]:
         try:
             found: Any = importlib.import_module(module)
         except Exception as error:  # whatever the module does while it is imported
-            raise LabError(f"{what} {word} cannot be imported ({told(error, sys.modules.get(module))}).") from None
+            raise LabError(f"{what} {word} cannot be imported ({message(error, sys.modules.get(module))}).") from None
         for part in name.split("."):
             if not hasattr(found, part):
                 raise LabError(f"{what} {word} is not found: {module} has no {name}.")
@@ -139,7 +139,7 @@ def make(
                 model = function(shape, classes)
             except Exception as error:
                 source = sys.modules.get(getattr(function, "__module__", ""))
-                raise LabError(f"model {word} failed when called with {shape}, {classes} ({told(error, source)}).") from None
+                raise LabError(f"model {word} failed when called with {shape}, {classes} ({message(error, source)}).") from None
     _try(model, word, shape, classes, tokens)
     return model
 
@@ -150,11 +150,11 @@ def _of_timm(word: str, shape: tuple[int, ...], classes: int, pretrained: bool) 
     try:
         timm = importlib.import_module("timm")
     except Exception as error:  # installed, but not for this torch
-        raise LabError(f"model {word} needs timm ({told(error)}): pip install timm") from None
+        raise LabError(f"model {word} needs timm ({message(error)}): pip install timm") from None
     try:
         return timm.create_model(match[1], pretrained=bool(match[2]) and pretrained, num_classes=classes, in_chans=shape[0])
     except Exception as error:  # unknown names, failed downloads
-        raise LabError(f"timm cannot make {match[1]} ({told(error)}).") from None
+        raise LabError(f"timm cannot make {match[1]} ({message(error)}).") from None
 
 
 def _try(model: Any, word: str, shape: tuple[int, ...], classes: int, tokens: bool) -> None:
@@ -172,7 +172,7 @@ def _try(model: Any, word: str, shape: tuple[int, ...], classes: int, tokens: bo
             scores: Any = model.eval()(inputs.to(device))
     except Exception as error:
         source = sys.modules.get(type(model).__module__)
-        raise LabError(f"model {word} failed on two examples of shape {shape} ({told(error, source)}).") from None
+        raise LabError(f"model {word} failed on two examples of shape {shape} ({message(error, source)}).") from None
     finally:
         model.train(training)
     if not isinstance(scores, Tensor) or scores.shape != (2, classes):
@@ -222,10 +222,10 @@ def working_folder_on_path() -> Iterator[None]:
             sys.path.remove(here)
 
 
-def told(error: Exception, module: ModuleType | None = None) -> str:
+def message(error: Exception, module: ModuleType | None = None) -> str:
     """An error of somebody's code in one line, with the line of the module that it came from."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    kind, line = type(error).__name__, first_line(error)
+    text = kind if line == kind else f"{kind}: {line[:200]}"
     file = getattr(module, "__file__", None)
     places = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{text}, line {places[-1]} of {os.path.basename(str(file))}" if places else text

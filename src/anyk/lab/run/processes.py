@@ -1,11 +1,13 @@
-"""The processes of one run: who they are, and what they tell each other.
+"""The processes of one run: who they are, and how they communicate.
 
 `torchrun --nproc-per-node N -m anyk train …` starts the same program N times. Each process, a rank, takes its part of every
-batch and of every evaluation. The first one alone writes files and speaks. A run of one process has the ranks `ALONE`, which
-have nobody to tell anything and import nothing.
+batch and of every evaluation. The first one alone writes files and prints. A run of one process has the group `ALONE`, in which
+nothing is communicated.
 """
 
 import gc
+import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import threading
@@ -17,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from anyk.lab.errors import LabError, Stopped
 
@@ -24,11 +27,11 @@ Answer = TypeVar("Answer")
 
 
 class Agreed(LabError):
-    """An error that every rank knows of: the first one tells it."""
+    """An error that every rank has: the first one prints it."""
 
 
 class OwnError(LabError):
-    """An error that only this rank knows of, whichever it is: it tells it itself."""
+    """An error that only this rank has, whichever it is: it prints it itself."""
 
 
 def launched() -> int:
@@ -36,30 +39,29 @@ def launched() -> int:
     return int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
 
 
-def speaks() -> bool:
-    """Whether this process is the one that tells what all of them know."""
+def is_main() -> bool:
+    """Whether this is the process that prints what all of them know."""
     return launched() == 1 or os.environ["RANK"] == "0"
 
 
-class Ranks:
-    """This process and the others of its run, or of a part of them.
+class ProcessGroup:
+    """This process, a rank, and the others of its run.
 
-    What all must do together (``broadcast``, ``all_gather``, ``all_reduce``, ``together``) returns the same everywhere, or
+    What all ranks must call (``broadcast``, ``all_gather``, ``all_reduce``, ``run_on_all``) returns the same everywhere, or
     raises the same error everywhere.
 
     Args:
         rank: the number of this process.
         world_size: the number of processes.
         local_rank: the number of this process on its machine.
-        group: the process group, if it is not of all.
     """
 
-    def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0, group: Any = None) -> None:
-        self.rank, self.world_size, self.local_rank, self.group = rank, world_size, local_rank, group
+    def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
+        self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
         self.first = rank == 0
 
     def __repr__(self) -> str:
-        return f"Ranks({self.rank}, {self.world_size})"
+        return f"ProcessGroup({self.rank}, {self.world_size})"
 
     # Sharing the work ------------------------------------------------------------------------------------------------------
 
@@ -90,7 +92,7 @@ class Ranks:
             return model
         from torch.nn.parallel import DistributedDataParallel
 
-        replica = DistributedDataParallel(model, process_group=self.group)
+        replica = DistributedDataParallel(model)
         training = model.training
         model.eval()  # batch normalisation must not remember this batch
         replica(inputs).sum().backward()
@@ -98,56 +100,48 @@ class Ranks:
         model.zero_grad()
         return replica
 
-    # Telling each other ----------------------------------------------------------------------------------------------------
+    # Communication ---------------------------------------------------------------------------------------------------------
 
     def all_reduce_any(self, *flags: bool) -> list[bool]:
         """For each flag, whether it is True in any rank."""
         if self.world_size == 1:
             return list(flags)
-        import torch.distributed as dist
-
-        told = torch.tensor(flags, dtype=torch.uint8)
-        dist.all_reduce(told, dist.ReduceOp.MAX, self.group)
-        return [bool(flag) for flag in told.tolist()]
+        raised = torch.tensor(flags, dtype=torch.uint8)
+        dist.all_reduce(raised, dist.ReduceOp.MAX)
+        return [bool(flag) for flag in raised.tolist()]
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks."""
         if self.world_size == 1:
             return tensor
-        import torch.distributed as dist
-
         total = tensor.clone()
-        dist.all_reduce(total, group=self.group)
+        dist.all_reduce(total)
         return total
 
     def all_gather(self, value: Any) -> list[Any]:
         """What the ranks have, in their order."""
         if self.world_size == 1:
             return [value]
-        import torch.distributed as dist
-
         values = [None] * self.world_size
-        dist.all_gather_object(values, value, self.group)
+        dist.all_gather_object(values, value)
         return values
 
     def broadcast(self, function: Callable[[], Answer]) -> Answer:
         """What the function returns in the first rank, for all; it is called there alone."""
         if self.world_size == 1:
             return function()
-        import torch.distributed as dist
-
         answer: list[Any] = [None, None]
         if self.first:
             try:
                 answer[0] = function()
             except LabError as error:
                 answer[1] = str(error)
-        dist.broadcast_object_list(answer, group_src=0, group=self.group, device=torch.device("cpu"))
+        dist.broadcast_object_list(answer, group_src=0, device=torch.device("cpu"))
         if answer[1] is not None:
             raise Agreed(answer[1])
         return answer[0]
 
-    def together(self, function: Callable[[], Answer]) -> Answer:
+    def run_on_all(self, function: Callable[[], Answer]) -> Answer:
         """Call a function in every rank; a LabError in one of them is raised in all."""
         if self.world_size == 1:
             return function()
@@ -158,14 +152,14 @@ class Ranks:
             raise
         except LabError as error:
             problem = str(error)
-        problems = [told for told in self.all_gather(problem) if told is not None]
+        problems = [each for each in self.all_gather(problem) if each is not None]
         if problems:
             raise Agreed(problems[0])
         return answer  # type: ignore[return-value]
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Turn what the communication says when another rank has ended into one sentence."""
+    def readable_errors(self) -> Iterator[None]:
+        """What torch raises when another rank has ended, as a message for the user."""
         try:
             yield
         except RuntimeError as error:
@@ -179,15 +173,15 @@ class Ranks:
         """Call a function in every rank, but first in one of each machine: it may fill a cache that the others then read."""
         if self.world_size == 1:
             return function()
-        early = self.together(lambda: [function()] if self.local_rank == 0 else [])
-        return self.together(lambda: early or [function()])[0]
+        early = self.run_on_all(lambda: [function()] if self.local_rank == 0 else [])
+        return self.run_on_all(lambda: early or [function()])[0]
 
 
-ALONE = Ranks()
+ALONE = ProcessGroup()
 
 
 @contextmanager
-def joined(device: str) -> Iterator[Ranks]:
+def joined(device: str) -> Iterator[ProcessGroup]:
     """The ranks that torchrun has started, for as long as they work together; `ALONE` without it.
 
     Args:
@@ -196,8 +190,6 @@ def joined(device: str) -> Iterator[Ranks]:
     if launched() == 1:
         yield ALONE
         return
-    import torch.distributed as dist
-
     # Its functions keep, as their default, the group there is when they are imported; DDP imports them. A group that is kept
     # is not ended by destroying it, see below.
     import torch.distributed.nn
@@ -209,7 +201,7 @@ def joined(device: str) -> Iterator[Ranks]:
     local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     if kind == "cuda" and local < torch.cuda.device_count():
         torch.cuda.set_device(local)
-    # What the ranks tell each other is on the CPU, so that it does not make a GPU wait.
+    # What the ranks communicate beside gradients is on the CPU, so that it does not make a GPU wait.
     backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
     store, rank, world = next(rendezvous("env://"))
     if os.environ.get("LOCAL_WORLD_SIZE") == str(world):
@@ -219,20 +211,28 @@ def joined(device: str) -> Iterator[Ranks]:
         )
     # Long: one rank may read fifty gigabytes through while the others wait. That a rank has died is seen at once anyway.
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(days=1))
-    ranks = Ranks(rank, world, local)
-    _end_with_torchrun()
+    group = ProcessGroup(rank, world, local)
+    die_with_parent()
     try:
-        with ranks.watching():
-            yield ranks
+        with group.readable_errors():
+            yield group
     except (Agreed, Stopped):
-        _let_the_first_go_first(ranks)
+        _let_the_first_go_first(group)
         raise
     except LabError as error:
-        raise OwnError(f"rank {ranks.rank}: {error}") from None
+        raise OwnError(f"rank {group.rank}: {error}") from None
     else:
         # The threads of the group are waited for when the last reference to it goes; DDP, which has one, goes with the garbage.
         gc.collect()
         dist.destroy_process_group()
+
+
+def ignore_signals() -> None:
+    """Before the ranks end: torchrun hands a signal on to processes that may have had it already, and ends all when one has
+    failed."""
+    if launched() > 1:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def still_joined() -> bool:
@@ -244,31 +244,34 @@ def still_joined() -> bool:
 
 
 def wait_to_be_ended() -> None:
-    """Before the ranks know each other, wait until torchrun has noticed that the first one has failed, and told why.
+    """Before the ranks know each other, wait until torchrun has noticed that the first one has failed, and printed why.
 
     Returns after half a minute: then the first one has not."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(30)
 
 
-def _let_the_first_go_first(ranks: Ranks) -> None:
+def _let_the_first_go_first(group: ProcessGroup) -> None:
     """Wait until the first rank has ended: it has something to say, and torchrun ends all as soon as one has failed."""
-    import torch.distributed as dist
-
-    if not ranks.first:
+    if not group.first:
         try:
             dist.recv(torch.empty(1), 0)  # which is never sent
         except RuntimeError:
             return
 
 
-def _end_with_torchrun() -> None:
-    """A run must not go on when nobody waits for it: a new start of the same command would find its folder taken."""
-    parent = os.getppid()
+def die_with_parent() -> None:
+    """From now on, end this process when the one that started it ends: nobody waits for it, and a new start of the same command
+    would find its folder taken."""
+    parent = multiprocessing.parent_process()
+    parent_id = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        if parent is not None:  # whose child need not be a direct one: a server forks for it
+            multiprocessing.connection.wait([parent.sentinel])
+        else:
+            while os.getppid() == parent_id:
+                time.sleep(1)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -277,24 +280,23 @@ def _end_with_torchrun() -> None:
 # Batch normalisation -------------------------------------------------------------------------------------------------------
 
 
-def synchronise_batch_norm(model: nn.Module, ranks: Ranks) -> nn.Module:
+def synchronise_batch_norm(model: nn.Module, group: ProcessGroup) -> nn.Module:
     """Let batch normalisation see the whole batch, not only this rank's part. Names and shapes of the weights stay."""
-    if ranks.world_size > 1:
+    if group.world_size > 1:
         for module in model.modules():
             for name, child in module.named_children():
                 if isinstance(child, nn.BatchNorm2d):
-                    setattr(module, name, _BatchNorm(child, ranks))
+                    setattr(module, name, _BatchNorm(child))
     return model
 
 
 class _BatchNorm(nn.BatchNorm2d):
     """`torch.nn.BatchNorm2d` over the examples of all ranks, on any device. (`torch.nn.SyncBatchNorm` needs a GPU.)"""
 
-    def __init__(self, alike: nn.BatchNorm2d, ranks: Ranks) -> None:
+    def __init__(self, alike: nn.BatchNorm2d) -> None:
         super().__init__(alike.num_features, alike.eps, alike.momentum)
         self.to(alike.weight)
         self.load_state_dict(alike.state_dict())
-        self.group = ranks.group
 
     def forward(self, inputs: Tensor) -> Tensor:
         if not self.training:
@@ -302,10 +304,10 @@ class _BatchNorm(nn.BatchNorm2d):
         values = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         each = (0, 2, 3)
         own_count = values.new_full((1,), values.numel() / self.num_features)
-        sums = _Sum.apply(torch.cat([values.sum(each), own_count]), self.group)  # type: ignore[no-untyped-call]
+        sums = _sum_over_ranks(torch.cat([values.sum(each), own_count]))
         count = sums[-1].detach()
         deviations = values - _per_channel(sums[:-1] / count)
-        variance = _Sum.apply(deviations.square().sum(each), self.group) / count  # type: ignore[no-untyped-call]
+        variance = _sum_over_ranks(deviations.square().sum(each)) / count
         with torch.no_grad():
             assert self.running_mean is not None
             assert self.running_var is not None
@@ -321,22 +323,8 @@ def _per_channel(values: Tensor) -> Tensor:
     return values[:, None, None]
 
 
-class _Sum(torch.autograd.Function):
-    """The sum over the ranks. What depends on it depends on it in every rank, so the gradients are added up as well."""
+def _sum_over_ranks(own: Tensor) -> Tensor:
+    """What depends on the sum depends on it in every rank, so the gradients are added up as well."""
+    from torch.distributed.nn.functional import all_reduce
 
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:
-        import torch.distributed as dist
-
-        ctx.group = group
-        total = own.clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        import torch.distributed as dist
-
-        total = gradient.contiguous().clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
+    return all_reduce(own)  # type: ignore[no-untyped-call]

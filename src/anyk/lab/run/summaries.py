@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
-from anyk.lab.run.folder import FORMAT, Run
 from anyk.lab.run.losses import SETTINGS, settings_of
+from anyk.lab.run.run_folder import FORMAT, Run
 from anyk.lab.tables import Column, Measured, Table, Value, order, text, title
 
 METRICS = ("top1", "top5", "top10")
@@ -46,7 +46,7 @@ def collect(folders: Iterable[str | Path]) -> list[RunSummary]:
             if any((place / name).exists() for name in ("result.json", "error.txt", "environment.json", "metrics.jsonl")):
                 found.setdefault(place.resolve(), _summary(place))
     if not found:
-        raise LabError(f"There is no run in {', '.join(map(str, searched))}: `anyk train` and `anyk sweep` write them.")
+        raise LabError(f"There is no run in {', '.join(map(str, searched))}: `anyk train` writes them.")
     return list(found.values())
 
 
@@ -64,7 +64,7 @@ def _summary(folder: Path) -> RunSummary:
                 raise LabError(f"{file} has a {part} value that is not a number: train the run again.")
         if not _is_number(result.get("seconds")) or not isinstance(result["data"].get("fingerprint"), str):
             raise LabError(f"{file} does not say how long the run took, and on what data: train the run again.")
-        return RunSummary(folder, "finished", Config.of_run(result["config"], str(file)), result)
+        return RunSummary(folder, "finished", Config.from_json(result["config"], str(file)), result)
     if error is not None:
         # A traceback ends with what went wrong.
         return RunSummary(folder, "failed", run.config(), {}, error.rpartition("\n")[2].strip() or "error.txt is empty")

@@ -27,27 +27,12 @@ from anyk.lab.data import Dataset, Parts, Split
 from anyk.lab.data.streaming import block_order
 from anyk.lab.data.tokens import IGNORED, SequenceSplit
 from anyk.lab.errors import Diverged, LabError, Stopped, explain
-from anyk.lab.run import losses, models, own_models
+from anyk.lab.run import batches, losses, models, own_models
+from anyk.lab.run.batches import Reader, find_device, read_data
 from anyk.lab.run.config import Config
 from anyk.lab.run.evaluation import GUESSES, KS, Examined, examine
-from anyk.lab.run.folder import Run
-from anyk.lab.run.processes import ALONE, Ranks, synchronise_batch_norm
-from anyk.lab.run.reading import (
-    Reader,
-    check_batches,
-    check_data,
-    check_seen,
-    describe,
-    divide,
-    find_device,
-    mask_seen,
-    read_data,
-    resolved,
-    shuffle_of,
-    standardization,
-    steps_per_epoch,
-    windows_of,
-)
+from anyk.lab.run.processes import ALONE, ProcessGroup, synchronise_batch_norm
+from anyk.lab.run.run_folder import Run
 
 #: a checkpoint is written when the last one is older than this, or than so many times what it took to write
 CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 10.0, 50
@@ -62,6 +47,10 @@ class Progress:
     line: dict[str, Any] | None = None
 
 
+OnProgress = Callable[[Path, Progress], None]
+"""Called with a run's folder and where it stands."""
+
+
 def train(
     config: Config,
     folder: str | Path,
@@ -69,7 +58,7 @@ def train(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
     patience: float = 0.0,
-    ranks: Ranks = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> dict[str, Any]:
     """Train a config to its end and return the content of ``result.json``.
 
@@ -79,7 +68,7 @@ def train(
         on_progress: called after each step and each evaluation, in each rank.
         should_stop: asked before each step; True saves a checkpoint and raises :class:`Stopped`.
         patience: seconds to wait for another process to leave the folder.
-        ranks: the processes that train together, all of which call this; see :func:`anyk.lab.run.processes.joined`.
+        group: the processes that train together, all of which call this; see :func:`anyk.lab.run.processes.joined`.
     """
     run = Run(folder)
     with ExitStack() as folder_is_ours:
@@ -89,23 +78,23 @@ def train(
             run.begin(config, info.environment())
             return run.result()
 
-        result = ranks.broadcast(begin)
+        result = group.broadcast(begin)
         if result is not None:
             return result
         try:
-            with _alone(config), ranks.watching():
-                training = ranks.together(lambda: _Training(config, run, ranks))
+            with _alone(config), group.readable_errors():
+                training = group.run_on_all(lambda: _Training(config, run, group))
                 return training.to_the_end(on_progress, should_stop)
         except Exception as error:
-            if ranks.first and not isinstance(error, Stopped):
+            if group.first and not isinstance(error, Stopped):
                 run.fail(explain(error))
             raise
 
 
-def check(config: Config, ranks: Ranks = ALONE) -> None:
+def check(config: Config, group: ProcessGroup = ALONE) -> None:
     """Raise what :func:`train` would raise about the config and its data, before a folder is made for it."""
     with _alone(config):
-        ranks.together(lambda: _Training(config, Run(""), ranks))
+        group.run_on_all(lambda: _Training(config, Run(""), group))
 
 
 @contextmanager
@@ -124,38 +113,39 @@ class _Batch(NamedTuple):
     inputs: Tensor
     target: Tensor
     asked: dict[str, Any]
-    """of the model, beside what it sees: if it is causal, the places that have a target; no scores, if the loss makes them"""
+    """keyword arguments of the model: ``where`` there are targets, if it is causal; ``scored=False``, if the loss makes the
+    scores"""
     mask: Callable[[Tensor], Tensor]
     """of the scores, what is no guess"""
 
 
 class _Training:
-    def __init__(self, config: Config, run: Run, ranks: Ranks) -> None:
+    def __init__(self, config: Config, run: Run, group: ProcessGroup) -> None:
         self.run = run
-        self.ranks = ranks
-        self.device = find_device(ranks.device(config.device))
-        self.dataset = ranks.local_first(lambda: read_data(config))
+        self.group = group
+        self.device = find_device(group.device(config.device))
+        self.dataset = group.local_first(lambda: read_data(config))
         # By the first rank's machine: how the examples are shuffled may depend on its memory.
-        self.given_shuffle = shuffle_of(config)
-        self.config = config = ranks.broadcast(lambda: resolved(config, self.dataset))
-        check_data(config, self.dataset)
-        self.parts = divide(self.dataset, config)
-        check_batches(config, self.dataset, self.parts)
-        mean, std = ranks.broadcast(lambda: standardization(self.dataset, self.parts, config))
+        self.given_shuffle = batches.shuffle_of(config)
+        self.config = config = group.broadcast(lambda: batches.resolved(config, self.dataset))
+        batches.check_data(config, self.dataset)
+        self.parts = batches.divide(self.dataset, config)
+        batches.check_batches(config, self.dataset, self.parts)
+        mean, std = group.broadcast(lambda: batches.standardization(self.dataset, self.parts, config))
         self.dataset = dataclasses.replace(self.dataset, feature_mean=mean, feature_std=std)
         self.labels = noisy_labels(self.dataset, self.parts, config)
-        self.windows = windows_of(self.dataset, self.parts, self.labels, config)
-        self.steps_per_epoch = steps_per_epoch(config, self.parts, self.windows)
+        self.windows = batches.windows_of(self.dataset, self.parts, self.labels, config)
+        self.steps_per_epoch = batches.steps_per_epoch(config, self.parts, self.windows)
         self.steps = config.epochs * self.steps_per_epoch
         self.reader = Reader(self.dataset, self.device, config)
 
         torch.manual_seed(_seed(config.seed, "weights"))
-        self.model = synchronise_batch_norm(models.build(config, self.dataset).to(self.device), ranks)
+        self.model = synchronise_batch_norm(models.build(config, self.dataset).to(self.device), group)
         classes = len(self.dataset.classes)
         self.criterion = losses.criterion(config, classes).to(self.device)
         self.head = losses.head(self.criterion, self.model, config)
         trained_ks = losses.trained_ks(self.criterion, config)
-        check_seen(config, self.dataset, self.parts, max(trained_ks))
+        batches.check_seen(config, self.dataset, self.parts, max(trained_ks))
         ks = {*KS, *config.measure, *config.ks, *trained_ks}
         self.ks = sorted(k for k in ks if k < classes) or [1]
         self.optimizer = _optimizer(config, self.model)
@@ -175,14 +165,14 @@ class _Training:
 
     def to_the_end(self, on_progress: Callable[[Progress], None], should_stop: Callable[[], bool]) -> dict[str, Any]:
         self._restore()
-        self.replica = self.ranks.replicate(self.model, self.reader(self.dataset.train, self.parts.train[:1]))
+        self.replica = self.group.replicate(self.model, self.reader(self.dataset.train, self.parts.train[:1]))
         started = time.perf_counter() - self.seconds
         own = self.config.model not in own_models.BUILT_IN  # which may have any dropout in it
         random_steps = bool(self.config.augment or self.config.mixup or self.config.dropout or own)
         every = self.config.evaluate_every or self.steps_per_epoch
         order, order_epoch = torch.empty(0), -1
         self.model.train()
-        [stop] = self.ranks.all_reduce_any(should_stop())
+        [stop] = self.group.all_reduce_any(should_stop())
         while self.step < self.steps and not self._gave_up():
             if stop:
                 self.seconds = time.perf_counter() - started
@@ -193,7 +183,7 @@ class _Training:
                 order = torch.empty(0)  # the old one goes before the new one is made: of millions of examples they are large
                 order, order_epoch = self._order(epoch), epoch
             if random_steps:
-                torch.manual_seed(_seed(self.config.seed, "step", self.step, *([self.ranks.rank] if self.ranks.rank else [])))
+                torch.manual_seed(_seed(self.config.seed, "step", self.step, *([self.group.rank] if self.group.rank else [])))
             # Batches of nearly one size: a last one of a single example would be too small for batch normalisation.
             start, end = (number * len(order) // self.steps_per_epoch for number in (place, place + 1))
             self.reader.expect(self.dataset.train, order[start + self.config.shuffle_window : end + self.config.shuffle_window])
@@ -202,7 +192,7 @@ class _Training:
             if self.step % every == 0 or self.step == self.steps:
                 self.seconds = time.perf_counter() - started
                 line = self._evaluate()
-            stop, save = self.ranks.all_reduce_any(should_stop(), time.monotonic() - self.saved_at > self.pause)
+            stop, save = self.group.all_reduce_any(should_stop(), time.monotonic() - self.saved_at > self.pause)
             if save:
                 self.seconds = time.perf_counter() - started
                 self._save()
@@ -226,7 +216,7 @@ class _Training:
 
     def _take_step(self, index: Tensor) -> None:
         config, progress = self.config, self.step / self.steps
-        part = self.ranks.shard(index)
+        part = self.group.shard(index)
         inputs, target, asked, mask = self._batch(part)
         if config.augment and len(part):
             inputs = models.augment(inputs, config.augment)
@@ -241,8 +231,8 @@ class _Training:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.amp):
             scores = self.replica(inputs, **asked)
             loss: Any = self._loss(scores, mask, target) if len(target) else self._no_loss(scores)
-        whole = len(target) if self.ranks.world_size == 1 else self._count(index)
-        (loss * self.ranks.shard_weight(len(target), whole)).backward()
+        whole = len(target) if self.group.world_size == 1 else self._count(index)
+        (loss * self.group.shard_weight(len(target), whole)).backward()
         if config.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         self.optimizer.step()
@@ -266,7 +256,7 @@ class _Training:
 
         def mask(scores: Tensor) -> Tensor:
             if self.config.mask_seen and isinstance(train, SequenceSplit):
-                return mask_seen(scores, train, places, target)
+                return batches.mask_seen(scores, train, places, target)
             return scores
 
         return _Batch(inputs, target.to(self.device), asked, mask)
@@ -301,7 +291,7 @@ class _Training:
     # Evaluation ------------------------------------------------------------------------------------------------------------
 
     def _evaluate(self) -> dict[str, Any]:
-        train_loss = float(self.ranks.all_reduce(self.loss_sum)) / max(self.loss_count, 1)
+        train_loss = float(self.group.all_reduce(self.loss_sum)) / max(self.loss_count, 1)
         self.loss_sum.zero_()
         self.loss_count = 0
         started = time.perf_counter()
@@ -316,7 +306,7 @@ class _Training:
             "temperature": _current_temperature(self.criterion),
             "seconds": round(self.seconds, 3),
         }
-        self.ranks.together(lambda: self._note(line))
+        self.group.run_on_all(lambda: self._note(line))
         return line
 
     def _note(self, line: dict[str, Any]) -> None:
@@ -324,7 +314,7 @@ class _Training:
         if not math.isfinite(line["train_loss"]):
             raise self._diverged(f"the training loss is {line['train_loss']}")
         validation = line["validation"]
-        if self.ranks.first:
+        if self.group.first:
             self.run.add_metrics(line)
         self.evaluations += 1
         for metric in self._counting_metrics(validation):
@@ -344,15 +334,15 @@ class _Training:
         return ["mean" if self.config.select == "last" else self.config.select]
 
     def _examine(self, examples: Split, index: Tensor, guesses: int = 0) -> Examined:
-        return examine(self.model, examples, index, self.reader, guesses, self.config.amp, self.ranks)
+        return examine(self.model, examples, index, self.reader, guesses, self.config.amp, self.group)
 
     # Saving and going on ---------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
         # The sum of each rank, not the total: it would be rounded in another place than without a restart.
         started = time.monotonic()
-        loss_sums = self.ranks.all_gather(self.loss_sum.cpu())
-        self.ranks.together(lambda: self._write_checkpoint(torch.stack(loss_sums)) if self.ranks.first else None)
+        loss_sums = self.group.all_gather(self.loss_sum.cpu())
+        self.group.run_on_all(lambda: self._write_checkpoint(torch.stack(loss_sums)) if self.group.first else None)
         self.unsaved.clear()
         self.saved_at = time.monotonic()
         self.pause = max(CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (self.saved_at - started))
@@ -376,7 +366,7 @@ class _Training:
             "seconds": self.seconds,
             "seconds_in_model": self.seconds_in_model,
             "data": self.dataset.fingerprint,
-            "shuffle": shuffle_of(self.config),
+            "shuffle": batches.shuffle_of(self.config),
         }
         self.run.save_tensors("checkpoint.safetensors", tensors, state)
 
@@ -388,7 +378,7 @@ class _Training:
         return found
 
     def _restore(self) -> None:
-        found = self.ranks.broadcast(self._read_checkpoint)
+        found = self.group.broadcast(self._read_checkpoint)
         if found is None:
             return
         tensors, state = found
@@ -399,9 +389,9 @@ class _Training:
         self.loss_count, self.seconds = state["loss_count"], state["seconds"]
         self.seconds_in_model = state["seconds_in_model"]
         loss_sums = tensors.pop("loss_sum")
-        if len(loss_sums) == self.ranks.world_size:
-            self.loss_sum.copy_(loss_sums[self.ranks.rank])
-        elif self.ranks.first:  # there were more or fewer ranks: one takes the total
+        if len(loss_sums) == self.group.world_size:
+            self.loss_sum.copy_(loss_sums[self.group.rank])
+        elif self.group.first:  # there were more or fewer ranks: one takes the total
             self.loss_sum.copy_(loss_sums.sum())
         self.model.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model/")})
         moments: dict[int, dict[str, Tensor]] = {}
@@ -418,7 +408,7 @@ class _Training:
         each: dict[str, Tensor] = {}
         guesses = min(GUESSES, len(self.dataset.classes))
         for metric in self.best:
-            weights = self.unsaved.get(metric) or self.ranks.broadcast(partial(self._best_weights, metric))
+            weights = self.unsaved.get(metric) or self.group.broadcast(partial(self._best_weights, metric))
             chosen = chosen or weights
             if not self.config.tested:
                 continue
@@ -441,8 +431,8 @@ class _Training:
         result = {
             # What "auto" came to stands beside it: a machine with other memory makes no other config.
             "config": self.config.replace(**self.given_shuffle).to_json(),
-            "shuffle": shuffle_of(self.config),
-            "data": describe(self.dataset, self.parts, self.config),
+            "shuffle": batches.shuffle_of(self.config),
+            "data": batches.describe(self.dataset, self.parts, self.config),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "epochs": self.step / self.steps_per_epoch,
             "seconds": round(self.seconds, 3),
@@ -456,7 +446,7 @@ class _Training:
             self.run.finish(result, chosen, models.Plan.of(self.config, self.dataset).to_json(), each)
             return self.run.result() or {}
 
-        return self.ranks.broadcast(finish)
+        return self.group.broadcast(finish)
 
     def _best_weights(self, metric: str) -> dict[str, Tensor]:
         saved = self.run.load_tensors(f"best-{metric}.safetensors")

@@ -1,0 +1,31 @@
+"""For ``torch.autograd.Function``s: when a backward pass written by hand does not serve, and what does then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from anyk import checks
+
+
+def plain_gradients(
+    plain: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> tuple[Tensor | None, ...] | None:
+    """The gradients by autograd through the plain form of a function; None if those written by hand may be used.
+
+    A backward pass written by hand computes the first derivative of plain tensors. A second derivative, or a batch of gradients
+    at once, needs operations that autograd knows.
+
+    Args:
+        plain: the function, in operations that autograd differentiates.
+        inputs: all of its arguments; the gradients are by these, None for those that need none.
+        gradients: those of its results, as the backward pass gets them.
+    """
+    if not torch.is_grad_enabled() and all(checks.eager(gradient) for gradient in gradients):
+        return None
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
+    with torch.enable_grad():
+        found = iter(torch.autograd.grad(plain(*inputs), wanted, gradients, create_graph=True))
+    return tuple(next(found) if tensor.requires_grad else None for tensor in inputs)

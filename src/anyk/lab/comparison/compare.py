@@ -1,0 +1,154 @@
+"""`anyk.lab.compare`: the command as a function."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anyk.lab import tables
+from anyk.lab.comparison import report_page, results
+from anyk.lab.comparison import verdict as words
+from anyk.lab.comparison.config import WITHOUT_EFFECT, ComparisonConfig, ComparisonFields
+from anyk.lab.comparison.outcome import Comparison
+from anyk.lab.comparison.search import expected_runs, search
+from anyk.lab.comparison.snippet import code
+from anyk.lab.data import keep
+from anyk.lab.errors import LabError
+from anyk.lab.progress import watched
+from anyk.lab.run.own_models import Maker, word_of
+from anyk.lab.run.training import Progress
+
+
+@dataclass(frozen=True)
+class Report(Comparison):
+    """The outcome of :func:`compare`: everything that was measured, and what it shows.
+
+    ``print`` shows the table and the verdict, a notebook the whole report.
+    """
+
+    folder: str = ""
+    """where results.json, report.html, model.safetensors and the runs are"""
+    reused: int = 0
+    """runs that an earlier call had finished"""
+
+    @property
+    def verdict(self) -> list[str]:
+        """What the comparison shows, in sentences; the first is the headline."""
+        return words.verdict(self)
+
+    @property
+    def chosen(self) -> str:
+        """The loss to use, which is the best on validation if the test confirms it, otherwise softmax."""
+        return self.choice.name
+
+    @property
+    def code(self) -> str:
+        """The lines of Python that make this loss."""
+        return code(self.choice.config, self.data["classes"])
+
+    def table(self, format: tables.Format = "terminal") -> str:
+        """The table of test accuracies and differences to softmax, as text.
+
+        Args:
+            format: terminal, markdown, latex or csv.
+        """
+        return tables.render(words.table(self), format)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of results.json."""
+        return results.to_json(self)
+
+    def to_frame(self) -> Any:
+        """The same as a pandas DataFrame, in fractions: a row for each method and metric."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise LabError("to_frame needs pandas: pip install pandas") from None
+        found, rows = self.differences, []
+        for method in self.all_methods:
+            for metric in (*self.metrics, *self.others):
+                value, other = method.measured(metric), found.get((method.name, metric))
+                row: dict[str, Any] = {"method": method.name, "metric": metric}
+                row |= {"mean": value.mean, "std": value.std, "seeds": len(value.values)} if value is not None else {}
+                if other is not None:
+                    row |= {"difference": other.paired.difference, "low": other.paired.low, "high": other.paired.high}
+                    row["p"] = other.p
+                rows.append(row)
+        return pandas.DataFrame(rows, columns=["method", "metric", *_NUMBERS])
+
+    def __str__(self) -> str:
+        return "\n".join([self.table(), *self.verdict])
+
+    def _repr_html_(self) -> str:
+        return report_page.embed(self)
+
+
+_NUMBERS = ("mean", "std", "seeds", "difference", "low", "high", "p")
+
+
+def compare(
+    data: Any,
+    model: str | Maker = "auto",
+    losses: str | Sequence[str] = ComparisonFields.losses,
+    ks: int | Sequence[int] = (),
+    **options: Any,
+) -> Report:
+    """Find out whether top-k training helps on some data, by how much, and whether that is luck.
+
+    Every loss is tuned on validation until its best learning rate, and the best value of the one hyperparameter it has of its
+    own, lie inside what was tried. Then it is trained with several seeds, and the test tells. Runs are processes of
+    their own and keep their state in ``out``: the same call goes on where it was stopped.
+
+    Args:
+        data: what the command takes, a word or a path; arrays ``(X, y)`` or ``(X, y, X_test, y_test)``, or a mapping with
+            these names and perhaps ``classes`` and ``groups``; a torch Dataset of (example, label), or two: train and test.
+        model: what the command takes; or a function of a module that is called with the shape of one example and the number
+            of classes and returns an ``nn.Module``.
+        losses: what to compare; softmax is always among them, and gce beside error losses.
+        ks: the k that you will show to people. It sets P_K, the metrics, what is tuned for and what is judged. By default
+            1 and 5.
+        options: the other options of the command, by their names with underscores: ``seeds``, ``budget``, ``time``, ``jobs``,
+            ``out``, ``quiet``, ``epochs``, ``batch_size``, ``device``, …; `anyk compare --help` tells what each does.
+
+    Returns:
+        The outcome. ``print`` it, show it in a notebook, or ask for its ``verdict``, ``table()``, ``to_frame()``, ``chosen``
+        and ``code``.
+
+    Example:
+        >>> import anyk.lab
+        >>> report = anyk.lab.compare("points.npz", losses=["error"], ks=[1, 5], epochs=10)  # doctest: +SKIP
+        >>> report.chosen, report.verdict[0]  # doctest: +SKIP
+    """
+    given = {
+        **options,
+        "model": word_of(model),
+        "losses": [losses] if isinstance(losses, str) else list(losses),
+        "ks": [ks] if isinstance(ks, int) else list(ks),
+    }
+    if isinstance(out := options.get("out"), Path):
+        given["out"] = str(out)
+    config = ComparisonConfig.from_json(given, "compare")  # which may refuse it, before the data are written
+    store = config.folder.with_name(f"{config.folder.name}-data") if out is not None else Path("anyk-runs") / "data"
+    config = config.replace(data=keep(data, store))
+    shown = [f"{name}={value!r}" for name, value in given.items() if name not in WITHOUT_EFFECT]
+    return run(config, f"anyk.lab.compare({', '.join([repr(config.data), *shown])})")
+
+
+def run(config: ComparisonConfig, command: str) -> Report:
+    """Make a comparison and show how it goes.
+
+    Args:
+        config: what to compare.
+        command: what to type to get the same again.
+    """
+    ended = {path.parent for path in (config.folder / "runs").glob("*/result.json")}
+    reused: set[Path] = set()
+
+    def show(folder: Path, progress: Progress) -> None:
+        reused.update({folder} & ended)
+        display.show(folder, progress)
+
+    with watched(expected_runs(config), config.quiet, config.log) as display:
+        outcome = search(config, command=command, on_progress=show, on_plan=display.tell)
+    return Report(**vars(outcome), folder=str(config.folder), reused=len(reused))

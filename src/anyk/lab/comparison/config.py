@@ -1,0 +1,131 @@
+"""A comparison as plain data: which losses on which data, how thoroughly they are tuned, and what that may cost.
+
+The same fields are the options of `anyk compare`, the arguments of :func:`anyk.lab.compare` and what the search takes: a new
+option is a new field here.
+"""
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from anyk.lab import files
+from anyk.lab.errors import LabError
+from anyk.lab.run import loss_names
+from anyk.lab.run.config import Config, Setting
+from anyk.lab.run.loggers import LoggerName
+
+BASELINE = "softmax"
+"""what the other losses are measured against"""
+BOUNDED = "gce"
+"""the control of the error losses: bounded as they are, but without k"""
+
+
+@dataclass(frozen=True)
+class ComparisonFields:
+    """What to compare, and how long that may take."""
+
+    losses: tuple[str, ...] = (BASELINE, BOUNDED, "error", "splitter")
+    """what to compare; softmax is always among them, and gce beside error losses"""
+    seeds: int = 5
+    """runs of each tuned loss"""
+    budget: int | None = None
+    """the most points of each loss to try at full length; none: as many as it takes"""
+    time: str | float | None = None
+    """what the whole may take, such as 90s, 10m or 2h; none: as long as it takes"""
+    jobs: int = 0
+    """runs at a time; 0: one for each core"""
+    out: str | None = None
+    """folder for the outcome; none: anyk-runs/compare-DATA"""
+    log: tuple[LoggerName, ...] = ()
+    """hand the metrics of all runs on: tensorboard, wandb, mlflow, or several"""
+    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """show no progress"""
+
+
+#: fields that change nothing about what is found
+WITHOUT_EFFECT = ("jobs", "out", "log", "quiet")
+
+
+@dataclass(frozen=True)
+class ComparisonConfig(ComparisonFields, Setting):
+    """A comparison: what its runs have in common, which is where the tuning starts, and the fields above.
+
+    The losses begin with softmax, and gce is one of them if there are error losses.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("seeds", self.seeds), ("budget", self.budget), ("jobs", self.jobs or 1)):
+            if value is not None and value < 1:
+                raise LabError(f"{name} should be at least 1, but is {value}.")
+        if self.seconds is not None and not self.seconds > 0:
+            raise LabError(f"time should be above 0 seconds, but is {self.seconds:g}.")
+        object.__setattr__(self, "losses", _with_controls(self.losses))
+        if self.select == "each":
+            raise LabError(
+                "select each has several models for each run, and a comparison needs one: choose another, such as mean."
+            )
+
+    @property
+    def seconds(self) -> float | None:
+        """The time that the whole may take."""
+        return seconds_of(self.time) if isinstance(self.time, str) else self.time
+
+    @property
+    def folder(self) -> Path:
+        """Where the outcome goes."""
+        return Path(self.out) if self.out is not None else Path("anyk-runs") / f"compare-{files.slug(self.data)}"
+
+    def run_config(self, loss: str) -> Config:
+        """One run with a loss, before anything is tuned."""
+        return Config(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Setting)}, loss=loss)
+
+    def recorded(self) -> dict[str, Any]:
+        """The settings that results.json and the report show."""
+        shown = {name: value for name, value in self.to_json().items() if name not in WITHOUT_EFFECT}
+        return {"metric": metric_of(self), **shown}
+
+    def with_ks(self, classes: int) -> "ComparisonConfig":
+        """The same with ks and P_K filled in for so many classes: each follows from the other, if that was given."""
+        usual = Setting()
+        own = (self.p_k, self.p_k_end, self.p_k_file) != (usual.p_k, usual.p_k_end, usual.p_k_file)
+        ks = tuple(dict.fromkeys(self.ks))
+        if not ks and own and self.p_k_file is None:
+            weights = map(max, zip(self.p_k, self.p_k_end or self.p_k, strict=True))
+            ks = tuple(k for k, weight in enumerate(weights, start=1) if weight > 0 and k < classes)
+        # Of five classes or fewer, the first five guesses are always right: half of them say more.
+        ks = ks or ((1, 5) if classes > 5 else tuple(sorted({1, max((classes + 1) // 2, 1)})))
+        p_k = self.p_k if own else tuple(1 / len(ks) if k in ks else 0.0 for k in range(1, max(ks) + 1))
+        return self.replace(ks=ks, p_k=p_k)
+
+
+def metric_of(setting: Setting) -> str:
+    """The validation metric that is tuned for."""
+    return setting.select if setting.select != "last" else "mean"
+
+
+def _with_controls(losses: tuple[str, ...]) -> tuple[str, ...]:
+    """Softmax first, each loss once, and gce where there are error losses."""
+    found = {loss: loss_names.find(loss) for loss in (BASELINE, *losses)}
+    if len(found) == 1:
+        raise LabError(f"losses should name something to compare with {BASELINE}, such as splitter, but {BASELINE} is alone.")
+    listed = list(found)
+    if any(loss.family == "error" for loss in found.values()) and BOUNDED not in found:
+        listed.insert(1, BOUNDED)
+    return tuple(listed)
+
+
+def seconds_of(word: str) -> float:
+    """A time such as 90s, 10m or 2h in seconds.
+
+    >>> seconds_of("10m"), seconds_of("1.5h"), seconds_of("45")
+    (600.0, 5400.0, 45.0)
+    """
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(s|m|min|h)?", word.strip().lower())
+    if match is None:
+        raise LabError(f"time should be a number of seconds, minutes or hours such as 90s, 10m or 2h, but is {word!r}.")
+    return float(match[1]) * {"h": 3600, "m": 60, "min": 60}.get(match[2] or "s", 1)

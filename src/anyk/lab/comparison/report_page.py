@@ -1,0 +1,337 @@
+"""report.html, the page of a comparison: one file with everything in it, for a browser without a network.
+
+The template says what is on the page and how it looks; here are the numbers it needs.
+"""
+
+import base64
+import html
+import keyword
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup
+
+from anyk.lab import files, plots
+from anyk.lab.comparison.config import BASELINE
+from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, Confusion, Method, Try
+from anyk.lab.comparison.snippet import code
+from anyk.lab.comparison.verdict import counted, notes, verdict
+from anyk.lab.data.tokens import OTHER
+from anyk.lab.plots import Series, Spot
+from anyk.lab.statistics import CONFIDENCE, SIGNIFICANT, mean
+from anyk.lab.tables import Difference, duration, hits, interval, p_text, percent, points, text, title
+
+#: points of a curve that can be told apart
+_CURVE_POINTS = 150
+#: classes that gained, as many that lost, and pairs that were confused
+SHOWN_CLASSES = 10
+#: files that could not be read
+SHOWN_FILES = 50
+
+
+def write(comparison: Comparison, file: str | Path) -> None:
+    """Write the page."""
+    files.write_atomically(Path(file), render(comparison).encode())
+
+
+def render(comparison: Comparison) -> str:
+    """The page as text."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("anyk.lab"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"title": title, "hits": hits, "words": _words, "joined": joined}
+    environment.filters |= {"data_uri": _data_uri, "is_small": _is_small}
+    headline, *sentences = verdict(comparison)
+    return environment.get_template("report.html").render(
+        comparison=comparison,
+        headline=headline,
+        sentences=sentences,
+        notes=notes(comparison),
+        metrics=comparison.metrics,
+        rows=_rows(comparison, comparison.metrics),
+        others=comparison.others,
+        other_rows=_rows(comparison, comparison.others),
+        trade=_trade_chart(comparison),
+        accuracies=_accuracy_charts(comparison),
+        curves=_curve_charts(comparison),
+        keys=[(method.name, plots.swatch(series)) for series, method in _series(comparison) if method.tries],
+        tunings=[_tuning(method) for method in comparison.methods if method.tries],
+        classes=_classes(comparison),
+        confusions=_confusions(comparison),
+        baseline=BASELINE,
+        best=comparison.choice.name if comparison.methods else None,
+        codes=[(method.name, code(method.config, comparison.data.get("classes"))) for method in comparison.methods],
+        shown_classes=SHOWN_CLASSES,
+        shown_files=SHOWN_FILES,
+        other=OTHER,
+        intervals=any(one.paired.low is not None for one in comparison.differences.values()),
+        confidence=f"{100 * CONFIDENCE:.0f} %",
+    )
+
+
+def embed(comparison: Comparison) -> str:
+    """The page for a cell of a notebook.
+
+    In a frame of its own: the page has rules for a whole document, and a notebook has others. A script, if one ever came into
+    the page, would not run in it.
+    """
+    style = "width: 100%; height: 85vh; min-height: 30rem; border: 0; border-radius: 6px"
+    page = html.escape(render(comparison))
+    return f'<iframe title="anyk compare" sandbox srcdoc="{page}" style="{style}"></iframe>'
+
+
+def _data_uri(image: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(image).decode("ascii")
+
+
+def _is_small(image: bytes) -> bool:
+    """Whether a PNG has fewer pixels than it is shown with: then they may be seen."""
+    return bool(max(struct.unpack(">II", image[16:24])) < 64)
+
+
+def _words(value: Any) -> str:
+    """A setting as people read it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_words(item)}" for name, item in value.items())
+    return ", ".join(map(_words, value)) or "–" if isinstance(value, (list, tuple)) else text(value, "field")
+
+
+#: the ends of lines and blocks of Python source, in a line
+_MARKS = {"<newline>": "⏎", "<indent>": "⇥", "<dedent>": "⇤"}
+_AFTER_NO_SPACE = frozenset("([{.")
+_BEFORE_NO_SPACE = frozenset((*".,:;)]}", "!", "?"))
+
+
+def joined(tokens: Sequence[str], kind: str) -> str:
+    """The tokens of a text, or of Python source, as people write them.
+
+    >>> joined(["<newline>", "<indent>", "return", "self", ".", "f", "(", "x", ")", "[", "<number>", ":", "]"], "python")
+    '⏎ ⇥ return self.f(x)[<number>:]'
+    >>> joined(["if", "(", "…", "=", "-", "x", ")", ":"], "python")
+    'if (… = - x):'
+    >>> joined(["Stop", ",", "he", "said", "(", "twice", ")", "."], "words")
+    'Stop, he said (twice).'
+    """
+    text, before = "", ""
+    for token in tokens:
+        # What is called or looked into stands close to its bracket, in Python.
+        follows = (before.isidentifier() and not keyword.iskeyword(before)) or before in (")", "]", OTHER)
+        called = kind == "python" and token in ("(", "[") and follows
+        close = token in _BEFORE_NO_SPACE or before in _AFTER_NO_SPACE or called
+        text += ("" if close or not text else " ") + (_MARKS.get(token, token) if kind == "python" else token)
+        before = token
+    return text
+
+
+def _rows(comparison: Comparison, names: Sequence[str]) -> list[dict[str, Any]]:
+    """A table: for each method its cells, one for each metric."""
+    rows, found = [], comparison.differences
+    for method in comparison.all_methods:
+        cells = []
+        for metric in names:
+            cell = {"metric": metric, "value": text(method.measured(metric), "accuracy"), "difference": "", "test": ""}
+            difference = found.get((method.name, metric))
+            cells.append(cell | (_cell(difference) if difference is not None else {}))
+        times = [run.seconds for run in method.runs]
+        rows.append({"name": method.name, "cells": cells, "time": duration(mean(times)) if times else "–"})
+    return rows
+
+
+def _cell(one: Difference) -> dict[str, str]:
+    """A difference; its interval and p, or why there are none; and whether it is a finding."""
+    pair, tested, effect = one.paired, [], ""
+    if pair.low is not None and pair.high is not None:
+        tested.append(interval(pair.low, pair.high))
+    if one.p is not None:
+        tested.append(p_text(one.p))
+        if one.p < SIGNIFICANT:
+            effect = "better" if pair.difference > 0 else "worse"
+    gained = "" if pair.hits is None else hits(pair.hits)
+    gained = gained and f" ({gained} {'example' if gained[1:] == '1' else 'examples'})"
+    return {
+        "difference": f"{points(pair.difference)} points{gained}",
+        "test": ", ".join(tested) or pair.reason or "",
+        "effect": effect,
+    }
+
+
+# Classes -------------------------------------------------------------------------------------------------------------------
+
+
+class _Change(NamedTuple):
+    """The hits on the test examples of a class, added up over the seeds."""
+
+    name: str
+    difference: int
+    before: int
+    after: int
+    examples: int
+
+
+def _classes(comparison: Comparison) -> list[dict[str, Any]]:
+    """The classes that gain and those that lose, at the largest k and at 1, the largest differences first."""
+    by_class, found = comparison.by_class, []
+    for metric in _largest_and_first(comparison) if by_class is not None else ():
+        if by_class is None or metric not in by_class.before:
+            continue
+        columns = zip(by_class.names, by_class.before[metric], by_class.after[metric], by_class.examples, strict=True)
+        changes = [_Change(name, new - old, old, new, len(by_class.seeds) * many) for name, old, new, many in columns]
+        gains, losses = (
+            sorted((one for one in changes if sign * one.difference > 0), key=lambda one: -abs(one.difference))
+            for sign in (1, -1)
+        )
+        summary = f"{_total(gains, 'gain')}, {_total(losses, 'lose')}." if gains or losses else "no class gains or loses."
+        found.append({"metric": metric, "gains": gains, "losses": losses, "summary": summary[0].upper() + summary[1:]})
+    return found
+
+
+def _total(side: Sequence[_Change], verb: str) -> str:
+    """
+    >>> _total([_Change("a", 2, 1, 3, 9)], "gain"), _total([], "lose")
+    ('1 class gains 2 hits', 'no class loses')
+    """
+    if not side:
+        return f"no class {verb}s"
+    classes = f"1 class {verb}s" if len(side) == 1 else f"{len(side):,} classes {verb}"
+    return f"{classes} {counted(abs(sum(one.difference for one in side)), 'hit')}"
+
+
+def _confusions(comparison: Comparison) -> list[Confusion]:
+    """The pairs that one of the two confuses most, first those that both do."""
+    if comparison.by_class is None:
+        return []
+    found: dict[Confusion, None] = {}
+    for count in map(attrgetter, ("before", "after")):
+        most = sorted((pair for pair in comparison.by_class.confusions if count(pair)), key=count, reverse=True)
+        found |= dict.fromkeys(most[:SHOWN_CLASSES])
+    return sorted(found, key=lambda pair: -pair.before - pair.after)
+
+
+def _largest_and_first(comparison: Comparison) -> list[str]:
+    """The metrics of the largest k that is judged, and of 1."""
+    largest = max((int(metric.removeprefix("top")) for metric in comparison.judged_metrics), default=1)
+    return list(dict.fromkeys((f"top{largest}", "top1")))
+
+
+#: tries this much below the best have no colour
+_COLOURED = 0.05
+
+
+def _tuning(method: Method) -> dict[str, Any]:
+    """A method's tries at full length: mean scores by learning rate (rows) and by its own hyperparameter (columns)."""
+    config, hyperparameter = method.config, method.hyperparameter or ""
+    full = [point for point in method.tries if point.epochs >= config.epochs]
+    scores: dict[tuple[float, float | None], float | None] = {}
+    for point in full:  # of two that differ in the smoothing of the cross-entropy, the better one
+        place, score = (point.learning_rate, point.hyperparameter), _mean_score(point)
+        known = scores.get(place)
+        scores[place] = known if score is None or (known is not None and known >= score) else score
+    high = max((score for score in scores.values() if score is not None), default=0.0)
+    rates = sorted({point.learning_rate for point in full})
+    values = sorted({point.hyperparameter for point in full}, key=lambda value: -math.inf if value is None else value)
+    taken = (config.learning_rate, getattr(config, hyperparameter, None))
+
+    def cell(place: tuple[float, float | None]) -> dict[str, Any]:
+        if place not in scores:
+            return {"text": "", "share": 0, "chosen": False}
+        score = scores[place]
+        share = 0 if score is None else max(0, round(100 * (1 - (high - score) / _COLOURED)))
+        return {"text": "diverged" if score is None else percent(score), "share": share, "chosen": place == taken}
+
+    words = hyperparameter.replace("_", " ")
+    chosen = [f"learning rate {taken[0]:g}"] + ([f"{words} {taken[1]:g}"] if taken[1] is not None else [])
+    if any(point.label_smoothing is not None for point in full):
+        chosen.append(f"label smoothing of the cross-entropy {config.label_smoothing:g}")
+    return {
+        "name": method.name,
+        "hyperparameter": words,
+        "columns": [text(value, "field") for value in values],
+        "rows": [(f"{rate:g}", [cell((rate, value)) for value in values]) for rate in rates],
+        "chosen": ", ".join(chosen),
+    }
+
+
+def _mean_score(point: Try) -> float | None:
+    """Over the tuning seeds; None where one diverged."""
+    scores = [score for score in point.scores if score is not None and math.isfinite(score)]
+    return mean(scores) if scores and len(scores) == len(point.scores) else None
+
+
+# Charts --------------------------------------------------------------------------------------------------------------------
+
+
+def _series(comparison: Comparison) -> list[tuple[Series, Method]]:
+    """The methods with the baseline first, whose colour is the quiet one; then the controls."""
+    methods = [*sorted(comparison.methods, key=lambda method: method.name != BASELINE), *comparison.controls]
+    found = []
+    for number, method in enumerate(methods):
+        is_control = method.name.startswith(LEARNING_RATE_OF)
+        short = f"{BASELINE} at {method.config.learning_rate:g}" if is_control else ""
+        found.append((Series(number, method.name, short), method))
+    return found
+
+
+def _accuracy_charts(comparison: Comparison) -> list[Markup]:
+    """The test accuracies, a chart for each metric."""
+    charts = []
+    for metric in comparison.metrics:
+        tests = [
+            (series, {run.seed: run.test[metric] for run in method.runs if metric in run.test})
+            for series, method in _series(comparison)
+        ]
+        charts.append(plots.accuracy_chart(metric, [(series, seeds) for series, seeds in tests if seeds]))
+    return charts
+
+
+def _trade_chart(comparison: Comparison) -> Markup | None:
+    """Top-1 against the largest k."""
+    up = next((metric for metric in (_largest_and_first(comparison)[0], *comparison.metrics) if metric != "top1"), None)
+    if up is None:
+        return None
+    found, spots = comparison.differences, []
+
+    def span(method: Method, metric: str, center: float) -> tuple[float, float] | None:
+        pair = found[method.name, metric].paired if (method.name, metric) in found else None
+        if pair is None or pair.low is None or pair.high is None:
+            return None
+        low, high = (center + 100 * (bound - pair.difference) for bound in (pair.low, pair.high))
+        return max(low, 0.0), min(high, 100.0)
+
+    for series, method in _series(comparison):
+        both = [run for run in method.runs if "top1" in run.test and up in run.test]
+        if both:
+            seeds = {run.seed: (100 * run.test["top1"], 100 * run.test[up]) for run in both}
+            x, y = (mean([values[way] for values in seeds.values()]) for way in (0, 1))
+            spans = span(method, "top1", x), span(method, up, y)
+            spots.append(Spot(series, (x, y), seeds, spans, method.name == BASELINE))
+    return plots.trade_chart(up, spots) if len(spots) > 1 else None
+
+
+def _curve_charts(comparison: Comparison) -> list[Markup]:
+    """Validation accuracy over the epochs."""
+    charts = []
+    for metric in reversed(_largest_and_first(comparison)):
+        tuned = [(series, _curves(method, metric)) for series, method in _series(comparison) if method.tries]
+        if drawn := [(series, curves) for series, curves in tuned if curves]:
+            charts.append(plots.curve_chart(metric, drawn))
+    return charts
+
+
+def _curves(method: Method, metric: str) -> list[plots.Curve]:
+    """The curve of each seed, in percent, thinned to what can be seen."""
+    curves = []
+    for run in method.runs:
+        points = [(float(line["epoch"]), line.get("validation", {}).get(metric)) for line in run.curve if "epoch" in line]
+        curve = [(x, 100 * y) for x, y in points if y is not None and math.isfinite(y)]
+        every = max(1, math.ceil(len(curve) / _CURVE_POINTS))
+        curves.append(curve[(len(curve) - 1) % every :: every] if curve else [])
+    return [curve for curve in curves if curve]

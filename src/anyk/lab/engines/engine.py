@@ -1,0 +1,134 @@
+"""The interface of an engine, which runs many configs, and how every engine makes one run."""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from anyk.lab.errors import Diverged, Failure, LabError, Stopped, explain
+from anyk.lab.run import loss_names, training
+from anyk.lab.run.config import Config
+from anyk.lab.run.run_folder import FolderTaken, Run
+from anyk.lab.run.training import OnProgress, Progress
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: with a result, with an error (it may have diverged), or with neither, stopped half-way."""
+
+    result: dict[str, Any] | None = None
+    error: str | None = None
+    diverged: bool = False
+
+
+class Engine(ABC):
+    """Runs configs, each in its folder. Used as a context manager; an exception inside it stops the runs.
+
+    A run that has ended in its folder is not run again, and one that was interrupted there goes on. A run that fails does not
+    stop the others.
+
+    Args:
+        on_progress: called with a run's folder and where it stands.
+    """
+
+    def __init__(self, on_progress: OnProgress = lambda folder, progress: None) -> None:
+        self._on_progress = on_progress
+        self._stopping = threading.Event()
+
+    @abstractmethod
+    def results(self, configs: Mapping[Path, Config]) -> Iterator[tuple[Path, Outcome]]:
+        """Run all, and yield each folder with its outcome as it ends."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Let the runs write a checkpoint and end, and start no more."""
+
+    def run(self, configs: Mapping[Path, Config]) -> dict[Path, Outcome]:
+        """Run all, wait for all; the outcomes in the order of the configs."""
+        found = dict(self.results(configs))
+        return {folder: found[folder] for folder in configs}
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Wait for the runs that have begun."""
+
+    def _ended_before(self, folder: Path, config: Config) -> Outcome | None:
+        """The outcome of a run that need not be started, which counts as progress; None: it is to be run."""
+        before = ended(folder, config)
+        if before is not None and before.result is not None:
+            self._on_progress(folder, Progress(1, 1))
+        return before
+
+
+def ended(folder: Path, config: Config) -> Outcome | None:
+    """The outcome of a run that had ended before, or whose folder cannot be read; None: it is to be run."""
+    try:
+        finished = Run(folder).result()
+        if finished is not None and not Run(folder).differences(config):
+            return Outcome(result=finished)
+    except LabError as error:
+        return Outcome(error=str(error))
+    return None
+
+
+def failures(outcomes: Mapping[str, Outcome]) -> list[Failure]:
+    """The runs that failed, of outcomes by name."""
+    return [Failure(name, outcome.error) for name, outcome in outcomes.items() if outcome.error]
+
+
+def attempt(
+    fields: Mapping[str, Any],
+    folder: str | Path,
+    report: Callable[[Progress], None],
+    stop: threading.Event,
+    leaving_seconds: float,
+    imports: Sequence[str] = (),
+) -> Outcome:
+    """Run the config with these fields to its end, or until ``stop`` is set. Every error becomes an outcome.
+
+    Args:
+        fields: of the config, as JSON values.
+        folder: of the run.
+        report: called with where the run stands.
+        stop: set it to end the run with a checkpoint.
+        leaving_seconds: how long to wait for a former process of the same run, which may live although it seemed dead, to
+            leave the folder.
+        imports: modules that bring losses, imported first.
+    """
+    deadline = time.monotonic() + leaving_seconds
+    try:
+        loss_names.import_modules(imports)
+        config = Config.from_json(fields)
+        while True:
+            try:
+                return Outcome(training.train(config, folder, on_progress=report, should_stop=stop.is_set, patience=1.0))
+            except FolderTaken:
+                if stop.is_set():
+                    return Outcome()
+                if time.monotonic() > deadline:
+                    raise
+    except Stopped:
+        return Outcome()
+    except Exception as error:
+        return Outcome(error=explain(error), diverged=isinstance(error, Diverged))
+
+
+def throttled(report: Callable[[Progress], None], seconds: float) -> Callable[[Progress], None]:
+    """The same, called at most once in so many seconds; an evaluation waits a fifth of them, the end not at all."""
+    last = 0.0
+
+    def report_now_and_then(progress: Progress) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if progress.step == progress.steps or now - last > (seconds if progress.line is None else seconds / 5):
+            last = now
+            report(progress)
+
+    return report_now_and_then

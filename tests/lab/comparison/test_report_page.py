@@ -1,0 +1,297 @@
+"""The page: one file without a network, every name escaped, whole whatever is missing."""
+
+import dataclasses
+import html
+import html.parser
+import itertools
+import re
+
+import pytest
+
+import browser
+import made
+from anyk.lab import plots
+from anyk.lab.comparison import report_page
+from anyk.lab.comparison.outcome import LEARNING_RATE_OF, ByClass, Confusion, Example, Guess, Moves, Try
+from anyk.lab.comparison.snippet import code
+from anyk.lab.comparison.verdict import notes, verdict
+from anyk.lab.errors import Failure
+
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+INLINE = {"span", "strong", "tspan"}
+
+
+class Reader(html.parser.HTMLParser):
+    """Checks that tags are closed in order; collects tags, text and images."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.open, self.tags, self.words, self.ids = [], [], [], []
+        self.feed(source)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.tags.append((tag, given))
+        self.words += [] if tag in INLINE else [" "]
+        self.ids += [given["id"]] if "id" in given else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+        self.words += [] if tag in INLINE else [" "]
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def read(compared):
+    source = report_page.render(compared)
+    reader = Reader(source)
+    for tag, attributes in reader.tags:
+        assert tag not in ("script", "link", "iframe", "object", "embed", "base")
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            assert name not in ("src", "href", "action") or value.startswith("data:image/png;base64,")
+        if tag == "img":
+            assert attributes["alt"]
+        if tag == "svg":
+            assert attributes.get("aria-label") or attributes.get("aria-hidden")
+    assert not re.search(r"https?://|@import|url\((?!#)", source)
+    assert len(reader.ids) == len(set(reader.ids))
+    assert "NaN" not in source
+    assert not re.search(r"\bnan\b|\binf\b", source)
+    return reader, " ".join("".join(reader.words).split())
+
+
+def methods():
+    found = [
+        made.method(name, made.accuracies(0.6 + shift, 0.8 + 2 * shift, 0.9 + shift), epochs=12)
+        for name, shift in (("softmax", 0.0), ("splitter", 0.01), ("lapsum", 0.005))
+    ]
+    return [dataclasses.replace(method, hyperparameter="temperature") for method in found]
+
+
+def full():
+    confusions = [Confusion("otter", "seal", 30, 12), Confusion("seal", "otter", 3, 40), Confusion("shrew", "mouse", 1, 0)]
+    counted = made.by_class([5, 9, 7, 7], [9, 2, 7, 8], confusions=confusions)
+    control = made.method(LEARNING_RATE_OF + "lapsum", made.accuracies(0.602, 0.802, 0.9), tries=())
+    return made.measured(
+        *methods(), controls=[control], moves=made.moves(6), by_class=counted, unreadable=("cats/broken.jpg", "dogs/cut.png")
+    )
+
+
+def test_everything_is_on_the_page():
+    compared = full()
+    reader, words = read(compared)
+    for sentence in verdict(compared) + notes(compared):
+        assert sentence in words
+    for method in compared.all_methods:
+        assert method.name in words
+    for method in compared.methods:
+        assert " ".join(code(method.config, 100).split()) in words
+    for fact in (compared.command, "312", "145", "9f86d081884c7d65", "torch", "budget", "row 4", "#7", "cats/broken.jpg"):
+        assert fact in words
+    charts = [attributes["aria-label"] for tag, attributes in reader.tags if tag == "svg" and "aria-label" in attributes]
+    assert len(charts) == 6  # the trade, three metrics, two curves
+    assert sum(tag == "img" for tag, _ in reader.tags) == 6
+    assert sum(attributes.get("class") == "chosen" for tag, attributes in reader.tags if tag == "td") == 3
+    assert sum(attributes.get("class") == "headline" for _, attributes in reader.tags) == 1
+
+
+def test_every_metric_has_its_difference_in_points_and_examples():
+    compared = full()
+    _, words = read(compared)
+    table = words[words.index("time a run") : words.index("Test accuracy, mean")]
+    _, splitter, lapsum, control = re.split(r"splitter|(?<!rate of )lapsum|softmax, learning", table)
+    for row in (splitter, lapsum, control):
+        assert len(re.findall(r"Δ [+−0][\d.]+ points \([+−\d.,]+ examples?\)", row)) == 3
+    # What is judged is tested: top-1 and top-5, of the methods and not of the control.
+    assert [row.count(" p ") for row in (splitter, lapsum, control)] == [2, 2, 0]
+    assert [len(re.findall(r"[+−][\d.]+ to [+−][\d.]+", row)) for row in (splitter, lapsum, control)] == [2, 2, 0]
+
+
+def test_other_metrics_are_folded_away_below():
+    plain, compared = report_page.render(full()), made.with_others(full())
+    assert "MRR" not in plain
+    folded = re.compile(r"<details><summary>MRR, NDCG@5, NDCG@10, macro top-1, macro top-5.*?</details>\n", re.DOTALL)
+    shown = report_page.render(compared)
+    [part] = folded.findall(shown)
+    assert part.count("Δ&nbsp;") == 15  # of each method and control but softmax
+    assert not re.search(r"\bp [=&]|examples\)", part)
+    # All the rest is as it was: nothing is drawn of them.
+    assert folded.sub("", shown).split() == plain.split()
+
+
+def test_without_a_test_there_is_no_word_of_intervals():
+    capped = [dataclasses.replace(method, capped="--budget 3") for method in methods()]
+    _, words = read(made.measured(*capped))
+    assert not re.search(r"\bp [=<]|interval|Interval", words)
+    assert 'class="whisker"' in report_page.render(made.measured(*capped))  # of the seeds' deviation
+
+
+def test_classes_that_gain_and_lose_are_sorted_and_counted():
+    before = [5] * 30
+    after = [5 + number for number in (*range(-1, -13, -1), *range(18))]
+    _, words = read(made.comparison(*methods(), by_class=made.by_class(before, after)))
+    part = words[words.index("top-5 17 classes gain 153 hits, 12 classes lose 78 hits.") : words.index("top-1 17 classes")]
+    gained, lost = part.split("lost most")
+    # class 29 gains most; of three seeds with ten examples
+    assert "class 29 +17 5 22 30 class 28 +16 5 21 30" in gained
+    assert gained.count("class ") == lost.count("class ") == 10
+    assert "class 11 −12 5 -7 30 class 10 −11 5 -6 30" in lost
+    assert "class 12" not in part  # neither gains nor loses
+
+
+def test_the_pairs_most_confused_before_and_after():
+    pairs = [Confusion(f"a{number}", f"b{number}", number, 0) for number in range(1, 15)]
+    pairs += [Confusion("before", "never", 0, 20)]
+    _, words = read(made.comparison(*methods(), by_class=made.by_class([1], [1], confusions=pairs)))
+    part = words[words.index("Most confused") : words.index("Tuning")]
+    assert "before → never 0 20 a14 → b14 14 0 a13 → b13 13 0" in part
+    assert "a5 → b5 5 0" in part
+    assert "a4 → b4" not in part
+    assert "No class gains or loses." in words
+
+
+def test_many_unreadable_files_are_not_all_listed():
+    _, words = read(made.comparison(*methods(), unreadable=tuple(f"{number}.jpg" for number in range(60))))
+    assert "60 files" in words
+    assert re.search(r"49\.jpg and 10 more", words)
+
+
+def test_the_same_outcome_is_the_same_page(tmp_path):
+    report_page.write(full(), tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == report_page.render(full())
+    assert len(report_page.render(full())) < 100_000
+
+
+def of_sequences(kind, context):
+    data = {**made.comparison().data, "kind": "sequences", "context": 6, "tokens": kind}
+    return made.measured(*methods(), data=data, moves=made.moves(4, image=False, context=context))
+
+
+@pytest.mark.parametrize(
+    ("kind", "context", "shown"),
+    [
+        ("python", ("def", "f", "(", "self", ")", ":", "<newline>", "<indent>", "…", "."), "def f(self): ⏎ ⇥ …. ?"),
+        ("words", ("Stop", ",", "he", "…", "<indent>"), "Stop, he … <indent> ?"),
+        ("items", ("Emma (1996)", "…", "Heat (1995)"), "Emma (1996) … Heat (1995)"),
+    ],
+)
+def test_of_sequences_the_context_stands_where_images_do(kind, context, shown):
+    reader, words = read(of_sequences(kind, context))
+    examples = words[words.index("What moved") :]
+    assert examples.count(f"{shown} beaver row") == 4
+    contexts = [tag for tag, given in reader.tags if given.get("class", "").startswith("context")]
+    assert contexts == ["ul" if kind == "items" else "p"] * 4
+    assert not any(tag == "img" for tag, _ in reader.tags)
+
+
+def all_named(name, method):
+    """A comparison in which everything has this name, but for the method."""
+    tests = made.accuracies(0.6, 0.8, 0.9)
+    guesses = ((Guess(name, 0.5),), (Guess(name),), (6, 1))
+    hits = {"top1": (3,), "top5": (400_000,)}, {"top1": (4,), "top5": (300_000,)}
+    return made.comparison(
+        made.method("softmax", tests, epochs=3),
+        made.method(method, tests, epochs=3),
+        controls=(made.method(LEARNING_RATE_OF + method, made.accuracies(0.602, 0.802, 0.9), tries=()),),
+        data={"name": name, "classes": 3, "tokens": "words"},
+        command=name,
+        settings={name: name, "metric": "mean"},
+        environment={name: {name: name}},
+        moves=Moves(method, 5, 0, 1, 0, (Example(name, name, "in", *guesses, made.png(), (name,)),)),
+        by_class=ByClass(method, (0, 1), (name,), (1_000_000,), *hits, (Confusion(name, name, 200_000, 100_000),)),
+        unreadable=(name,),
+        failures=(Failure(name, name),),
+    )
+
+
+def test_names_are_escaped():
+    evil = '<script>alert("1")</script>'
+    compared = all_named(evil, evil)
+    _, words = read(compared)
+    assert words.count("alert(") > 10
+    assert "<script" not in report_page.render(compared)
+    assert "<script" not in report_page.embed(compared)
+
+
+@pytest.mark.parametrize(
+    "compared",
+    [
+        made.comparison(),
+        made.comparison(made.method("softmax", [])),
+        made.comparison(made.method("softmax", made.accuracies(0.6, 0.8), tries=())),
+        made.comparison(made.method("splitter", made.accuracies(0.6, 0.8, seeds=1), epochs=1)),
+        made.comparison(*(made.method(name, made.accuracies(0.6, 0.8, seeds=1), epochs=5) for name in ("softmax", "splitter"))),
+        made.comparison(*(made.method(name, [{"top1": 1.0, "top5": 1.0}] * 3, epochs=2) for name in ("softmax", "splitter"))),
+        made.comparison(*(made.method(name, [{"top1": 0.0}] * 3) for name in ("softmax", "splitter")), classes=2),
+        made.comparison(*(made.method(name, made.accuracies(0.2, 0.3, 0.4), epochs=3) for name in made.LOSSES), classes=2000),
+        made.comparison(made.method("softmax", made.accuracies(0.6, 0.8)), data={}, settings={}, moves=made.moves(0)),
+        made.comparison(made.method("softmax", made.accuracies(0.6, 0.8)), moves=made.moves(3, image=False)),
+        made.measured(*(made.method(name, made.accuracies(0.6, 0.8)) for name in ("softmax", "splitter")), ks=(1,)),
+        made.measured(*(made.method(name, made.accuracies(0.6, 0.8, 0.9)) for name in ("softmax", "splitter")), ks=(10,)),
+        made.comparison(
+            made.method(
+                "splitter", made.accuracies(0.6, 0.8), tries=(Try(1.0, 1.0, 20, (None,)), Try(1.0, None, 20, (float("nan"),)))
+            )
+        ),
+    ],
+)
+def test_whatever_is_missing(compared):
+    _, words = read(compared)
+    for method in compared.methods:
+        assert method.name in words
+
+
+def test_long_curves_are_thinned_and_show_where_they_end():
+    long = made.method("softmax", made.accuracies(0.6, 0.8, seeds=2), epochs=1000)
+    assert all(len(curve) <= 150 and curve[-1][0] == 1000 for curve in report_page._curves(long, "top1"))
+    falling = made.method("splitter", made.accuracies(0.6, 0.8, seeds=2), epochs=10)
+    curve = tuple({**line, "validation": {"top1": 0.9 - 0.05 * line["epoch"]}} for line in falling.runs[0].curve)
+    falling = dataclasses.replace(falling, runs=tuple(dataclasses.replace(run, curve=curve) for run in falling.runs))
+    [chart] = report_page._curve_charts(made.comparison(falling))
+    assert "splitter: 40.00 %" in chart
+
+
+def test_a_notebook_shows_the_page_in_a_frame():
+    compared = full()
+    frame = report_page.embed(compared)
+    [source] = re.findall(r'srcdoc="([^"]*)"', frame)
+    assert html.unescape(source) == report_page.render(compared)
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    if browser.find() is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    with browser.opened(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+LONG = "a name without any end " + "x" * 80
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1100])
+@pytest.mark.parametrize("compared", [made.with_others(full()), all_named(LONG, "error:lapsum")], ids=["full", "long"])
+def test_in_a_browser_nothing_scrolls_sideways(tab, tmp_path, compared, width, dark):
+    report_page.write(compared, tmp_path / "report.html")
+    tab.open(tmp_path / "report.html", width, 800, dark=dark, touch=width == 360)
+    tab.run("document.querySelectorAll('details').forEach(e => { e.open = true; })")
+    assert tab.run("document.documentElement.scrollWidth") == width
+    assert tab.complaints == []
+    assert all(url.startswith(("file:", "data:")) for url in tab.requests)
+    # No text lies over another in the picture, as the browser draws it.
+    box = "const b = e.getBoundingClientRect(); return [b.left, b.top + 2, b.right, b.bottom - 2];"
+    boxes = tab.run(f"[...document.querySelectorAll('.trade .label')].map(e => {{ {box} }})")
+    assert len(boxes) == len(compared.all_methods)
+    for one, other in itertools.combinations(boxes, 2):
+        assert not plots.overlap(one, other)
