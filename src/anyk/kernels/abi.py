@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any
 
-Operator = IntEnum("Operator", "NETWORK LAPSUM KSUBSET SOFTSORT NEURALSORT", start=0)
+Operator = IntEnum("Operator", "NETWORK LAPSUM KSUBSET SOFTSORT NEURALSORT PERMUTAHEDRON", start=0)
 # The soft comparators of anyk.swaps, by their names.
 Swap = IntEnum("Swap", "LOGISTIC LOGISTIC_ART CAUCHY GAUSSIAN RECIPROCAL OPTIMAL", start=0)
 # Which wires of a network the candidates start on.
@@ -86,7 +86,25 @@ class Selection(ctypes.Structure):
     )
 
 
-STRUCTURES = (Spec, SmoothSpec, Batch, Backward, Selection)
+class Mask(ctypes.Structure):
+    _fields_ = (
+        *_fields(ctypes.c_int64, "rows n stride"),
+        *_fields(ctypes.c_int32, "dtype threads kind unused"),
+        *_fields(ctypes.c_double, "k rate"),
+        *_fields(ctypes.c_void_p, "scores ks threshold out"),
+    )
+
+
+class MaskBackward(ctypes.Structure):
+    _fields_ = (
+        *_fields(ctypes.c_int64, "rows n stride incoming_stride"),
+        *_fields(ctypes.c_int32, "dtype threads kind unused"),
+        *_fields(ctypes.c_double, "rate"),
+        *_fields(ctypes.c_void_p, "scores threshold incoming out grad_k grad_rate"),
+    )
+
+
+STRUCTURES = (Spec, SmoothSpec, Batch, Backward, Selection, Mask, MaskBackward)
 
 
 def packer(structure: type[ctypes.Structure]) -> struct.Struct:

@@ -15,7 +15,7 @@ from torch import Tensor
 from anyk import networks
 from anyk.kernels import abi
 
-NETWORK, LAPSUM, KSUBSET, SOFTSORT, NEURALSORT = abi.Operator
+NETWORK, LAPSUM, KSUBSET, SOFTSORT, NEURALSORT, PERMUTAHEDRON = abi.Operator
 SEPARATE, MIXED, OPERATOR, ERROR = abi.Family
 TARGET, SORTED, GIVEN = abi.Wires
 SWAPS = tuple(swap.name.lower() for swap in abi.Swap)

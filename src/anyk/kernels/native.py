@@ -29,7 +29,9 @@ _P_K_OF = {"all": int(abi.PKOf.OF_ALL), "class": int(abi.PKOf.OF_CLASS), "row": 
 _REDUCTIONS = {"mean": int(abi.Reduction.MEAN), "sum": int(abi.Reduction.SUM), "none": int(abi.Reduction.NONE)}
 _MOST_MEMORY = 1 << 26
 """of a block of rows, in bytes"""
-_pack_spec, _pack_smooth, _pack_batch, _pack_backward, _pack_selection = (abi.packer(each).pack for each in abi.STRUCTURES)
+_pack_spec, _pack_smooth, _pack_batch, _pack_backward, _pack_selection, _pack_mask, _pack_mask_backward = (
+    abi.packer(each).pack for each in abi.STRUCTURES
+)
 
 
 class _Library(NamedTuple):
@@ -39,6 +41,8 @@ class _Library(NamedTuple):
     smooth: Callable[[bytes, bytes], int]
     backward: Callable[[bytes], int]
     best: Callable[[bytes], int]
+    mask: Callable[[bytes], int]
+    mask_backward: Callable[[bytes], int]
     variant: str
     use: Callable[[int], int]
 
@@ -59,8 +63,10 @@ def _load() -> tuple[_Library | None, str]:
     structure = ctypes.c_char_p  # as bytes
     library.anyk_forward.argtypes = library.anyk_smooth.argtypes = [structure, structure]
     library.anyk_backward.argtypes = library.anyk_best.argtypes = [structure]
+    library.anyk_mask.argtypes = library.anyk_mask_backward.argtypes = [structure]
     library.anyk_variant.restype = ctypes.c_char_p
     functions = library.anyk_forward, library.anyk_smooth, library.anyk_backward, library.anyk_best
+    functions += library.anyk_mask, library.anyk_mask_backward
     return _Library(*functions, library.anyk_variant().decode(), library.anyk_use), ""
 
 
@@ -276,3 +282,71 @@ def best(scores: Tensor, m: int) -> Tensor | None:
         len(rows), n, m, rows.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), rows.data_ptr(), classes.data_ptr()
     )
     return None if _library.best(selection) else classes
+
+
+def mask(kind: int, scores: Tensor, k: int | Tensor, temperature: float | Tensor, plain: Callable[[], Tensor]) -> Tensor | None:
+    """The mask of an operator with a threshold, of the shape and dtype of the scores; None: the plain code is to compute it.
+
+    Args:
+        kind: which operator.
+        scores: (..., n), of one of :data:`DTYPES`.
+        k: how many, or (..., 1) numbers, one for each row.
+        temperature: a number, or a tensor of one element.
+        plain: the same by the plain code, for second derivatives.
+    """
+    own_k = k if isinstance(k, Tensor) else None
+    own_temperature = temperature if isinstance(temperature, Tensor) else None
+    result: Tensor | None = _Mask.apply(scores, own_k, own_temperature, (kind, k, temperature, plain))  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Mask(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, own_k: Tensor | None, own_temperature: Tensor | None, call: Any) -> Tensor | None:
+        kind, k, temperature, plain = call
+        assert _library is not None
+        n = scores.shape[-1]
+        rows = _readable(scores.reshape(-1, n))
+        rate = 1 / (temperature if own_temperature is None else float(own_temperature))
+        ks = None if own_k is None else own_k.to(torch.float64).expand(*scores.shape[:-1], 1).reshape(-1).contiguous()
+        threshold = torch.empty(len(rows), dtype=torch.float64)
+        out = rows.new_empty(len(rows), n)
+        packed = _pack_mask(
+            len(rows), n, rows.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0, 0.0 if ks is not None else k, rate,
+            rows.data_ptr(), 0 if ks is None else ks.data_ptr(), threshold.data_ptr(), out.data_ptr(),
+        )  # fmt: skip
+        if _library.mask(packed):
+            return None
+        ctx.save_for_backward(scores, own_k, own_temperature, rows, threshold)
+        ctx.call = kind, rate, plain
+        return out.reshape(scores.shape)
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
+        scores, own_k, own_temperature, rows, threshold = ctx.saved_tensors
+        kind, rate, plain = ctx.call
+        inputs = (scores, own_k, own_temperature)
+        if torch.is_grad_enabled() or not checks.eager(incoming):
+            wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+            with torch.enable_grad():
+                found = iter(torch.autograd.grad(plain(), wanted, incoming, create_graph=True))
+            return *(next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs), None
+        assert _library is not None
+        n = rows.shape[-1]
+        incoming = _readable(incoming.reshape(-1, n).to(rows.dtype))
+        out = rows.new_empty(len(rows), n)
+        of_k = torch.empty(len(rows), dtype=torch.float64) if ctx.needs_input_grad[1] else None
+        of_rate = torch.empty(len(rows), dtype=torch.float64) if ctx.needs_input_grad[2] else None
+        _library.mask_backward(
+            _pack_mask_backward(
+                len(rows), n, rows.stride(0), incoming.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0, rate,
+                rows.data_ptr(), threshold.data_ptr(), incoming.data_ptr(), out.data_ptr(),
+                0 if of_k is None else of_k.data_ptr(), 0 if of_rate is None else of_rate.data_ptr(),
+            )  # fmt: skip
+        )
+        grad_k = grad_temperature = None
+        if of_k is not None:
+            grad_k = of_k.reshape(*scores.shape[:-1], 1).sum_to_size(own_k.shape).to(own_k.dtype)
+        if of_rate is not None:  # d(1/t) = -dt / t^2
+            grad_temperature = (-of_rate.sum() * rate).reshape(own_temperature.shape).to(own_temperature.dtype)
+        return out.reshape(scores.shape), grad_k, grad_temperature, None

@@ -23,7 +23,7 @@ def _constants(enumeration):
 
 
 # A kernel can read no other globals than constexpr.
-NETWORK, LAPSUM, KSUBSET, SOFTSORT, NEURALSORT = _constants(abi.Operator)
+NETWORK, LAPSUM, KSUBSET, SOFTSORT, NEURALSORT, PERMUTAHEDRON = _constants(abi.Operator)
 LOGISTIC, LOGISTIC_ART, CAUCHY, GAUSSIAN, RECIPROCAL, OPTIMAL = _constants(abi.Swap)
 TARGET, SORTED, GIVEN = _constants(abi.Wires)
 SEPARATE, MIXED, PURE, ERROR = _constants(abi.Family)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from anyk import candidates, checks
+from anyk import candidates, checks, kernels
 from anyk.candidates import real_mask
 from anyk.kernels.loss_description import OperatorDescription
 from anyk.registry import OPERATORS, register
@@ -41,6 +41,8 @@ class Operator(nn.Module, ABC):
     has_probabilities = True
     #: whether k of a mask may be a real number or a tensor
     real_k = False
+    #: the number by which the kernels know its mask
+    mask_code: int | None = None
     #: the least precision to compute in
     dtype = torch.float32
     #: the number by which the kernels know the operator. Not inherited: what a subclass computes, they do not know
@@ -169,7 +171,7 @@ class Operator(nn.Module, ABC):
             k: between 0 and n; a real number or a tensor, one for each row, where the operator has a threshold.
 
         Returns:
-            The mask, of at least float32. A row with fewer than k entries that are not padding has all of them.
+            The mask, of the dtype of the scores. A row with fewer than k entries that are not padding has all of them.
         """
         self._require("mask")
         scores = checks.scores(scores)
@@ -178,6 +180,15 @@ class Operator(nn.Module, ABC):
             raise TypeError(
                 f"k: expected an integer for {type(self).__name__}, which has no mask for a real k or a tensor, got {k!r}"
             )
+        if self.mask_code is not None:
+            temperature = checks.temperature(self.temperature)
+            mask = kernels.mask(self.mask_code, scores, k, temperature, lambda: self._plain_mask(scores, k))
+            if mask is not None:
+                return mask
+        return self._plain_mask(scores, k)
+
+    def _plain_mask(self, scores: Tensor, k: int | Tensor) -> Tensor:
+        dtype = scores.dtype
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         real = real_mask(scores)
         if isinstance(k, int) and k in (0, scores.shape[-1]):
@@ -186,8 +197,8 @@ class Operator(nn.Module, ABC):
                 everything = everything.masked_fill(~real, 0)
             mask = everything + _nothing(scores, real)
         else:
-            mask = self._mask(scores, real, k).to(scores.dtype)
-        return mask if real is None else mask.masked_fill(~real, 0)
+            mask = self._mask(scores, real, k)
+        return (mask if real is None else mask.masked_fill(~real, 0)).to(dtype)
 
     def ranks(self, scores: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
         """The rank of each entry, 1 is the largest. See :func:`anyk.soft_rank`. Padding (-inf) comes after all others."""

@@ -37,6 +37,7 @@ class LapSum(Operator, name="lapsum"):
 
     kernel_code = LAPSUM
 
+    mask_code = LAPSUM
     real_k = True
 
     def _mask(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from anyk import candidates, checks
 from anyk.docstrings import documented
+from anyk.kernels.loss_description import PERMUTAHEDRON
 from anyk.operators.base import Operator, in_order
 
 
@@ -37,6 +38,7 @@ class Permutahedron(Operator, name="permutahedron"):
     """
 
     has_probabilities = False
+    mask_code = PERMUTAHEDRON
     real_k = True
 
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:

@@ -272,3 +272,11 @@ EXPORT int anyk_backward(const Backward *back) {
 EXPORT int anyk_best(const Selection *given) {
     return run_rows(variant()->best, &(Call){.selection = given}, given->rows, given->rows * given->n, given->threads);
 }
+
+EXPORT int anyk_mask(const Mask *mask) {
+    return run_rows(variant()->mask, &(Call){.mask = mask}, mask->rows, 4 * mask->rows * mask->n, mask->threads);
+}
+
+EXPORT int anyk_mask_backward(const MaskBackward *back) {
+    return run_rows(variant()->mask_backward, &(Call){.mask_backward = back}, back->rows, 4 * back->rows * back->n, back->threads);
+}

@@ -81,6 +81,30 @@ typedef struct {
     int64_t *classes; /* (rows, m): the result, descending by score */
 } Selection;
 
+/* Masks of rows of scores: anyk/operators/lapsum.py and permutahedron.py. */
+typedef struct {
+    int64_t rows, n, stride;
+    int32_t dtype, threads, kind; /* kind: LAPSUM or PERMUTAHEDRON */
+    int32_t unused;
+    double k, rate; /* rate: 1 / temperature */
+    const void *scores;
+    const double *ks;  /* (rows): one k for each row, or NULL: k for all */
+    double *threshold; /* (rows): infinite where nothing or everything is chosen */
+    void *out;         /* (rows, n), of the dtype of the scores */
+} Mask;
+
+typedef struct {
+    int64_t rows, n, stride, incoming_stride;
+    int32_t dtype, threads, kind;
+    int32_t unused;
+    double rate;
+    const void *scores;
+    const double *threshold;
+    const void *incoming; /* (rows, n), of the dtype of the scores, as is the result */
+    void *out;
+    double *grad_k, *grad_rate; /* (rows), or NULL */
+} MaskBackward;
+
 /* What a kernel gets: those of these that are its own. */
 typedef struct {
     const Spec *spec;
@@ -88,6 +112,8 @@ typedef struct {
     const Batch *batch;
     const Backward *backward;
     const Selection *selection;
+    const Mask *mask;
+    const MaskBackward *mask_backward;
 } Call;
 
 /* Computes the rows [first, last) and returns a Status. */
@@ -96,7 +122,7 @@ typedef int (*Kernel)(const Call *call, int64_t first, int64_t last);
 /* kernels.c, compiled for one instruction set. */
 typedef struct {
     const char *name;
-    Kernel forward, smooth, backward, best;
+    Kernel forward, smooth, backward, best, mask, mask_backward;
 } Variant;
 
 /* Working memory, aligned to 64 bytes and not cleared; NULL if there is none. */

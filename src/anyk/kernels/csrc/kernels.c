@@ -459,8 +459,10 @@ static int smooth(const Call *call, int64_t first, int64_t last) {
     return with_finder(call, n, m < n ? m : n, first, last);
 }
 
+#include "_masks.h"
+
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
-const Variant JOIN(variant_, VARIANT) = {TEXT(VARIANT), forward, smooth, backward, best};
+const Variant JOIN(variant_, VARIANT) = {TEXT(VARIANT), forward, smooth, backward, best, mask, mask_backward};
