@@ -78,27 +78,36 @@ static double laplace_threshold(const Profile *p, double k) {
     return b;
 }
 
-/* tau with sum_c clip(s_c - tau, 0, 1) = k, for the scores that can be above 0 there, `low` <= tau < `high`. The sum falls with
-   tau in straight pieces: a Newton step that ends on the right piece is exact. */
-static double clip_threshold(const double *s, int64_t count, double k, double low, double high) {
+/* tau with sum_c clip(s_c - tau, 0, 1) = k, for `count` scores over the temperature, relative to the k-th; low <= tau < high. The sum
+   falls with tau in straight pieces: a Newton step that ends on the right piece is exact. Behind the scores there is room,
+   filled with -inf. */
+static double clip_threshold(const float *s, int64_t count, double k, double low, double high) {
     double tau = low + (high - low) / 2;
+    const vf zero = {0}, one = splatf(1);
     for (int step = 0; step < 200; step++) {
-        double sum = 0, inside = 0;
-        for (int64_t i = 0; i < count; i++) {
-            double x = s[i] - tau;
-            sum += x < 0 ? 0 : x > 1 ? 1 : x;
-            inside += x > 0 && x < 1;
+        double sum = 0;
+        int64_t inside = 0;
+        vf at = splatf((float)tau);
+        tau = (double)at[0];
+        for (int64_t i = 0; i < count;) {
+            vf some = {0};
+            vi between = {0};
+            for (int64_t end = i + 64 * W < count ? i + 64 * W : count; i < end; i += W) {
+                vf x = load_f32(s + i) - at;
+                some += largerf(zero, -largerf(-x, -one));
+                between -= (vi)(x > zero) & (vi)(x < one) & 1;
+            }
+            for (int l = 0; l < W; l++) sum += (double)some[l], inside -= between[l];
         }
         double surplus = sum - k;
         if (surplus > 0)
             low = tau;
         else
             high = tau;
-        double found = inside > 0 ? tau + surplus / inside : tau;
-        if (found == tau && (inside > 0 || surplus == 0)) return tau;
+        double found = inside > 0 ? tau + surplus / (double)inside : tau;
+        if (fabs(surplus) <= 1e-7 * k) return found;
         if (!(found > low && found < high)) found = low + (high - low) / 2;
-        if (found == tau || found == low || found == high) return tau;
-        if (fabs(surplus) <= 1e-13 * k) return tau;
+        if ((float)found == (float)tau || high - low < 1e-9) return found;
         tau = found;
     }
     return tau;
@@ -106,23 +115,28 @@ static double clip_threshold(const double *s, int64_t count, double k, double lo
 
 typedef struct {
     Finder finder;
-    float *row;      /* (n) those that are not padding, or all of them turned round */
-    float *widened;  /* (n) in float32 */
-    double *profile; /* (n + room) */
+    double *profile; /* (m + room) */
+    int64_t m;       /* the most scores that are looked for */
 } MaskWork;
 
-static MaskWork lay_out_mask(int64_t n, Arena *arena) {
-    MaskWork work = {.finder = lay_out_finder(n, n, arena)};
-    work.row = take(arena, (n + 64) * 4);
-    work.widened = take(arena, (n + 64) * 4);
-    work.profile = take(arena, (n + 64) * 8);
+static MaskWork lay_out_mask(int64_t n, int64_t m, Arena *arena) {
+    MaskWork work = {.finder = lay_out_finder(n, m, arena), .m = m};
+    work.profile = take(arena, (m + 64) * 8);
     return work;
 }
 
+/* How many of the best scores the threshold depends on: for Laplace, at the (2k)-th score half of 2k scores have passed at
+   least, so that b lies above it. */
+static int64_t wanted(int kind, int64_t n, double k) {
+    int64_t m = kind == LAPSUM ? 2 * (int64_t)ceil(k) + 1 : (int64_t)floor(k) + 1;
+    return m < 1 ? 1 : m < n ? m : n;
+}
+
 /* The smallest of the m best scores. */
-static float best_and_last(const float *s, int64_t n, int64_t m, Kept *kept, float *room) {
+static float best_and_last(const float *s, int64_t n, int64_t m, Finder *finder) {
     Sums unused;
-    find_best(s, FLOAT32, n, m, 0, 0, kept, room, &unused);
+    Kept *kept = &finder->kept;
+    find_best(s, FLOAT32, n, m, 0, 0, kept, finder->widened, &unused);
     if (kept->count > m) compact(kept);
     float last = INFINITY;
     for (int64_t i = 0; i < kept->count; i++) last = kept->score[i] < last ? kept->score[i] : last;
@@ -131,10 +145,8 @@ static float best_and_last(const float *s, int64_t n, int64_t m, Kept *kept, flo
 
 /* The threshold of n finite scores, 0 < k <= n / 2. */
 static double laplace_row(const float *s, int64_t n, double k, double rate, MaskWork *work) {
-    /* At the (2k)-th score half of 2k scores have passed at least: b lies above it. */
-    int64_t wanted = 2 * (int64_t)ceil(k) + 1;
     Kept *kept = &work->finder.kept;
-    float last = best_and_last(s, n, wanted < n ? wanted : n, kept, work->finder.widened);
+    float last = best_and_last(s, n, wanted(LAPSUM, n, k), &work->finder);
     double reference = (double)last, below = 0;
     Profile p = {.above = work->profile};
     for (int64_t i = 0; i < kept->count; i++)
@@ -145,54 +157,84 @@ static double laplace_row(const float *s, int64_t n, double k, double rate, Mask
     return reference + laplace_threshold(&p, k) / rate;
 }
 
-/* The threshold of n finite scores, 0 < k < n. */
+/* The threshold of n finite scores, 0 < k < n. NaN: no memory. */
 static double clip_row(const float *s, int64_t n, double k, double rate, MaskWork *work) {
     Kept *kept = &work->finder.kept;
-    int64_t upper = (int64_t)ceil(k), lower = (int64_t)floor(k) + 1;
-    double next = (double)best_and_last(s, n, lower, kept, work->finder.widened), kth = next;
-    if (upper < lower) { /* the k-th is the last but one of the best */
+    int64_t lower = (int64_t)floor(k) + 1;
+    float next = best_and_last(s, n, lower, &work->finder), kth = next;
+    if ((int64_t)ceil(k) < lower) { /* the k-th is the last but one of the best */
         int64_t lasts = 0;
-        double above = INFINITY;
+        float above = INFINITY;
         for (int64_t i = 0; i < kept->count; i++) {
-            lasts += kept->score[i] == (float)next;
-            if (kept->score[i] > (float)next && (double)kept->score[i] < above) above = (double)kept->score[i];
+            lasts += kept->score[i] == next;
+            if (kept->score[i] > next && kept->score[i] < above) above = kept->score[i];
         }
         if (lasts == 1) kth = above;
     }
-    double reference = kth, gap = (kth - next) * rate;
+    double reference = (double)kth, gap = (reference - (double)next) * rate;
     if (gap >= 1) return reference - (1 + (gap - 1) / 2) / rate; /* anywhere between the two */
-    double low = -gap - 1;
-    int64_t count = 0;
-    float limit = (float)(reference + low / rate);
-    for (int64_t i = 0; i < n; i++)
-        if (s[i] >= limit) work->profile[count++] = ((double)s[i] - reference) * rate;
-    return reference + clip_threshold(work->profile, count, k, low, 0) / rate;
+    /* only what is above the lowest possible tau counts */
+    float limit = (float)(reference - (gap + 1) / rate);
+    int64_t count = 0, most = 0;
+    vi reached = {0};
+    for (int64_t i = 0; i + W <= n; i += W) reached -= (vi)(load_f32(s + i) >= limit);
+    most = sum_of(reached) + W;
+    char *memory = take_memory((most + 2 * W) * 4);
+    if (!memory) return NAN;
+    float *near = (float *)memory;
+    vf limits = splatf(limit);
+    for (int64_t i = 0; i < n; i += W) {
+        uint32_t hits = i + W <= n ? not_below(load_f32(s + i), limits) : 0;
+        for (int64_t j = i; i + W > n && j < n; j++) hits |= (uint32_t)(s[j] >= limit) << (j - i);
+        for (; hits; hits &= hits - 1) near[count++] = (float)(((double)s[i + __builtin_ctz(hits)] - reference) * rate);
+    }
+    for (int l = 0; l < W; l++) near[count + l] = -INFINITY;
+    double tau = clip_threshold(near, count, k, -gap - 1, 0);
+    give_memory_back(memory);
+    return reference + tau / rate;
+}
+
+/* Counts the scores that are not padding; notices NaN and infinity. */
+static int64_t count_real(const float *s, int64_t n, int *has_nan, int *is_infinite) {
+    vi padded = {0}, strange = {0}, top = {0};
+    int64_t i = 0, count = 0;
+    for (; i + W <= n; i += W) {
+        vf x = load_f32(s + i);
+        padded -= (vi)(x == -INFINITY);
+        strange |= (vi)(x != x);
+        top |= (vi)(x == INFINITY);
+    }
+    count = sum_of(padded);
+    for (; i < n; i++) count += s[i] == -INFINITY, strange[0] |= s[i] != s[i], top[0] |= s[i] == INFINITY;
+    for (int l = 0; l < W; l++) *has_nan |= strange[l] != 0, *is_infinite |= top[l] != 0;
+    return n - count;
 }
 
 /* b of a row: infinite where k is 0 or not less than the number of scores that are not padding, NaN where the row has NaN. */
-static double threshold_of_row(const Mask *mask, const float *s, double k, MaskWork *work, int *strange) {
-    int64_t n = mask->n, real = 0;
-    double total = 0;
-    int infinite = 0;
-    for (int64_t i = 0; i < n; i++) {
-        real += s[i] > -INFINITY;
-        infinite |= s[i] == INFINITY;
-        total += s[i] != s[i];
-    }
-    *strange |= infinite;
-    if (total > 0 || k != k) return NAN;
-    if (k <= 0) return INFINITY;
-    if (k >= (double)real) return -INFINITY;
+static int threshold_of_row(const Mask *mask, const float *s, double k, MaskWork *work, double *b) {
+    int has_nan = 0, is_infinite = 0;
+    int64_t n = mask->n, real = count_real(s, n, &has_nan, &is_infinite);
+    *b = has_nan || k != k ? NAN : k <= 0 ? INFINITY : -INFINITY;
+    if (is_infinite && !has_nan) return STRANGE;
+    if (has_nan || k != k || k <= 0 || k >= (double)real) return FINE;
     int mirrored = mask->kind == LAPSUM && 2 * k > (double)real;
-    if (real < n || mirrored) { /* few are left out: the threshold of the scores turned round */
+    char *memory = NULL;
+    if (real < n || mirrored) { /* mirrored: few are left out, and the threshold is that of the scores turned round */
         int64_t count = 0;
+        memory = take_memory((real + W) * 4);
+        if (!memory) return NO_MEMORY;
+        float *row = (float *)memory;
         for (int64_t i = 0; i < n; i++)
-            if (s[i] > -INFINITY) work->row[count++] = mirrored ? -s[i] : s[i];
-        s = work->row, n = real;
+            if (s[i] > -INFINITY) row[count++] = mirrored ? -s[i] : s[i];
+        s = row, n = real;
     }
-    if (mask->kind != LAPSUM) return clip_row(s, n, k, mask->rate, work);
-    double b = laplace_row(s, n, mirrored ? (double)n - k : k, mask->rate, work);
-    return mirrored ? -b : b;
+    if (mask->kind == LAPSUM) {
+        double found = laplace_row(s, n, mirrored ? (double)n - k : k, mask->rate, work);
+        *b = mirrored ? -found : found;
+    } else
+        *b = clip_row(s, n, k, mask->rate, work);
+    if (memory) give_memory_back(memory);
+    return *b != *b ? NO_MEMORY : FINE;
 }
 
 /* W scores of any dtype, in float32; the dtype is a constant where these are inlined. */
@@ -312,19 +354,17 @@ static void write_trivial_mask(const void *row, void *out, int64_t n, int dtype,
     }
 }
 
-static int mask_rows(const Mask *mask, MaskWork *work, int64_t first, int64_t last) {
+static int mask_rows(const Mask *mask, MaskWork *work, float *widened, int64_t first, int64_t last) {
     int64_t n = mask->n, bytes = (int64_t)item_size(mask->dtype);
-    int strange = 0;
     for (int64_t r = first; r < last; r++) {
         const void *row = row_of(mask->scores, mask->dtype, r * mask->stride);
         void *out = (char *)mask->out + r * n * bytes;
-        const float *s = row;
-        if (mask->dtype != FLOAT32) {
-            widen_row(row, mask->dtype, n, work->widened);
-            s = work->widened;
-        }
-        double b = threshold_of_row(mask, s, mask->ks ? mask->ks[r] : mask->k, work, &strange);
-        if (strange) return STRANGE;
+        if (widened)
+            for (int64_t i = 0; i < n; i += W) /* there is room behind the last */
+                store_f32(widened + i, mask->dtype == BFLOAT16 ? load_some(row, BFLOAT16, i, n) : load_some(row, FLOAT16, i, n));
+        double b;
+        int status = threshold_of_row(mask, widened ? widened : row, mask->ks ? mask->ks[r] : mask->k, work, &b);
+        if (status != FINE) return status;
         mask->threshold[r] = b;
         if (!isfinite(b))
             write_trivial_mask(row, out, n, mask->dtype, b);
@@ -335,13 +375,25 @@ static int mask_rows(const Mask *mask, MaskWork *work, int64_t first, int64_t la
 }
 
 static int mask(const Call *call, int64_t first, int64_t last) {
+    const Mask *mask = call->mask;
+    int64_t n = mask->n, m = 1;
+    for (int64_t r = first; r < last; r++) {
+        double k = mask->ks ? mask->ks[r] : mask->k, other = (double)n - k;
+        int64_t needed = !(k > 0) || k >= (double)n ? 1 : wanted(mask->kind, n, mask->kind == LAPSUM && other < k ? other : k);
+        m = needed > m ? needed : m;
+        if (!mask->ks) break;
+    }
     Arena arena = {0};
-    lay_out_mask(call->mask->n, &arena);
+    lay_out_mask(n, m, &arena);
     arena = (Arena){.memory = take_memory(arena.used)};
-    if (!arena.memory) return NO_MEMORY;
-    MaskWork work = lay_out_mask(call->mask->n, &arena);
-    int status = mask_rows(call->mask, &work, first, last);
-    give_memory_back(arena.memory);
+    char *widened = mask->dtype == FLOAT32 || !arena.memory ? NULL : take_memory((n + W) * 4);
+    int status = NO_MEMORY;
+    if (arena.memory && (widened || mask->dtype == FLOAT32)) {
+        MaskWork work = lay_out_mask(n, m, &arena);
+        status = mask_rows(mask, &work, (float *)widened, first, last);
+    }
+    if (arena.memory) give_memory_back(arena.memory);
+    if (widened) give_memory_back(widened);
     return status;
 }
 
