@@ -255,3 +255,12 @@ def mask(kind: int, scores: Tensor, k: int | Tensor, temperature: float | Tensor
     if not all(checks.eager(tensor) for tensor in (k, temperature) if isinstance(tensor, Tensor)):
         return None
     return native.mask(kind, scores, k, temperature, plain)
+
+
+def ranking(
+    operator: int, kind: Literal["ranks", "sort"], scores: Tensor, temperature: float | Tensor, plain: Callable[[], Tensor]
+) -> Tensor | None:
+    """Soft ranks, or the soft sort (``native.ranking``); None: the plain code is to compute it."""
+    if not uses_native(scores) or not scores.numel() or (isinstance(temperature, Tensor) and not checks.eager(temperature)):
+        return None
+    return native.ranking(operator, native.abi.Ordered[kind.upper()], scores, temperature, plain)

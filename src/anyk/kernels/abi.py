@@ -22,6 +22,8 @@ Swap = IntEnum("Swap", "LOGISTIC LOGISTIC_ART CAUCHY GAUSSIAN RECIPROCAL OPTIMAL
 Wires = IntEnum("Wires", "TARGET SORTED GIVEN", start=0)
 # The cross-entropy family by its `top1`, and the bounded family.
 Family = IntEnum("Family", "SEPARATE MIXED OPERATOR ERROR", start=0)
+# What is made of scores in descending order.
+Ordered = IntEnum("Ordered", "RANKS SORT", start=0)
 Dtype = IntEnum("Dtype", "FLOAT32 BFLOAT16 FLOAT16", start=0)
 # One P_K for all rows, one for each class, or one for each row.
 PKOf = IntEnum("PKOf", "OF_ALL OF_CLASS OF_ROW", start=0)
@@ -37,7 +39,7 @@ class Limit(IntEnum):
     """so many scores at most are sorted by a network, many rows at once"""
 
 
-ENUMERATIONS: tuple[type[IntEnum], ...] = (Operator, Swap, Wires, Family, Dtype, PKOf, Reduction, Status, Limit)
+ENUMERATIONS: tuple[type[IntEnum], ...] = (Operator, Swap, Wires, Family, Ordered, Dtype, PKOf, Reduction, Status, Limit)
 
 
 def _fields(kind: type, names: str) -> list[tuple[str, type]]:
@@ -104,7 +106,16 @@ class MaskBackward(ctypes.Structure):
     )
 
 
-STRUCTURES = (Spec, SmoothSpec, Batch, Backward, Selection, Mask, MaskBackward)
+class Ranking(ctypes.Structure):
+    _fields_ = (
+        *_fields(ctypes.c_int64, "rows n"),
+        *_fields(ctypes.c_int32, "threads operator kind unused"),
+        *_fields(ctypes.c_double, "rate"),
+        *_fields(ctypes.c_void_p, "scores order incoming out grad_rate"),
+    )
+
+
+STRUCTURES = (Spec, SmoothSpec, Batch, Backward, Selection, Mask, MaskBackward, Ranking)
 
 
 def packer(structure: type[ctypes.Structure]) -> struct.Struct:

@@ -29,7 +29,7 @@ _P_K_OF = {"all": int(abi.PKOf.OF_ALL), "class": int(abi.PKOf.OF_CLASS), "row": 
 _REDUCTIONS = {"mean": int(abi.Reduction.MEAN), "sum": int(abi.Reduction.SUM), "none": int(abi.Reduction.NONE)}
 _MOST_MEMORY = 1 << 26
 """of a block of rows, in bytes"""
-_pack_spec, _pack_smooth, _pack_batch, _pack_backward, _pack_selection, _pack_mask, _pack_mask_backward = (
+_pack_spec, _pack_smooth, _pack_batch, _pack_backward, _pack_selection, _pack_mask, _pack_mask_backward, _pack_ranking = (
     abi.packer(each).pack for each in abi.STRUCTURES
 )
 
@@ -43,6 +43,7 @@ class _Library(NamedTuple):
     best: Callable[[bytes], int]
     mask: Callable[[bytes], int]
     mask_backward: Callable[[bytes], int]
+    ranking: Callable[[bytes], int]
     variant: str
     use: Callable[[int], int]
 
@@ -63,10 +64,10 @@ def _load() -> tuple[_Library | None, str]:
     structure = ctypes.c_char_p  # as bytes
     library.anyk_forward.argtypes = library.anyk_smooth.argtypes = [structure, structure]
     library.anyk_backward.argtypes = library.anyk_best.argtypes = [structure]
-    library.anyk_mask.argtypes = library.anyk_mask_backward.argtypes = [structure]
+    library.anyk_mask.argtypes = library.anyk_mask_backward.argtypes = library.anyk_ranking.argtypes = [structure]
     library.anyk_variant.restype = ctypes.c_char_p
     functions = library.anyk_forward, library.anyk_smooth, library.anyk_backward, library.anyk_best
-    functions += library.anyk_mask, library.anyk_mask_backward
+    functions += library.anyk_mask, library.anyk_mask_backward, library.anyk_ranking
     return _Library(*functions, library.anyk_variant().decode(), library.anyk_use), ""
 
 
@@ -350,3 +351,54 @@ class _Mask(torch.autograd.Function):
         if of_rate is not None:  # d(1/t) = -dt / t^2
             grad_temperature = (-of_rate.sum() * rate).reshape(own_temperature.shape).to(own_temperature.dtype)
         return out.reshape(scores.shape), grad_k, grad_temperature, None
+
+
+def ranking(
+    operator: int, kind: abi.Ordered, scores: Tensor, temperature: float | Tensor, plain: Callable[[], Tensor]
+) -> Tensor | None:
+    """Soft ranks, or the soft sort, of scores without padding, in float32; None: the plain code is to compute it."""
+    learned = temperature if isinstance(temperature, Tensor) else None
+    result: Tensor | None = _Ranking.apply(scores, learned, (operator, kind, temperature, plain))  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Ranking(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, learned: Tensor | None, call: Any) -> Tensor | None:
+        operator, kind, temperature, plain = call
+        rate = 1 / (temperature if learned is None else float(learned))
+        n = scores.shape[-1]
+        ordered, order = scores.reshape(-1, n).float().sort(dim=-1, descending=True, stable=True)
+        edges = ordered[:, [0, -1]]
+        if not bool((edges.isfinite() & (edges.abs() < 1e30)).all()):  # NaN sorts first, and padding last
+            return None
+        out = ordered.new_empty(ordered.shape)
+        _run_ranking(operator, kind, rate, ordered, order, None, out, None)
+        ctx.save_for_backward(scores, learned, ordered, order)
+        ctx.call = operator, kind, rate, plain
+        return out.reshape(scores.shape)
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        scores, learned, ordered, order = ctx.saved_tensors
+        operator, kind, rate, plain = ctx.call
+        if torch.is_grad_enabled() or not checks.eager(incoming):
+            wanted = [tensor for tensor in (scores, learned) if tensor is not None and tensor.requires_grad]
+            with torch.enable_grad():
+                found = iter(torch.autograd.grad(plain(), wanted, incoming, create_graph=True))
+            return *(next(found) if each is not None and each.requires_grad else None for each in (scores, learned)), None
+        out = ordered.new_empty(ordered.shape)
+        of_rate = torch.empty(len(ordered), dtype=torch.float64) if ctx.needs_input_grad[1] else None
+        _run_ranking(operator, kind, rate, ordered, order, incoming.reshape(ordered.shape).float().contiguous(), out, of_rate)
+        of_temperature = None
+        if of_rate is not None:  # d(1/t) = -dt / t^2
+            of_temperature = (-of_rate.sum() * rate * rate).reshape(learned.shape).to(learned.dtype)
+        return out.reshape(scores.shape).to(scores.dtype), of_temperature, None
+
+
+def _run_ranking(
+    operator: int, kind: int, rate: float, ordered: Tensor, order: Tensor, incoming: Tensor | None, out: Tensor, of_rate: Tensor | None
+) -> None:
+    assert _library is not None
+    addresses = (0 if each is None else each.data_ptr() for each in (ordered, order, incoming, out, of_rate))
+    _library.ranking(_pack_ranking(*ordered.shape, torch.get_num_threads(), operator, kind, 0, rate, *addresses))

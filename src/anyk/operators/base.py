@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -204,6 +205,16 @@ class Operator(nn.Module, ABC):
         """The rank of each entry, 1 is the largest. See :func:`anyk.soft_rank`. Padding (-inf) comes after all others."""
         self._require("ranks")
         scores = checks.scores(scores)
+        ranks = self._by_kernel("ranks", scores, lambda: self._plain_ranks(scores))
+        return self._plain_ranks(scores) if ranks is None else ranks
+
+    def _by_kernel(self, kind: Literal["ranks", "sort"], scores: Tensor, plain: Callable[[], Tensor]) -> Tensor | None:
+        """Ranks or sort by a kernel, in float32; None: there is none."""
+        if self.mask_code is None or not has(type(self), kind):
+            return None
+        return kernels.ranking(self.mask_code, kind, scores, checks.temperature(self.temperature), plain)
+
+    def _plain_ranks(self, scores: Tensor) -> Tensor:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         real = real_mask(scores)
         ranks = self._ranks(scores, real).to(scores.dtype)
@@ -217,6 +228,10 @@ class Operator(nn.Module, ABC):
         """The scores in descending order. See :func:`anyk.soft_sort`. Padding (-inf) comes last, as it is."""
         self._require("sort")
         scores = checks.scores(scores)
+        ordered = self._by_kernel("sort", scores, lambda: self._plain_sort(scores))
+        return self._plain_sort(scores) if ordered is None else ordered
+
+    def _plain_sort(self, scores: Tensor) -> Tensor:
         dtype = torch.promote_types(scores.dtype, torch.float32)
         real = real_mask(scores)
         ordered = self._sort(scores.to(dtype), real)

@@ -280,3 +280,7 @@ EXPORT int anyk_mask(const Mask *mask) {
 EXPORT int anyk_mask_backward(const MaskBackward *back) {
     return run_rows(variant()->mask_backward, &(Call){.mask_backward = back}, back->rows, 4 * back->rows * back->n, back->threads);
 }
+
+EXPORT int anyk_ranking(const Ranking *ranking) {
+    return run_rows(variant()->ranking, &(Call){.ranking = ranking}, ranking->rows, 4 * ranking->rows * ranking->n, ranking->threads);
+}

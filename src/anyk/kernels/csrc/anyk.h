@@ -105,6 +105,19 @@ typedef struct {
     double *grad_k, *grad_rate; /* (rows), or NULL */
 } MaskBackward;
 
+/* Soft ranks or sorts of rows that are in descending order, or their gradients. */
+typedef struct {
+    int64_t rows, n;
+    int32_t threads, operator, kind; /* kind: RANKS or SORT */
+    int32_t unused;
+    double rate;           /* 1 / temperature */
+    const float *scores;   /* (rows, n), descending */
+    const int64_t *order;  /* (rows, n): where they stood */
+    const float *incoming; /* (rows, n), or NULL: forward */
+    float *out;            /* (rows, n): ranks where the scores stood, or scores in order; or the gradient where they stood */
+    double *grad_rate;     /* (rows), or NULL */
+} Ranking;
+
 /* What a kernel gets: those of these that are its own. */
 typedef struct {
     const Spec *spec;
@@ -114,6 +127,7 @@ typedef struct {
     const Selection *selection;
     const Mask *mask;
     const MaskBackward *mask_backward;
+    const Ranking *ranking;
 } Call;
 
 /* Computes the rows [first, last) and returns a Status. */
@@ -122,7 +136,7 @@ typedef int (*Kernel)(const Call *call, int64_t first, int64_t last);
 /* kernels.c, compiled for one instruction set. */
 typedef struct {
     const char *name;
-    Kernel forward, smooth, backward, best, mask, mask_backward;
+    Kernel forward, smooth, backward, best, mask, mask_backward, ranking;
 } Variant;
 
 /* Working memory, aligned to 64 bytes and not cleared; NULL if there is none. */
