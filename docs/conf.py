@@ -66,7 +66,7 @@ CONTENTS = {
 }
 """The pages in their order; a page that is missing here, or there, fails the build."""
 
-PUBLIC_MODULES = ("anyk", "anyk.lab", "anyk.networks", "anyk.parallel", "anyk.registry", "anyk.sklearn")
+PUBLIC_MODULES = ("anyk", "anyk.lab", "anyk.networks", "anyk.parallel", "anyk.ranking", "anyk.registry", "anyk.sklearn")
 """Every name in their __all__ must be documented in reference.md."""
 
 LISTED = re.compile(r"^- `(anyk\.[\w.]+)`.*\n((?:  .*\n)*)", re.MULTILINE)

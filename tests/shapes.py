@@ -14,6 +14,7 @@ from jaxtyping import TypeCheckError
 from torch import Tensor
 
 import anyk
+from anyk.operators.base import has
 
 B, N, D, K = 3, 7, 4, 2
 P_K = [0.5, 0.5]
@@ -65,7 +66,7 @@ def call_family(make: Callable[..., Any]) -> None:
         {"m": 4, "weight": torch.rand(N), "reduction": "sum"},
         {"m": 4, "label_smoothing": 0.1},
         {"p_k": torch.tensor(P_K).expand(N, K)},
-        *({"operator": operator} for operator in operators()),
+        *({"operator": operator} for operator in operators() if operator.has_probabilities),
     ):
         call_loss(make(**{"p_k": P_K, **settings}), probabilities="p_k" not in settings)
 
@@ -92,10 +93,31 @@ def call_operator(kind: type[anyk.Operator]) -> None:
     for operator in [each for each in operators() if type(each) is kind]:
         for (shape, dtype), last in itertools.product(with_dtypes(LEADING), [1.0, -torch.inf]):
             target = torch.randint(N - 1, shape[:-1])
+            for what, arguments in (("mask", (K,)), ("ranks", ()), ("sort", ())):
+                if has(kind, what):
+                    finish(getattr(operator, what)(padded(shape, dtype, last), *arguments))
+            if not operator.has_probabilities:
+                continue
             finish(operator(padded(shape, dtype, last), K))
             finish(operator(padded(shape, dtype, last), K, hard=True))
             finish(operator.inclusion(padded(shape, dtype, last), target, K))
             finish(operator.inclusion(padded(shape, dtype, last), target, N - 1))
+
+
+def call_tool(function: Callable[..., Any], *arguments: Any) -> None:
+    for (shape, dtype), last in itertools.product(with_dtypes(LEADING), [1.0, -torch.inf]):
+        finish(function(padded(shape, dtype, last), *arguments))
+    finish(function(torch.randn(N, B, requires_grad=True), *arguments, dim=0))
+    where = torch.ones(B, N, dtype=torch.bool)
+    finish(function(torch.randn(B, N, requires_grad=True), *arguments, where=where))
+
+
+RANKING = {
+    "spearman_loss": lambda: anyk.ranking.spearman_loss(torch.randn(B, N), torch.randn(B, N)),
+    "ndcg_loss": lambda: anyk.ranking.ndcg_loss(torch.randn(B, N), torch.rand(B, N), K),
+    "recall_loss": lambda: anyk.ranking.recall_loss(torch.randn(N), torch.rand(N) > 0.5, K),
+    "average_precision_loss": lambda: anyk.ranking.average_precision_loss(torch.randn(B, N), torch.rand(B, N) > 0.5),
+}
 
 
 def padded(shape: tuple[int, ...], dtype: torch.dtype, last: float) -> Tensor:
@@ -144,7 +166,18 @@ FAMILIES = {
 }
 OPERATORS = {
     name: (lambda name=name: call_operator(getattr(anyk, name)))
-    for name in ("KSubset", "LapSum", "NeuralSort", "SinkhornSort", "SoftSort", "SortingNetwork")
+    for name in ("KSubset", "LapSum", "NeuralSort", "Permutahedron", "SinkhornSort", "SoftSort", "SortingNetwork")
+}
+TOOLS = {
+    "soft_topk": lambda: call_tool(anyk.soft_topk, K),
+    "soft_rank": lambda: call_tool(anyk.soft_rank),
+    "soft_sort": lambda: call_tool(anyk.soft_sort),
+    "soft_quantile": lambda: call_tool(anyk.soft_quantile, 0.3),
+    "sample_k_subset": lambda: call_tool(anyk.sample_k_subset, K),
+    "select_topk": lambda: [
+        finish(anyk.select_topk(torch.randn(*shape, D), padded(shape, dtype, 1.0), K)[0])
+        for shape, dtype in with_dtypes(LEADING)
+    ],
 }
 METRICS = {
     "target_ranks": lambda: call_metric(anyk.target_ranks),
@@ -156,8 +189,8 @@ METRICS = {
 HEADS = {
     "LinearHead": lambda: call_head(linear_head),
 }
-CALLS = {**LOSSES, **FAMILIES, **OPERATORS, **METRICS, **HEADS}
-NOTHING_TO_CALL = {"backend", "Operator", "TopKLoss", "networks", "parallel", "registry"}
+CALLS = {**LOSSES, **FAMILIES, **OPERATORS, **TOOLS, **METRICS, **HEADS}
+NOTHING_TO_CALL = {"backend", "Operator", "TopKLoss", "networks", "parallel", "ranking", "registry"}
 
 PARALLEL = {
     "Sharded": lambda: [call_parallel(loss) for loss in (anyk.TopKCrossEntropyLoss, anyk.TopKErrorLoss)],
@@ -211,6 +244,11 @@ def test_shapes(name):
 @pytest.mark.parametrize("name", anyk.parallel.__all__)
 def test_shapes_in_parallel(name):
     PARALLEL[name]()
+
+
+@pytest.mark.parametrize("name", anyk.ranking.__all__)
+def test_shapes_of_ranking_losses(name):
+    RANKING[name]()
 
 
 def test_a_wrong_shape_is_noticed():

@@ -22,6 +22,7 @@ from torch import Tensor
 from anyk import _compat, checks
 from anyk.conventions import Conventions
 from anyk.kernels import native
+from anyk.kernels.abi import Ordered
 from anyk.kernels.loss_description import Description
 from anyk.p_k import PK
 
@@ -263,4 +264,4 @@ def ranking(
     """Soft ranks, or the soft sort (``native.ranking``); None: the plain code is to compute it."""
     if not uses_native(scores) or not scores.numel() or (isinstance(temperature, Tensor) and not checks.eager(temperature)):
         return None
-    return native.ranking(operator, native.abi.Ordered[kind.upper()], scores, temperature, plain)
+    return native.ranking(operator, Ordered[kind.upper()], scores, temperature, plain)

@@ -66,9 +66,17 @@ def _load() -> tuple[_Library | None, str]:
     library.anyk_backward.argtypes = library.anyk_best.argtypes = [structure]
     library.anyk_mask.argtypes = library.anyk_mask_backward.argtypes = library.anyk_ranking.argtypes = [structure]
     library.anyk_variant.restype = ctypes.c_char_p
-    functions = library.anyk_forward, library.anyk_smooth, library.anyk_backward, library.anyk_best
-    functions += library.anyk_mask, library.anyk_mask_backward, library.anyk_ranking
-    return _Library(*functions, library.anyk_variant().decode(), library.anyk_use), ""
+    return _Library(
+        library.anyk_forward,
+        library.anyk_smooth,
+        library.anyk_backward,
+        library.anyk_best,
+        library.anyk_mask,
+        library.anyk_mask_backward,
+        library.anyk_ranking,
+        library.anyk_variant().decode(),
+        library.anyk_use,
+    ), ""
 
 
 _library, _why_not = _load()
@@ -297,7 +305,8 @@ def mask(kind: int, scores: Tensor, k: int | Tensor, temperature: float | Tensor
     """
     own_k = k if isinstance(k, Tensor) else None
     own_temperature = temperature if isinstance(temperature, Tensor) else None
-    result: Tensor | None = _Mask.apply(scores, own_k, own_temperature, (kind, k, temperature, plain))  # type: ignore[no-untyped-call]
+    call = kind, k, temperature, plain
+    result: Tensor | None = _Mask.apply(scores, own_k, own_temperature, call)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -313,7 +322,8 @@ class _Mask(torch.autograd.Function):
         threshold = torch.empty(len(rows), dtype=torch.float64)
         out = rows.new_empty(len(rows), n)
         packed = _pack_mask(
-            len(rows), n, rows.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0, 0.0 if ks is not None else k, rate,
+            len(rows), n, rows.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0,
+            k if ks is None else 0.0, rate,
             rows.data_ptr(), 0 if ks is None else ks.data_ptr(), threshold.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         if _library.mask(packed):
@@ -338,13 +348,12 @@ class _Mask(torch.autograd.Function):
         out = rows.new_empty(len(rows), n)
         of_k = torch.empty(len(rows), dtype=torch.float64) if ctx.needs_input_grad[1] else None
         of_rate = torch.empty(len(rows), dtype=torch.float64) if ctx.needs_input_grad[2] else None
-        _library.mask_backward(
-            _pack_mask_backward(
-                len(rows), n, rows.stride(0), incoming.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0, rate,
-                rows.data_ptr(), threshold.data_ptr(), incoming.data_ptr(), out.data_ptr(),
-                0 if of_k is None else of_k.data_ptr(), 0 if of_rate is None else of_rate.data_ptr(),
-            )  # fmt: skip
-        )
+        packed = _pack_mask_backward(
+            len(rows), n, rows.stride(0), incoming.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0, rate,
+            rows.data_ptr(), threshold.data_ptr(), incoming.data_ptr(), out.data_ptr(),
+            0 if of_k is None else of_k.data_ptr(), 0 if of_rate is None else of_rate.data_ptr(),
+        )  # fmt: skip
+        _library.mask_backward(packed)
         grad_k = grad_temperature = None
         if of_k is not None:
             grad_k = of_k.reshape(*scores.shape[:-1], 1).sum_to_size(own_k.shape).to(own_k.dtype)
@@ -386,7 +395,8 @@ class _Ranking(torch.autograd.Function):
             wanted = [tensor for tensor in (scores, learned) if tensor is not None and tensor.requires_grad]
             with torch.enable_grad():
                 found = iter(torch.autograd.grad(plain(), wanted, incoming, create_graph=True))
-            return *(next(found) if each is not None and each.requires_grad else None for each in (scores, learned)), None
+            of_scores = next(found) if scores.requires_grad else None
+            return of_scores, next(found) if learned is not None and learned.requires_grad else None, None
         out = ordered.new_empty(ordered.shape)
         of_rate = torch.empty(len(ordered), dtype=torch.float64) if ctx.needs_input_grad[1] else None
         _run_ranking(operator, kind, rate, ordered, order, incoming.reshape(ordered.shape).float().contiguous(), out, of_rate)
@@ -397,7 +407,14 @@ class _Ranking(torch.autograd.Function):
 
 
 def _run_ranking(
-    operator: int, kind: int, rate: float, ordered: Tensor, order: Tensor, incoming: Tensor | None, out: Tensor, of_rate: Tensor | None
+    operator: int,
+    kind: int,
+    rate: float,
+    ordered: Tensor,
+    order: Tensor,
+    incoming: Tensor | None,
+    out: Tensor,
+    of_rate: Tensor | None,
 ) -> None:
     assert _library is not None
     addresses = (0 if each is None else each.data_ptr() for each in (ordered, order, incoming, out, of_rate))
