@@ -164,8 +164,8 @@ def average_precision_loss(
         The loss, of at least float32; for each query with ``reduction="none"``.
 
     Example:
-        >>> anyk.ranking.average_precision_loss(torch.tensor([9.0, 0.0, 5.0]), torch.tensor([False, True, True]),
-        temperature=0.1)
+        >>> relevant = torch.tensor([False, True, True])
+        >>> anyk.ranking.average_precision_loss(torch.tensor([9.0, 0.0, 5.0]), relevant, temperature=0.1)
         tensor(0.4167)
     """
     relevant = _relevant(relevant, scores, where)
