@@ -6,7 +6,7 @@ from anyk.lab.statistics import Paired
 from anyk.lab.tables import Column, Difference, Table, render
 
 TABLE = Table(
-    (Column("name", "name", "field"), Column("gain", "gain", "difference"), Column("paper", "paper", "signed")),
+    (Column("name", "name", "field"), Column("gain", "gain", "points"), Column("paper", "paper", "signed")),
     (
         ("worse", Difference(Paired(-0.0123, 5), 0.012), -1.23),
         ("same", Difference(Paired(-0.00001, 5), 0.9), -0.001),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import lab_data
@@ -133,7 +134,7 @@ def test_a_comparison_on_sequences(tmp_path, monkeypatch):
         seen = set(lines[line - 1][:-1])
         assert not seen & {guess.name for guess in (*example.before, *example.after)}
     page = (out / "report.html").read_text()
-    assert page.count('<ul class="context">') == len(done.moves.examples) > 0
+    assert page.count('<p class="context items">') == len(done.moves.examples) > 0
     with pytest.raises(LabError, match=r"mask_seen leaves \d+ of the 30 classes of items .* P_K reaches to k = 25"):
         search.search(given.replace(ks=(1, 25), m="auto", losses=("error",), out=str(tmp_path / "other")))
 
@@ -171,7 +172,10 @@ def test_moved_examples_are_counted(data, tmp_path):
     done = search.search(config(data, tmp_path, ks=(2,), epochs=1, losses=("ksubset",), **SHORT))
     predictors = [Predictor(tmp_path / method.runs[0].folder) for method in done.methods]
     target = predictors[0].parts.test.labels
-    before, after = ((predictor.test_guesses(2)[0] == target[:, None]).any(1) for predictor in predictors)
+    every = torch.arange(len(target))
+    before, after = (
+        (predictor.test_probabilities(every).topk(2).indices == target[:, None]).any(1) for predictor in predictors
+    )
     assert (done.moves.into, done.moves.out_of) == (int((after & ~before).sum()), int((before & ~after).sum()))
     assert done.moves.examples
     for example in done.moves.examples:
@@ -185,7 +189,7 @@ def test_moved_examples_are_counted(data, tmp_path):
     [
         ({"seeds": 0}, "seeds should be at least 1"),
         ({"budget": 0}, "budget should be at least 1"),
-        ({"jobs": -1}, "jobs should be at least 1"),
+        ({"jobs": -1}, "jobs should be between 0 and"),
         ({"time": 0}, "time should be above 0 seconds"),
         ({"losses": ("softmax",)}, "losses should name something to compare with softmax"),
         ({"losses": ()}, "losses should name something to compare with softmax"),

@@ -49,7 +49,7 @@ def test_scores_are_those_of_the_run(
     raw = examples.take(index)
     with torch.no_grad():
         torch.testing.assert_close(loaded(raw), predictor.model(predictor.reader(examples, index)))
-    classes, probabilities = predictor.test_guesses(3)
+    probabilities, classes = predictor.test_probabilities(torch.arange(len(index))).topk(3)
     for row, numbers, values in zip(loaded.guesses(raw, 3), classes.tolist(), probabilities.tolist(), strict=True):
         assert [name for name, _ in row] == [loaded.classes[number] for number in numbers]
         assert [p for _, p in row] == pytest.approx(values, rel=1e-4)

@@ -238,19 +238,19 @@ def test_words_that_name_no_model(word: str) -> None:
 
 def test_a_function_becomes_its_word(here: Path) -> None:
     make = own_models.find("my_models:make")
-    assert models.word_of(make) == "my_models:make"
-    assert models.word_of("cnn") == "cnn"
-    assert models.word_of(own_models.find("my_models:Net")) == "my_models:Net"
+    assert own_models.word_of(make) == "my_models:make"
+    assert own_models.word_of("cnn") == "cnn"
+    assert own_models.word_of(own_models.find("my_models:Net")) == "my_models:Net"
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec("def make(shape, classes): ...", scope)
     with pytest.raises(LabError, match=r"model make is defined in the script or notebook itself; runs are processes .*move it"):
-        models.word_of(scope["make"])
+        own_models.word_of(scope["make"])
     with pytest.raises(LabError, match="at the top level"):
-        models.word_of(lambda shape, classes: nn.Linear(1, 1))
+        own_models.word_of(lambda shape, classes: nn.Linear(1, 1))
     with pytest.raises(LabError, match="a function that makes a new model for each run, but is a Linear"):
-        models.word_of(nn.Linear(1, 1))  # type: ignore[arg-type]
+        own_models.word_of(nn.Linear(1, 1))  # type: ignore[arg-type]
     with pytest.raises(LabError, match="but is a int"):
-        models.word_of(3)  # type: ignore[arg-type]
+        own_models.word_of(3)  # type: ignore[arg-type]
 
 
 TIMM = """

@@ -91,10 +91,6 @@ def test_what_people_read(runs, format, expected):
     assert [part for part in [*expected, "2 runs are not in the table: 1 failed, 1 unfinished."] if part not in shown] == []
 
 
-def test_a_narrow_terminal(runs):
-    assert max(map(len, tables.render(table(collect([runs])), width=50).split("2 runs")[0].splitlines())) <= 50
-
-
 def test_csv(runs):
     rows = cells(tables.render(table(collect([runs])), "csv"))
     assert [row["loss"] for row in rows] == ["softmax", "splitter"]

@@ -48,7 +48,7 @@ def quick(data: str, **changes: Any) -> Config:
 def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]], dict[str, Any]]:
     """All that a run leaves behind, but for times."""
     metrics = [{**line, "seconds": 0} for line in Run(folder).metrics()]
-    result = {**json.loads((folder / "result.json").read_text()), "seconds": 0, "seconds_in_model": 0}
+    result = {**json.loads((folder / "result.json").read_text()), "seconds": 0}
     tensors = [path.read_bytes() for path in sorted(folder.glob("*.safetensors"))]
     assert len(tensors) == (1 if result["config"]["select"] == "each" else 2)
     return b"".join(tensors), metrics, result

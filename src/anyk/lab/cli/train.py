@@ -11,10 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anyk.lab.cli.words import Flag, Group, Loggers, WholeConfig, say, say_json, slug, warn
+from anyk.lab.cli.words import Flag, Group, WholeConfig, say, say_json, warn
 from anyk.lab.errors import LabError
+from anyk.lab.files import slug
 from anyk.lab.run import processes
 from anyk.lab.run.config import Config
+from anyk.lab.run.loggers import LoggerName
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Output:
 
     out: Path | None = None
     """the run folder; by default anyk-runs/DATA-LOSS-seedSEED"""
-    log: Loggers = ()
+    log: tuple[LoggerName, ...] = ()
     """hand the metrics on: tensorboard, wandb, mlflow, or several"""
     quiet: Flag = False
     """show no progress"""

@@ -11,14 +11,11 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from anyk.lab.errors import Failure, failure_sentences
-from anyk.lab.files import slug as slug
 from anyk.lab.run import processes
-from anyk.lab.run.config import Config, DataFields, LossFields, LossName, ModelFields, Seed, Setting, TrainingFields
-from anyk.lab.run.loggers import LoggerName
+from anyk.lab.run.config import Config, DataFields, LossFields, LossName, ModelFields, Seed, TrainingFields
 
 T = TypeVar("T")
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-Loggers = tuple[LoggerName, ...]
 #: a dataclass whose fields are options that `--help` shows together
 Group = Annotated[T, tyro.conf.OmitArgPrefixes]
 
@@ -33,15 +30,10 @@ class _TrainingOfRun(TrainingFields, Seed):
     """How to train, and what is measured on the way."""
 
 
-def _setting(data: DataFields, model: ModelFields, loss: LossFields, training: TrainingFields) -> Setting:
-    return Setting(**vars(data), **vars(model), **vars(loss), **vars(training))
-
-
 def _config(data: DataFields, model: ModelFields, loss: _LossOfRun, training: _TrainingOfRun) -> Config:
     return Config(**vars(data), **vars(model), **vars(loss), **vars(training))
 
 
-CommonSetting = Annotated[Setting, tyro.conf.OmitArgPrefixes, tyro.conf.arg(constructor=_setting, name="")]
 WholeConfig = Annotated[Config, tyro.conf.OmitArgPrefixes, tyro.conf.arg(constructor=_config, name="")]
 
 

@@ -74,8 +74,8 @@ class Experiment:
     notes: tuple[str, ...] = ()
     more_cells: Callable[[str], tuple[Cell, ...]] | None = None
     """cells for a data set of any other name"""
-    also: Callable[["Experiment", Mapping[str, Mapping[str, Any]]], tuple[Table, ...]] | None = None
-    """tables that belong to the comparison"""
+    also: Callable[["Experiment", Mapping[str, Mapping[str, Any]]], Table] | None = None
+    """a table that belongs to the comparison"""
 
     @property
     def needs(self) -> dict[str, str]:
@@ -151,7 +151,7 @@ class Experiment:
                 row += _beside(_percents(runs, metric), paper)[: 3 if smoke else 4]
             rows.append(tuple(row))
         notes = (_SMOKE, *self.notes) if smoke else self.notes
-        return Table(tuple(columns), tuple(rows), notes, self.title), *(self.also(self, results) if self.also else ())
+        return Table(tuple(columns), tuple(rows), notes, self.title), *([self.also(self, results)] if self.also else [])
 
     def _places(self, data: str | Mapping[str, str] | None) -> dict[str, str]:
         needs = self.needs
@@ -250,7 +250,7 @@ def _list(p_k: Sequence[float]) -> str:
     return f"[{','.join(entries)}]"
 
 
-def _significance(experiment: Experiment, results: Mapping[str, Mapping[str, Any]]) -> tuple[Table, ...]:
+def _significance(experiment: Experiment, results: Mapping[str, Mapping[str, Any]]) -> Table:
     """Table 5's t-tests: DiffSortNets and SinkhornSort against the baseline's runs (Welch) and its reported accuracy."""
     from scipy import stats  # half a second, and only here
 
@@ -273,18 +273,12 @@ def _significance(experiment: Experiment, results: Mapping[str, Mapping[str, Any
                 row += [p, paper]
             rows.append(tuple(row))
     columns = [*_columns("field", "data", "method", "baseline"), *_columns("number", "p top1", "paper", "p top5", "paper")]
-    tests = Table(
+    return Table(
         tuple(columns),
         tuple(rows),
         ("observed: Welch's test against the softmax runs. reported: against the backbone's published accuracy.",),
         "t-tests against the baseline (two-sided, over seeds; the paper calls p < 0.01 significant)",
     )
-    models = Table(
-        tuple(_columns("field", "model", "public", "top1", "top5")),
-        numbers.PUBLISHED_MODELS,
-        title="Other models, as their authors report them",
-    )
-    return tests, models
 
 
 def _columns(kind: Literal["field", "count", "number", "signed"], *titles: str) -> list[Column]:

@@ -123,22 +123,11 @@ class Predictor:
         self.model.eval()
 
     @torch.no_grad()
-    def test_guesses(self, count: int) -> tuple[Tensor, Tensor]:
-        """The first ``count`` classes of every test example, and their softmax probabilities: (N, count) each."""
-        classes, probabilities = [], []
-        for block in self.reader.blocks(self.parts.test, self.parts.test_index):
-            best = self._scores(block).float().softmax(1).topk(count)
-            classes.append(best.indices.cpu())
-            probabilities.append(best.values.cpu())
-        return torch.cat(classes), torch.cat(probabilities)
-
-    @torch.no_grad()
     def test_probabilities(self, places: Tensor) -> Tensor:
         """The softmax probabilities of some test examples, given as positions in ``parts.test_index``: (n, classes)."""
-        return self._scores(self.parts.test_index[places]).float().softmax(1).cpu()
-
-    def _scores(self, index: Tensor) -> Tensor:
-        return self.reader.mask(self.model(self.reader(self.parts.test, index)), self.parts.test, index)
+        index = self.parts.test_index[places]
+        scores = self.reader.mask(self.model(self.reader(self.parts.test, index)), self.parts.test, index)
+        return scores.float().softmax(1).cpu()
 
 
 def unfinished(result: Mapping[str, Any]) -> str:

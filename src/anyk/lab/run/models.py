@@ -22,7 +22,6 @@ from anyk.lab.errors import LabError
 from anyk.lab.run import own_models, sequence_models
 from anyk.lab.run.config import LARGEST_IMAGE, LONGEST_CONTEXT, Setting, accept, describe
 from anyk.lab.run.own_models import BUILT_IN, SEQUENCE_MODELS, Maker
-from anyk.lab.run.own_models import word_of as word_of
 from anyk.lab.run.run_folder import read_tensors
 
 #: of the description in a model's file
