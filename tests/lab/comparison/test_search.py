@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 import lab_data
+import made
 from anyk.lab.comparison import results, search
 from anyk.lab.comparison.config import ComparisonConfig, seconds_of
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, Method
@@ -25,7 +25,6 @@ from anyk.lab.comparison.verdict import verdict
 from anyk.lab.errors import Diverged, LabError
 from anyk.lab.run import training
 from anyk.lab.run.config import Config
-from anyk.lab.run.evaluation import Predictor
 from anyk.lab.run.loss_names import CANDIDATES, names
 
 
@@ -62,18 +61,20 @@ def test_a_comparison_from_end_to_end(finished):
         assert method.capped == ""
         assert [run.seed for run in method.runs] == [1, 2, 3]
         assert not {1, 2, 3} & set(search.TUNING_SEED_NUMBERS)
-        full = [made for made in method.tries if made.epochs == 4]
-        assert {made.epochs for made in method.tries} == {1, 4}  # short ones first
+        full = [tried for tried in method.tries if tried.epochs == 4]
+        assert {tried.epochs for tried in method.tries} == {1, 4}  # short ones first
         value = getattr(method.config, method.hyperparameter or "")
-        [taken] = [made for made in full if (made.learning_rate, made.hyperparameter) == (method.config.learning_rate, value)]
+        [taken] = [
+            tried for tried in full if (tried.learning_rate, tried.hyperparameter) == (method.config.learning_rate, value)
+        ]
         best = max(
-            (made for made in full if len(made.scores) == len(taken.scores)),
-            key=lambda made: sum(made.scores) / len(made.scores),
+            (tried for tried in full if len(tried.scores) == len(taken.scores)),
+            key=lambda tried: sum(tried.scores) / len(tried.scores),
         )
         assert sum(best.scores) == pytest.approx(sum(taken.scores))
-        rates = sorted({made.learning_rate for made in full if made.hyperparameter == value})
+        rates = sorted({tried.learning_rate for tried in full if tried.hyperparameter == value})
         assert rates[0] < method.config.learning_rate < rates[-1]
-        assert max(rates) / min(made.learning_rate for made in method.tries) >= 100
+        assert max(rates) / min(tried.learning_rate for tried in method.tries) >= 100
         for run in method.runs:
             assert run.test == json.loads((out / run.folder / "result.json").read_text())["test"]
         assert method.longer is not None
@@ -83,7 +84,7 @@ def test_a_comparison_from_end_to_end(finished):
     assert {bool(run["test"]) for run in tuning if run["config"]["seed"] in search.TUNING_SEED_NUMBERS} == {False}
     longer = [(run["config"]["loss"], run["config"]["seed"]) for run in tuning if run["config"]["epochs"] == 8]
     assert sorted(longer) == [("lapsum", 0), ("softmax", 0)]  # twice the epochs are tried once
-    assert len({sum(made.epochs == 4 for made in method.tries) for method in done.methods}) == 1  # as many tries
+    assert len({sum(tried.epochs == 4 for tried in method.tries) for method in done.methods}) == 1  # as many tries
     weights = load_file(out / "model.safetensors")
     assert any(
         all((weights[name] == tensor).all() for name, tensor in load_file(out / run.folder / "model.safetensors").items())
@@ -108,7 +109,7 @@ def test_the_same_again_makes_no_run_and_other_numbers_of_seeds_and_jobs_go_on(f
     capped = search.search(config(data, out, seeds=3, budget=4))
     assert [method.capped for method in capped.methods] == ["--budget 4"] * 2
     assert not capped.decided
-    assert {sum(made.epochs == 4 for made in method.tries) for method in capped.methods} == {4}
+    assert {sum(tried.epochs == 4 for tried in method.tries) for method in capped.methods} == {4}
 
 
 def test_a_comparison_on_sequences(tmp_path, monkeypatch):
@@ -170,18 +171,19 @@ def test_a_method_that_wins_has_softmax_with_its_rate_as_a_control(finished, dat
 def test_moved_examples_are_counted(data, tmp_path):
     """Against counts made by hand from the models that the comparison left."""
     done = search.search(config(data, tmp_path, ks=(2,), epochs=1, losses=("ksubset",), **SHORT))
-    predictors = [Predictor(tmp_path / method.runs[0].folder) for method in done.methods]
-    target = predictors[0].parts.test.labels
-    every = torch.arange(len(target))
-    before, after = (
-        (predictor.test_probabilities(every).topk(2).indices == target[:, None]).any(1) for predictor in predictors
-    )
+    runs = [made.trained(tmp_path / method.runs[0].folder) for method in done.methods]
+    test, index = runs[0].parts.test, runs[0].parts.test_index
+    scores = [run.model(run.reader(test, index)) for run in runs]
+    before, after = ((each.topk(2).indices == test.labels[index, None]).any(1) for each in scores)
     assert (done.moves.into, done.moves.out_of) == (int((after & ~before).sum()), int((before & ~after).sum()))
     assert done.moves.examples
     for example in done.moves.examples:
         names = [[guess.name for guess in guesses] for guesses in (example.before, example.after)]
         assert (example.target in names[1]) == (example.moved == "in")
         assert (example.target in names[0]) == (example.moved == "out")
+        row = int((index == int(example.source.removeprefix("row "))).nonzero())
+        for guesses, each in zip((example.before, example.after), scores, strict=True):
+            assert [guess.probability for guess in guesses] == pytest.approx(each.softmax(1)[row].topk(2).values.tolist())
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_a_loss_that_always_fails_is_reported(data, tmp_path):
 
 def test_a_rate_that_diverges_while_tuning_is_an_answer_and_no_failure(data, tmp_path):
     done = search.search(config(data, tmp_path, optimizer="sgd", learning_rate=100.0, weight_decay=100.0, seeds=1, budget=8))
-    assert any(None in made.scores for method in done.methods for made in method.tries)
+    assert any(None in tried.scores for method in done.methods for tried in method.tries)
     assert [len(method.runs) for method in done.methods] == [1, 1]
     assert done.failures == ()
 
@@ -274,7 +276,7 @@ def test_softmax_is_always_there_and_gce_beside_error_losses():
 def test_sl_at_k_starts_where_it_learns(data, tmp_path):
     """With 12 classes at a temperature of 8, two steps from where targets are pushed away at the start."""
     done = search.search(config(data, tmp_path, learning_rate=0.1, losses=("softmax_at_k",), **SHORT))
-    assert {made.hyperparameter for made in done.methods[1].tries} == {8.0}
+    assert {tried.hyperparameter for tried in done.methods[1].tries} == {8.0}
     assert done.methods[1].runs[0].test["top5"] > 0.8
     assert started(Config(loss="softmax_at_k", temperature=64.0), 2000).temperature == 64
     assert started(Config(loss="softmax_at_k"), 2000).temperature == 16

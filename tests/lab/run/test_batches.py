@@ -9,9 +9,10 @@ import safetensors.torch
 import torch
 
 import lab_data
+import made
 from anyk.lab.data import Parts, load, split
 from anyk.lab.errors import LabError
-from anyk.lab.run import batches, evaluation, models, training
+from anyk.lab.run import batches, models, training
 from anyk.lab.run.config import Config, Setting
 
 
@@ -37,7 +38,7 @@ def test_features_are_standardised_on_the_training_part(points: str, tmp_path: P
     result = training.train(config(points), tmp_path / "run")
     assert result["data"]["standardized"] is True
     assert result["data"]["features"] == 16
-    predictor = evaluation.Predictor(tmp_path / "run")
+    predictor = made.trained(tmp_path / "run")
     train = predictor.reader(predictor.dataset.train, predictor.parts.train)
     torch.testing.assert_close(train.mean(0), torch.zeros(16), atol=1e-4, rtol=0)
     std = train.std(0, correction=0)
@@ -95,8 +96,6 @@ def test_the_size_of_images_is_said_and_stored(tmp_path: Path, monkeypatch: pyte
     loaded = models.load(tmp_path / "run")
     assert loaded.plan.shape == (1, 16, 16)
     assert loaded.plan.image_size == (16, 16)
-    predictor = evaluation.Predictor(tmp_path / "run")
-    assert predictor.test_guesses(3)[0].shape[1] == 3
     usual = load("glyphs:12")
     assert batches.describe(usual, split(usual, 0.1, 0.2, 0))["image_size"] == [20, 20]
 

@@ -11,9 +11,10 @@ import safetensors.torch
 import torch
 
 import lab_data
+import made
 from anyk.lab.data import Dataset
 from anyk.lab.errors import LabError
-from anyk.lab.run import evaluation, models, training
+from anyk.lab.run import models, training
 from anyk.lab.run.config import Config
 
 
@@ -33,11 +34,10 @@ def test_scores_are_those_of_the_run(
 ) -> None:
     points = lab_data.write_embedding_set(tmp_path / "points")
     if dataset is not None:
-        for module in (training, evaluation):
-            monkeypatch.setattr(module, "read_data", lambda _: dataset)
+        monkeypatch.setattr(training, "read_data", lambda _: dataset)
     config = Config(data=str(points), model=model, hidden=24, dropout=0.2, epochs=1, batch_size=40)
     training.train(config, tmp_path / "run")
-    predictor = evaluation.Predictor(tmp_path / "run")
+    predictor = made.trained(tmp_path / "run")
     shutil.rmtree(points)
 
     (tmp_path / "elsewhere").mkdir()
@@ -48,8 +48,9 @@ def test_scores_are_those_of_the_run(
     examples, index = predictor.parts.test, predictor.parts.test_index
     raw = examples.take(index)
     with torch.no_grad():
-        torch.testing.assert_close(loaded(raw), predictor.model(predictor.reader(examples, index)))
-    probabilities, classes = predictor.test_probabilities(torch.arange(len(index))).topk(3)
+        scores = predictor.model(predictor.reader(examples, index))
+        torch.testing.assert_close(loaded(raw), scores)
+    probabilities, classes = scores.softmax(1).topk(3)
     for row, numbers, values in zip(loaded.guesses(raw, 3), classes.tolist(), probabilities.tolist(), strict=True):
         assert [name for name, _ in row] == [loaded.classes[number] for number in numbers]
         assert [p for _, p in row] == pytest.approx(values, rel=1e-4)

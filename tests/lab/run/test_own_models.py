@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import lab_data
+import made
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
-from anyk.lab.run import evaluation, models, own_models, training
+from anyk.lab.run import models, own_models, training
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import Run
 
@@ -113,7 +114,7 @@ def test_a_model_of_yours_is_trained_in_processes_and_read_back(here: Path, conf
     assert again["test"] == outcome.result["test"]
     assert str(here) not in sys.path
 
-    predictor = evaluation.Predictor(here / "run", trust=True)
+    predictor = made.trained(here / "run")
     examples = predictor.parts.test.take(predictor.parts.test_index)
     scores = predictor.model(predictor.reader(predictor.parts.test, predictor.parts.test_index))
     make = own_models.find("my_models:make")
@@ -128,16 +129,13 @@ def test_reading_a_file_imports_nothing_that_it_names(here: Path, config: Config
     training.train(config.replace(epochs=1), here / "run")
     sys.modules.pop("my_models")
     (here / "imported.txt").unlink()
-    for read in (models.load, evaluation.Predictor):
-        with pytest.raises(
-            LabError,
-            match=r"names the model my_models:make, .*\(--model my_models:make, in Python model=.* or trust=True\)",
-        ):
-            read(here / "run")
+    with pytest.raises(
+        LabError, match=r"names the model my_models:make, .*\(--model my_models:make, in Python model=.* or trust=True\)"
+    ):
+        models.load(here / "run")
     # A function of the caller's stands in for the one that the file names.
     loaded = models.load(here / "run", model=_net)
     assert loaded(torch.zeros(2, 16)).shape == (2, 12)
-    evaluation.Predictor(here / "run", model=_net)
     assert "my_models" not in sys.modules
     assert not (here / "imported.txt").exists()
 
@@ -283,16 +281,14 @@ def test_models_of_timm_by_a_stand_in(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "place" / "timm.py").write_text(textwrap.dedent(TIMM))
     monkeypatch.syspath_prepend(tmp_path / "place")
     monkeypatch.delitem(sys.modules, "timm", raising=False)
-    for module in (training, evaluation):
-        monkeypatch.setattr(module, "read_data", lambda _: lab_data.image_set())
+    monkeypatch.setattr(training, "read_data", lambda _: lab_data.image_set())
     config = Config(model="timm:tiny.b1-in1k:pretrained", epochs=1, batch_size=24, head_learning_rate=0.1)
     training.train(config, tmp_path / "run")
     import timm
 
     assert timm.ASKED == [("tiny.b1-in1k", True, 6, 1)]
     assert models.load(tmp_path / "run")(torch.zeros(2, 1, 12, 12, dtype=torch.uint8)).shape == (2, 6)
-    evaluation.Predictor(tmp_path / "run")
-    assert timm.ASKED[1:] == [("tiny.b1-in1k", False, 6, 1)] * 3  # the weights are there; one is only looked at
+    assert timm.ASKED[1:] == [("tiny.b1-in1k", False, 6, 1)] * 2  # the weights are there; one is only looked at
     training.check(config.replace(model="timm:tiny.b1-in1k"))
     assert timm.ASKED[-1][1] is False
     with pytest.raises(LabError, match=r"timm cannot make huge \(RuntimeError: Unknown model \(huge\)\)"):

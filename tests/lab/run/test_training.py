@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 import lab_data
+import made
 from anyk import info
 from anyk.lab.data import split
 from anyk.lab.errors import LabError
@@ -405,7 +406,7 @@ def test_a_run_keeps_what_it_does_with_each_test_example(tmp_path: Path) -> None
     np.savez(tmp_path / "points.npz", x=inputs.numpy(), y=labels.numpy(), groups=[f"file {group}" for group in groups.tolist()])
     result = training.train(quick(str(tmp_path / "points.npz"), epochs=2, measure=(3,)), tmp_path / "run")
     kept = load_file(tmp_path / "run" / "test.safetensors")
-    predictor = evaluation.Predictor(tmp_path / "run")
+    predictor = made.trained(tmp_path / "run")
     test, index = predictor.parts.test, predictor.parts.test_index
     with torch.no_grad():
         scores = predictor.model(predictor.reader(test, index))

@@ -3,14 +3,12 @@
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from json import dumps
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from anyk.lab.errors import Failure, failure_sentences
 from anyk.lab.run import processes
 from anyk.lab.run.config import Config, DataFields, LossFields, LossName, ModelFields, Seed, TrainingFields
 
@@ -50,13 +48,6 @@ def say_json(value: Any) -> None:
 def warn(words: str) -> None:
     """To standard error."""
     sys.stderr.write(words.rstrip("\n") + "\n")
-
-
-def tell_failures(failures: Sequence[Failure]) -> int:
-    """Print which runs failed; returns the exit code."""
-    for sentence in failure_sentences(failures):
-        warn(sentence)
-    return 1 if failures else 0
 
 
 def command_line() -> str:
