@@ -186,7 +186,7 @@ def test_reproduce_smoke(anyk, experiment):
     assert "difference" not in out
     code, again, err = anyk(*words)
     assert (code, again) == (0, out)
-    assert re.fullmatch(r"\d+ runs had ended before.*\n", err)
+    assert re.fullmatch(r"Runs that had ended before .*: \d+\.\n", err)
 
 
 @pytest.mark.parametrize(

@@ -242,9 +242,9 @@ def test_compare_says_how_many_had_ended(anyk, data, tmp_path):
     words = ("compare", data, "--losses", "lapsum", "--seeds", "1", "--budget", "1", *QUICK)
     assert anyk(*words)[2] == ""
     runs = list(Path("anyk-runs/compare-points/runs").glob("*/result.json"))
-    assert anyk(*words)[2].startswith(f"{len(runs)} runs had ended before")
+    assert anyk(*words)[2].endswith(f" before and are taken as they are: {len(runs)}.\n")
     made.run_folder(tmp_path / "anyk-runs/compare-points/runs/other", Config(), {"top1": 0.5, "top5": 0.9})
-    assert anyk(*words)[2].startswith(f"{len(runs)} runs")  # not those that this comparison does not need
+    assert anyk(*words)[2].endswith(f" {len(runs)}.\n")  # not those that this comparison does not need
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -121,7 +121,6 @@ def test_seeds_of_the_paper():
     assert counts["alpha"] == 12 * 5
     assert counts["set-size"] == 8 * 5
     assert len(EXPERIMENTS["table1"].configs(seeds=3)) == 30
-    assert {config.seed for config in EXPERIMENTS["table1"].configs(seeds=[7, 9]).values()} == {7, 9}
 
 
 def test_hyperparameters_of_the_paper_and_the_official_code():
@@ -185,7 +184,6 @@ def test_network_and_grid():
         (lambda: EXPERIMENTS["table2"].configs(), "table2 needs data that only you can give. imagenet1k: ImageNet-1K through"),
         (lambda: EXPERIMENTS["table2"].configs("/x"), "needs several data sets"),
         (lambda: EXPERIMENTS["table2"].configs({"imagenet": "/x"}), "knows no data set 'imagenet'"),
-        (lambda: EXPERIMENTS["table1"].configs(source="mine"), "source should be paper or official"),
         (lambda: EXPERIMENTS["table1"].configs(grid=[0]), "grid should be positive"),
         (lambda: EXPERIMENTS["table1"].configs(seeds=0), "seeds should be at least 1"),
     ],

@@ -17,7 +17,7 @@ from anyk.lab import files, plots
 from anyk.lab.comparison.config import BASELINE
 from anyk.lab.comparison.outcome import Comparison, Confusion, Method, Try
 from anyk.lab.comparison.snippet import code
-from anyk.lab.comparison.verdict import counted, notes, verdict
+from anyk.lab.comparison.verdict import notes, verdict
 from anyk.lab.data.tokens import OTHER
 from anyk.lab.plots import Mark
 from anyk.lab.statistics import CONFIDENCE, SIGNIFICANT, mean
@@ -149,20 +149,10 @@ def _classes(comparison: Comparison) -> list[dict[str, Any]]:
             sorted((one for one in changes if sign * one.difference > 0), key=lambda one: -abs(one.difference))
             for sign in (1, -1)
         )
-        summary = f"{_total(gains, 'gain')}, {_total(losses, 'lose')}." if gains or losses else "no class gains or loses."
-        found.append({"metric": metric, "gains": gains, "losses": losses, "summary": summary[0].upper() + summary[1:]})
+        hits = [sum(abs(one.difference) for one in side) for side in (gains, losses)]
+        summary = f"Classes that gain: {len(gains):,}, by {hits[0]:,} hits. Classes that lose: {len(losses):,}, by {hits[1]:,}."
+        found.append({"metric": metric, "gains": gains, "losses": losses, "summary": summary})
     return found
-
-
-def _total(side: Sequence[_Change], verb: str) -> str:
-    """
-    >>> _total([_Change("a", 2, 1, 3, 9)], "gain"), _total([], "lose")
-    ('1 class gains 2 hits', 'no class loses')
-    """
-    if not side:
-        return f"no class {verb}s"
-    classes = f"1 class {verb}s" if len(side) == 1 else f"{len(side):,} classes {verb}"
-    return f"{classes} {counted(abs(sum(one.difference for one in side)), 'hit')}"
 
 
 def _confusions(comparison: Comparison) -> list[Confusion]:

@@ -87,7 +87,7 @@ class Experiment:
         data: str | Mapping[str, str] | None = None,
         *,
         smoke: bool = False,
-        seeds: int | Sequence[int] | None = None,
+        seeds: int | None = None,
         source: Source = "paper",
         network: str = "splitter",
         grid: Sequence[float] = (1.0,),
@@ -98,7 +98,7 @@ class Experiment:
             data: for each data set of ``needs`` the config's ``data`` (a folder of embeddings; ``cifar100`` needs none), or
                 one text where it needs only one. Data sets that are left out are left out of the experiment.
             smoke: shrunk to seconds, for :meth:`write_smoke_data`.
-            seeds: how many, or which; None: as many as in the paper (with ``smoke`` one).
+            seeds: how many; None: as many as in the paper (with ``smoke`` one).
             source: ``"paper"`` or ``"official"``, where they differ.
             network: the network of DiffSortNets.
             grid: factors of the published temperature; :meth:`compare` takes the best on validation.
@@ -106,21 +106,19 @@ class Experiment:
         Returns:
             Run name -> config. Nothing, where there is nothing to train.
         """
-        if source not in ("paper", "official"):
-            raise LabError(f"source should be paper or official, but is {source!r}.")
         loss_names.check("network", network)
         if not grid or not all(factor > 0 for factor in grid):
             raise LabError(f"grid should be positive factors of the temperature, but is {list(grid)}.")
-        if isinstance(seeds, int) and seeds < 1:
+        if seeds is not None and seeds < 1:
             raise LabError(f"seeds should be at least 1, but is {seeds}.")
         places = self._places(data)
         runs = {}
         for cell in self._cells_for(places):
-            numbers = range(1 if smoke else cell.seeds) if seeds is None else range(seeds) if isinstance(seeds, int) else seeds
+            count = seeds or (1 if smoke else cell.seeds)
             for factor in grid if cell.method != "softmax" else (1.0,):
                 config = _config(cell, places[cell.data], source, network, factor, smoke)
                 name = cell.name if factor == 1 else f"{cell.name}-t{factor:g}"
-                runs.update({f"{name}-seed{seed}": config.replace(seed=seed) for seed in numbers})
+                runs.update({f"{name}-seed{seed}": config.replace(seed=seed) for seed in range(count)})
         return runs
 
     def write_smoke_data(self, folder: str | Path) -> dict[str, str]:

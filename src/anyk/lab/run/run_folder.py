@@ -41,9 +41,6 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
-    def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r})"
-
     @contextmanager
     def locked(self, patience: float = 0.0) -> Iterator[None]:
         """Keep other processes off the folder. The lock dies with the process, however that ends."""

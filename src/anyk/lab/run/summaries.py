@@ -212,18 +212,12 @@ def _notes(summaries: Sequence[RunSummary], repeated: int) -> list[str]:
     left_out = [run for run in summaries if run.state != "finished"]
     notes = []
     if repeated:
-        notes.append(f"{_count(repeated, 'run repeats', 'runs repeat')} a seed of the same setting; the first one counts.")
+        notes.append(f"Runs that repeat a seed of the same setting: {repeated}; the first one counts.")
     if left_out:
-        counts = [
-            f"{number} {state}" for state in ("failed", "unfinished") if (number := sum(r.state == state for r in left_out))
-        ]
-        notes.append(f"{_count(len(left_out), 'run is', 'runs are')} not in the table: {', '.join(counts)}.")
+        failed = sum(run.state == "failed" for run in left_out)
+        notes.append(f"Runs that are not in the table: {failed} failed, {len(left_out) - failed} unfinished.")
         notes += [f"{run.state}: {run.folder}{': ' + run.error if run.error else ''}" for run in left_out]
     return notes
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
 
 
 def _sorted(columns: Sequence[Column], rows: list[tuple[Value, ...]], sort: str | None) -> list[tuple[Value, ...]]:
