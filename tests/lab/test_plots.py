@@ -109,13 +109,6 @@ def test_of_many_points_the_best_are_named(drawn):
     assert not any("0.1" in name for name in names)  # which are beaten
 
 
-def test_p_k_in_words(drawn):
-    runs = [
-        (BASE.replace(learning_rate=rate, p_k=p_k), {"top1": 0.5}) for rate in (0.1, 0.2) for p_k in ((1.0,), (0.5, 0.0, 0.5))
-    ]
-    assert names_in(drawn(*runs).legends[0]) == ["P_K top-1 0.5 + top-3 0.5", "P_K top-1 1"]
-
-
 def test_bars_where_neither_a_number_nor_the_loss_differs(drawn):
     runs = [(BASE.replace(optimizer=optimizer), {"top1": 0.5, "top5": 0.9}) for optimizer in ("adam", "sgd")]
     (axes,) = drawn(*runs).get_axes()

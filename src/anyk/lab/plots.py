@@ -9,7 +9,7 @@ import io
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,16 +92,9 @@ def _draw(table: Table, fields: list[int], measures: list[int]) -> Figure:
 
 def _words(column: Column, value: Value) -> str:
     """A value of a field beside a point or a line."""
-    if column.key in ("p_k", "p_k_end") and isinstance(value, tuple):
-        parts = [f"top-{place} {p:g}" for place, p in enumerate(value, 1) if isinstance(p, float) and p]
-        return f"{_title(column)} {' + '.join(parts)}"
     written = f"{value:.3g}" if isinstance(value, float) else text(value, "field")
     # The names of losses and data say what they are; a number or a switch does not.
-    return written if column.key in ("loss", "data", "model") else f"{_title(column)} {written}"
-
-
-def _title(column: Column) -> str:
-    return {"p_k": "P_K", "p_k_end": "P_K at the end"}.get(column.key, column.title.replace("_", " "))
+    return written if column.key in ("loss", "data", "model") else f"{column.title.replace('_', ' ')} {written}"
 
 
 def _label(table: Table, row: tuple[Value, ...], fields: Sequence[int]) -> str:
@@ -165,7 +158,7 @@ def _lines(table: Table, along: int, series: list[_Series], measures: list[int])
             axes.set_xticks(values, [f"{x:g}" for x in values], rotation=45 if len(values) > 5 else 0)
             axes.minorticks_off()
         axes.set_title(table.columns[place].title, fontsize=10)
-        axes.set_xlabel(_title(table.columns[along]))
+        axes.set_xlabel(table.columns[along].title.replace("_", " "))
         axes.grid(axis="y", alpha=0.3)
     panels[0].set_ylabel("accuracy in %, mean ± std")
     handles, names = panels[0].get_legend_handles_labels()
@@ -176,8 +169,6 @@ def _lines(table: Table, along: int, series: list[_Series], measures: list[int])
 
 # --- top-1 against top-k ----------------------------------------------------------------------------------------------
 
-Span = tuple[float, float]
-
 
 @dataclass(frozen=True)
 class Mark:
@@ -185,17 +176,9 @@ class Mark:
 
     name: str
     center: tuple[float, float]
-    spans: tuple[Span | None, Span | None]
-    """the ends of its bars in each of the two metrics"""
-    seeds: Mapping[int, tuple[float, float]] = field(default_factory=dict)
-
-    @property
-    def errors(self) -> list[list[list[float]] | None]:
-        """The lengths of the bars, as matplotlib takes them."""
-        return [
-            None if span is None else [[max(middle - span[0], 0.0)], [max(span[1] - middle, 0.0)]]
-            for middle, span in zip(self.center, self.spans, strict=True)
-        ]
+    errors: tuple[float | None, float | None]
+    """half the length of its bars in each of the two metrics"""
+    seeds: Sequence[tuple[float, float]] = ()
 
 
 def _look(number: int) -> dict[str, str]:
@@ -219,8 +202,8 @@ def _trade(table: Table, fields: list[int], measures: list[int]) -> Figure:
     for row in table.rows:
         x, y = row[across], row[up]
         if isinstance(x, Measured) and isinstance(y, Measured):
-            spans = [(100 * (each.mean - (each.std or 0.0)), 100 * (each.mean + (each.std or 0.0))) for each in (x, y)]
-            marks.append(Mark(_label(table, row, fields), (100 * x.mean, 100 * y.mean), (spans[0], spans[1])))
+            errors = (100 * (x.std or 0.0), 100 * (y.std or 0.0))
+            marks.append(Mark(_label(table, row, fields), (100 * x.mean, 100 * y.mean), errors))
     front = [mark for mark in marks if not any(_beats(other, mark) for other in marks)]
     named = marks if len(marks) <= _NAMED else front
     figure = Figure(figsize=(6.4, 4.4 + 0.2 * len(named)), layout="constrained")
@@ -304,7 +287,7 @@ def trade_chart(metric: str, marks: Sequence[Mark]) -> str:
         for number, mark in enumerate(marks):
             look = _look(number)
             _draw_mark(axes, mark, **look, label=_no_math(mark.name))
-            across, up = zip(*mark.seeds.values(), strict=True)
+            across, up = zip(*mark.seeds, strict=True)
             axes.scatter(across, up, s=6, color=look["color"], alpha=0.6)
         axes.axvline(marks[0].center[0], color=_look(0)["color"], lw=0.8, ls="--")
         axes.axhline(marks[0].center[1], color=_look(0)["color"], lw=0.8, ls="--")

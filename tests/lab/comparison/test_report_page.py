@@ -169,12 +169,6 @@ def test_the_pairs_most_confused_before_and_after():
     assert "Classes that gain: 0, by 0 hits. Classes that lose: 0, by 0." in words
 
 
-def test_many_unreadable_files_are_not_all_listed():
-    _, words = read(made.comparison(*methods(), unreadable=tuple(f"{number}.jpg" for number in range(60))))
-    assert "60 files" in words
-    assert re.search(r"49\.jpg and 10 more", words)
-
-
 def test_the_same_outcome_is_the_same_page(tmp_path):
     report_page.write(full(), tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == report_page.render(full())

@@ -25,8 +25,6 @@ from anyk.lab.tables import Difference, duration, hits, interval, p_text, percen
 
 #: classes that gained, as many that lost, and pairs that were confused
 SHOWN_CLASSES = 10
-#: files that could not be read
-SHOWN_FILES = 50
 
 
 def write(comparison: Comparison, file: str | Path) -> None:
@@ -63,7 +61,6 @@ def render(comparison: Comparison) -> str:
         best=comparison.choice.name if comparison.methods else None,
         codes=[(method.name, code(method.config, comparison.data.get("classes"))) for method in comparison.methods],
         shown_classes=SHOWN_CLASSES,
-        shown_files=SHOWN_FILES,
         other=OTHER,
         intervals=any(one.paired.low is not None for one in comparison.differences.values()),
         confidence=f"{100 * CONFIDENCE:.0f} %",
@@ -230,18 +227,16 @@ def _trade_chart(comparison: Comparison) -> str | None:
         return None
     found, marks = comparison.differences, []
 
-    def span(method: Method, metric: str, center: float) -> tuple[float, float] | None:
-        pair = found[method.name, metric].paired if (method.name, metric) in found else None
-        if pair is None or pair.low is None or pair.high is None:
-            return None
-        return center + 100 * (pair.low - pair.difference), center + 100 * (pair.high - pair.difference)
+    def half_interval(method: Method, metric: str) -> float | None:
+        high = found[method.name, metric].paired.high if (method.name, metric) in found else None
+        return None if high is None else 100 * (high - found[method.name, metric].paired.difference)
 
     for method in (*_baseline_first(comparison.methods), *comparison.controls):
         both = [run for run in method.runs if "top1" in run.test and up in run.test]
         if both:
-            seeds = {run.seed: (100 * run.test["top1"], 100 * run.test[up]) for run in both}
-            x, y = (mean([values[way] for values in seeds.values()]) for way in (0, 1))
-            marks.append(Mark(method.name, (x, y), (span(method, "top1", x), span(method, up, y)), seeds))
+            seeds = [(100 * run.test["top1"], 100 * run.test[up]) for run in both]
+            x, y = (mean([values[way] for values in seeds]) for way in (0, 1))
+            marks.append(Mark(method.name, (x, y), (half_interval(method, "top1"), half_interval(method, up)), seeds))
     return plots.trade_chart(up, marks) if len(marks) > 1 and marks[0].name == BASELINE else None
 
 
