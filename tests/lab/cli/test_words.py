@@ -151,16 +151,11 @@ def test_wrong_values_are_one_line_of_the_same_style(anyk, words, message):
     assert not re.search("[╭│]", err)
 
 
-@pytest.mark.parametrize("change", ["gone", "other fields"])
-def test_where_tyro_has_changed_its_own_words_remain(anyk, monkeypatch, change):
-    if change == "gone":
-        monkeypatch.delattr(tyro, "_errors")
-    else:
-        monkeypatch.setattr(parsing, "_message", lambda event, words, known: event.nothing_of_the_kind)
+def test_where_tyro_has_changed_its_own_words_remain(anyk, monkeypatch):
+    monkeypatch.delattr(tyro, "_errors")
     code, _, err = anyk("train", "--epochs", "x")
     assert code == 2
     assert "--epochs" in err
-    assert anyk("train", "--lr", "3")[2] == "anyk: --lr is no option of anyk train: did you mean --learning-rate?\n"
 
 
 def test_fields_of_a_config_are_guessed_like_options():

@@ -199,14 +199,6 @@ def test_a_cap_leaves_no_test():
     assert made.measured(made.SOFTMAX, better, failed).decided
 
 
-def test_two_seeds_decide_nothing():
-    methods = [made.method(name, made.accuracies(top, 0.9, seeds=2)) for name, top in (("softmax", 0.5), ("splitter", 0.7))]
-    assert not made.measured(*methods).decided
-    assert made.measured(*methods).choice.name == "softmax"
-    assert not made.comparison(made.SOFTMAX).decided
-    assert not made.comparison().decided
-
-
 # Longer runs ---------------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import re
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from safetensors.torch import load_file
 import lab_data
 import made
 from anyk.lab.comparison import results, search
-from anyk.lab.comparison.config import ComparisonConfig, seconds_of
+from anyk.lab.comparison.config import ComparisonConfig
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, Method
 from anyk.lab.comparison.search import axes, expected_runs, started
 from anyk.lab.comparison.tuning import COARSE_POINTS, Axis
@@ -190,18 +189,14 @@ def test_moved_examples_are_counted(data, tmp_path):
     ("changes", "message"),
     [
         ({"seeds": 0}, "seeds should be at least 1"),
-        ({"budget": 0}, "budget should be at least 1"),
         ({"jobs": -1}, "jobs should be between 0 and"),
         ({"time": 0}, "time should be above 0 seconds"),
         ({"losses": ("softmax",)}, "losses should name something to compare with softmax"),
-        ({"losses": ()}, "losses should name something to compare with softmax"),
-        ({"losses": ("spliter",)}, "spliter"),
         ({"m": 3}, "only m = 3 are ranked"),
         ({"select": "each"}, "select each has several models"),
         ({"validation": 0.0}, "no example of points is left for validation"),
         ({"ks": (1, 12)}, "--ks 12 needs more than 12 classes, but points has 12"),
         ({"data": "few", "select": "top10"}, "--select top10 needs more than 10 classes"),
-        ({"data": "few", "select": "ndcg10"}, "--select ndcg10 needs more than 10 classes"),
     ],
     ids=str,
 )
@@ -306,13 +301,6 @@ def test_each_loss_tunes_its_learning_rate_and_one_hyperparameter_of_its_own():
             assert hyperparameter.values == CANDIDATES[hyperparameter.name]
 
 
-def test_times_are_words():
-    assert [seconds_of(word) for word in ("90s", "10m", "2h", "30", "1.5 min")] == [90, 600, 7200, 30, 90]
-    for word in ("", "soon", "-5m", "10d"):
-        with pytest.raises(LabError, match="such as 90s, 10m or 2h"):
-            seconds_of(word)
-
-
 def without_times(content: dict[str, Any]) -> list[list[Any]]:
     """What a comparison found, without the times."""
     return [
@@ -343,13 +331,6 @@ def test_when_the_time_is_over_the_runs_stop_and_the_same_call_goes_on(small, da
     assert verdict(short)[0].startswith("Not decided")
     again = search.search(config(data, tmp_path, seeds=1, budget=5))
     assert without_times(results.to_json(again)) == without_times(results.to_json(small))
-
-
-def test_a_comparison_leaves_a_folder_of_other_files_alone(data, tmp_path):
-    (tmp_path / "cat.jpg").touch()
-    with pytest.raises(LabError, match=r"holds files that are not of a run \(cat.jpg\): choose another folder with --out"):
-        search.search(config(data, tmp_path))
-    assert os.listdir(tmp_path) == ["cat.jpg"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
