@@ -126,12 +126,6 @@ def test_a_frame_has_a_row_for_each_method_and_metric():
     assert "MRR" not in more.table()
 
 
-def test_without_pandas_it_says_so(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(LabError, match="to_frame needs pandas: pip install pandas"):
-        shown(made.SOFTMAX).to_frame()
-
-
 def test_a_field_of_the_config_is_an_option_of_the_command():
     options = parsing.arguments(cli.COMMANDS["compare"])
     assert {field.name.replace("_", "-") for field in dataclasses.fields(ComparisonConfig)} <= set(options)

@@ -11,7 +11,6 @@ import made
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Method, SeedRun, contrasts
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
-from anyk.lab.statistics import two_way
 
 # Counting ------------------------------------------------------------------------------------------------------------------
 
@@ -148,14 +147,6 @@ def test_other_metrics_are_shown_and_not_tested():
             assert one.paired.difference == pytest.approx(expected)
             assert (one.p, one.paired.p, one.paired.low, one.paired.hits) == (None,) * 4
     assert dataclasses.replace(compared, methods=compared.methods[1:]).differences == {}
-
-
-def test_direct_differences():
-    compared = three()
-    first, second = compared.methods[1:]
-    counted = made.counted("lapsum", "top1", 0.01, against="splitter")
-    compared = dataclasses.replace(compared, contrasts=(*compared.contrasts, counted))
-    assert compared.difference(second, first, "top1") == two_way(counted)
 
 
 # What to use ---------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import anyk
 from anyk.lab.errors import LabError
 from anyk.lab.paper import experiments, numbers
+from anyk.lab.run import losses
 from anyk.lab.run.config import Config
 
 EXPERIMENTS = experiments.EXPERIMENTS
@@ -213,21 +214,8 @@ def official_losses(method, config, scores, target):
 
 
 def our_losses(config, scores, target):
-    operator = {
-        "neuralsort": anyk.NeuralSort,
-        "softsort": anyk.SoftSort,
-        "sinkhorn": anyk.SinkhornSort,
-    }.get(config.loss) or (lambda t: anyk.SortingNetwork(config.loss, t, config.swap, config.wires))
-    return anyk.topk_cross_entropy(
-        scores,
-        target,
-        list(config.p_k),
-        operator(config.temperature),
-        m=config.m,
-        top1=config.top1,
-        softmax_over=config.softmax_over,
-        reduction="none",
-    )
+    loss = losses.criterion(config, scores.shape[1])
+    return torch.stack([loss(row[None], y[None]) for row, y in zip(scores, target, strict=True)])
 
 
 def cases():

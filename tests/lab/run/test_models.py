@@ -91,6 +91,12 @@ def test_a_loaded_model_is_a_module_like_others(tmp_path: Path) -> None:
             model.guesses(images, count)  # type: ignore[arg-type]
 
 
+def test_guesses_are_ranked_by_scores_where_probabilities_underflow() -> None:
+    plan = models.Plan("linear", (3,), ("a", "b", "c"), hidden=4, dropout=0.0)
+    weights = {"1.weight": torch.diag(torch.tensor([1e4, 2e4, 3e4])), "1.bias": torch.zeros(3)}
+    assert models.Classifier(plan, weights).guesses(torch.ones(1, 3), 3) == [[("c", 1.0), ("b", 0.0), ("a", 0.0)]]
+
+
 def test_files_that_are_not_models(tmp_path: Path) -> None:
     plan = models.Plan("linear", (3, 2, 2), ("a", "b"), hidden=4, dropout=0.0, mean=(0.5,) * 3, std=(0.2,) * 3)
     weights = plan.build().state_dict()

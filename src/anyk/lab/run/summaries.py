@@ -141,7 +141,10 @@ def curves(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
     fields = dict.fromkeys(["loss", "seed", *_varied(summaries)])
     rows = []
     for run in summaries:
-        about = {"run": str(run.folder), **{name: _plain(_field(run, name)) for name in fields}}
+        about = {
+            "run": str(run.folder),
+            **{name: text(value, "field") for name in fields if (value := _field(run, name)) is not None},
+        }
         for line in Run(run.folder).metrics():
             if not isinstance(line.get("validation"), dict):
                 raise LabError(f"{run.folder / 'metrics.jsonl'} has a line without validation: train the run again.")
@@ -150,10 +153,6 @@ def curves(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
             measured = {name: line.get(name) for name in ("step", "epoch", "train_loss")}
             rows.append({**about, **measured, **validation, **now, "seconds": line.get("seconds")})
     return rows
-
-
-def _plain(value: Any) -> str:
-    return "" if value is None else text(value, "field")
 
 
 def metrics_of(configs: Iterable[Config]) -> list[str]:
