@@ -141,10 +141,8 @@ def curves(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
     fields = dict.fromkeys(["loss", "seed", *_varied(summaries)])
     rows = []
     for run in summaries:
-        about = {
-            "run": str(run.folder),
-            **{name: text(value, "field") for name in fields if (value := _field(run, name)) is not None},
-        }
+        own = {name: _field(run, name) for name in fields}
+        about = {"run": str(run.folder), **{name: "" if own[name] is None else text(own[name], "field") for name in own}}
         for line in Run(run.folder).metrics():
             if not isinstance(line.get("validation"), dict):
                 raise LabError(f"{run.folder / 'metrics.jsonl'} has a line without validation: train the run again.")
