@@ -164,15 +164,11 @@ def test_nothing_moves(tmp_path):
 def test_probabilities_are_asked_for_what_is_shown_only(tmp_path, monkeypatch):
     asked = []
 
-    class Stand:
-        def __init__(self, folder, model=None):
-            self.folder = folder
+    def probabilities(folder, dataset, examples, index, config):
+        asked.append(index.tolist())
+        return torch.arange(8.0).expand(len(index), 8) / 10
 
-        def test_probabilities(self, places):
-            asked.append(places.tolist())
-            return torch.arange(8.0).expand(len(places), 8) / 10
-
-    monkeypatch.setattr(changed_predictions, "Predictor", Stand)
+    monkeypatch.setattr(changed_predictions, "_probabilities", probabilities)
     found = moved(tmp_path, dataset([0] * 3), [FIRST, THIRD, FIRST], [FIRST, SECOND, FIRST])
     assert asked == [[1], [1]]
     [example] = found.examples
