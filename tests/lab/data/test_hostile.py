@@ -1,15 +1,12 @@
 """Files that claim more than they hold, unpack to more than they should, or are made to fill the memory: each is refused in a
 line. `hostile.py` makes them, and `benchmarks/fuzz.py` looks for more."""
 
-import bz2
 import io
 import json
-import lzma
 import pickle
 import re
 import resource
 import struct
-import tarfile
 import warnings
 import zipfile
 import zlib
@@ -162,12 +159,6 @@ def test_numbers_that_get_into_each_other_s_way_as_keys(frozen):
     tree = dict.fromkeys(keys) if frozen is dict else frozen(keys)
     with pytest.raises(pickles.NotDataError, match=r"an integer beyond 64 bits as a key"):
         pickles.load(pickle.dumps(tree, 4))
-    seen = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pickles._Making, "made", lambda *_: seen.append(1))
-        with pytest.raises(pickles.NotDataError):
-            pickles.load(pickle.dumps(tree, 4))
-    assert not seen
     assert pickles.load(pickle.dumps({2**63: 1, -(2**63): 2})) == {2**63: 1, -(2**63): 2}
 
 
@@ -248,13 +239,6 @@ def test_archives_that_are_refused(tmp_path, little, name):
     (tmp_path / "a.tar.gz").write_bytes(contents["cifar.tar.gz"])
     with pytest.raises(LabError, match=message):
         cifar.read(tmp_path / "a.tar.gz")
-
-
-@pytest.mark.parametrize(("name", "pack"), [("xz", lzma.compress), ("bzip2", bz2.compress)])
-def test_an_archive_that_is_packed_in_another_way(tmp_path, name, pack):
-    (tmp_path / "a.tar").write_bytes(pack(tarfile.TarInfo("train").tobuf() + bytes(1024)))
-    with pytest.raises(LabError, match=f"a.tar is packed with {name}, but only gzip or a plain archive is taken: unpack it"):
-        cifar.read(tmp_path / "a.tar")
 
 
 def test_images_that_unpack_to_more_than_they_should(tmp_path, little, monkeypatch, caplog):
