@@ -283,8 +283,7 @@ def _assemble(shards: dict[str, list[Path]], out: Path, classes: list[str], back
             skipped += [(name, reason) for name, reason in json.loads(metadata["skipped"])]
             full += [examples] if len(examples) else []
         if full:
-            maps = tuple(part for examples in full for part in examples.maps)
-            splits[split] = Split(tuple(part.rows for part in maps), torch.cat([examples.labels for examples in full]), maps)
+            splits[split] = embeddings.joined(full, "the shards")
     if "train" not in splits:
         first = f" (the first: {skipped[0][0]}, {skipped[0][1]})" if skipped else ""
         raise LabError(f"no image could be read{first}: put the images of each class into a folder with its name.")

@@ -165,7 +165,7 @@ def _download(url: str, checksum: str) -> Path:
     try:
         return Path(pooch.retrieve(url, checksum, fname=name, path=folder))
     except requests.RequestException as error:
-        raise LabError(f"{url} could not be downloaded ({first_line(error)}): run again, or {by_hand}.") from error
+        raise LabError(f"{url} could not be downloaded ({first_line(error, 500)}): run again, or {by_hand}.") from error
     except ValueError as error:
         raise LabError(f"{url} arrived with a wrong checksum and was thrown away: run again, or {by_hand}.") from error
     except OSError as error:

@@ -89,23 +89,25 @@ class _DataUnpickler(pickle._Unpickler):
             raise NotDataError("a storage")
         return self._storage(pid)
 
-    def load_empty_dict(self) -> None:
+    def load_empty_dict(self: Any) -> None:
         self.append(_Dict())
 
-    def load_dict(self) -> None:
-        self.append(_Dict(self.pop_mark()))
+    def load_dict(self: Any) -> None:
+        items = self.pop_mark()  # which changes what append appends to
+        self.append(_Dict(items))
 
-    def load_empty_set(self) -> None:
+    def load_empty_set(self: Any) -> None:
         self.append(_Set())
 
-    def load_frozenset(self) -> None:
-        self.append(_Set(self.pop_mark()))
+    def load_frozenset(self: Any) -> None:
+        items = self.pop_mark()
+        self.append(_Set(items))
 
-    def load_bytearray8(self) -> None:
+    def load_bytearray8(self: Any) -> None:
         (length,) = struct.unpack("<Q", self.read(8))
         self.append(bytearray(self.read(length)))
 
-    def load_build(self) -> None:
+    def load_build(self: Any) -> None:
         """Set the state of what is written in two steps, and of nothing else."""
         state, made = self.stack.pop(), self.stack[-1]
         if isinstance(made, (_Dtype, _Array)):
