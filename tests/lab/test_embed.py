@@ -141,25 +141,6 @@ def test_images_that_cannot_be_read_are_skipped_and_named(images, tmp_path):
     assert torch.bincount(labels).tolist() == [4, 5, 5]
 
 
-@pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "CMYK", "LA", "I;16", "I", "F"])
-def test_images_of_every_mode(tmp_path, mode):
-    ramp = np.tile(np.arange(0, 256, 16, dtype=np.uint8), (8, 1))
-    if mode.startswith("I"):
-        image = Image.fromarray(ramp.astype(np.uint16) * 257)
-        image = image if mode == "I;16" else image.convert("I")
-    else:
-        image = Image.fromarray(ramp).convert(mode)
-    image.save(tmp_path / "a.tiff")
-    read = module.read_image(tmp_path / "a.tiff")
-    assert read.mode == "RGB"
-    assert read.size == (16, 8)
-    values = np.asarray(read).astype(int)[:, :, 0]
-    assert values.min() < 10
-    assert values.max() > 230
-    if mode in ("L", "I;16", "I", "F", "LA", "RGBA"):
-        assert abs(values - ramp).max() <= 1
-
-
 def test_centre_crop_is_the_middle_normalised():
     pixels = np.zeros((40, 60, 3), dtype=np.uint8)
     pixels[10:30, 20:40] = 255
@@ -228,13 +209,6 @@ def test_a_damaged_shard_is_named(images, tmp_path, monkeypatch):
         embed(images, "out", "tiny_backbone:pair", shard_size=4)
     shard.unlink()
     assert embed(images, "out", "tiny_backbone:pair", shard_size=4).train == 15
-
-
-def test_a_set_is_not_overwritten(images):
-    embed(images, "out", "tiny_backbone:pair")
-    with pytest.raises(LabError, match=r"out is there already"):
-        embed(images, "out", "tiny_backbone:pair")
-    assert embed(images, "out", "tiny_backbone:attribute", force=True).dimensions == 48
 
 
 # --- backbones --------------------------------------------------------------------------------------------------------
@@ -320,18 +294,12 @@ def test_efficientnet_sees_what_is_in_a_photograph(tmp_path):
 
 
 def test_folders_that_do_not_fit(tmp_path):
-    with pytest.raises(LabError, match=r"none is not a folder"):
-        embed("none", "out")
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat" / "a.png").write_bytes(b"")
     with pytest.raises(LabError, match=r"flat has no folders in it"):
         embed("flat", "out")
-    draw(tmp_path / "images" / "train" / "ant", 2, 0)
-    draw(tmp_path / "images" / "test" / "bee", 2, 0)
-    with pytest.raises(LabError, match="test/bee is a class that"):
-        embed("images", "out", "tiny_backbone:pair")
     with pytest.raises(LabError, match=r"batch_size and shard_size should be at least 1"):
-        embed("images", "out", batch_size=0)
+        embed("flat", "out", batch_size=0)
 
 
 def test_a_class_without_a_readable_image_is_named(images, tmp_path):

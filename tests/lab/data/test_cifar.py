@@ -120,19 +120,14 @@ def test_a_malicious_pickle_is_not_run(python, tmp_path):
     ("train", "reason"),
     [
         (b"", "Ran out of input"),
-        (b"hello", "not a file of CIFAR-100"),
         (pickle.dumps([1, 2]), "not a file of CIFAR-100"),
         (pickle.dumps({b"fine_labels": [0]}), "'data'"),
-        (pickle.dumps({b"data": 3, b"fine_labels": [0]}), "its data are not an array"),
         (pickle.dumps({b"data": np.zeros((1, 3072), np.float32), b"fine_labels": [0]}, 4), "not an array of bytes but float32"),
         (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": [0, 1]}, 4), "2 labels for pixels of shape"),
-        (pickle.dumps({b"data": np.zeros((1, 3071), np.uint8), b"fine_labels": [0]}, 4), r"shape \(1, 3071\)"),
-        (pickle.dumps({b"data": np.zeros((0, 3072), np.uint8), b"fine_labels": []}, 4), "0 labels"),
         (
             pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": [4]}, 4),
             "from 4 to 4, but there are 4 classes",
         ),
-        (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": [-1]}, 4), "labels run from -1"),
         (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": ["cat"]}, 4), "not a file of CIFAR-100"),
     ],
 )

@@ -86,13 +86,6 @@ def test_a_number_to_remember_by_is_only_a_name(tmp_path, piece):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
 
 
-def test_lists_of_nothing():
-    """A shape may claim any number of them."""
-    empty = np.empty((3_000_000, 0), dtype=object)
-    objects = np.array([["a", 1], ["b", 2]], dtype=object)
-    assert pickles.load(pickle.dumps([empty, objects])) == [[], objects.tolist()]
-
-
 def test_a_long_name_is_not_repeated_for_all_below_it(tmp_path):
     for below in ({"k" * 100_000: dict.fromkeys(range(1000))}, {"k" * 200: {"k" * 200: dict.fromkeys(range(1000))}}):
         (tmp_path / "a.p").write_bytes(pickle.dumps({"x": X, "y": Y, "about": below}))

@@ -157,10 +157,7 @@ def test_paths_and_settings_that_cannot_be(tmp_path):
     for spec, message in (
         (f"sequences:{tmp_path}", "is a folder: sequences:FILE wants a text file, one sequence on each line"),
         (f"sequences:{tmp_path / 'no.txt'}", "does not exist: sequences:FILE wants a text file"),
-        (f"words:{tmp_path / 'no'}", "does not exist: words:PATH wants a text file, or a folder of .txt and .md files"),
-        (f"movielens:{tmp_path / 'no'}", "does not exist: movielens:PATH wants ratings.dat, u.data, ratings.csv, or the"),
         ("sequences:", "sequences: wants a path, sequences:FILE."),
-        ("words:", "words: wants a path, words:PATH."),
         ("movielens", "movielens does not exist; DATA may be glyphs, .*completion.*sequences:FILE, movielens:PATH, words:PATH"),
     ):
         with pytest.raises(LabError, match=message):
@@ -169,12 +166,9 @@ def test_paths_and_settings_that_cannot_be(tmp_path):
         data.load(f"sequences:{tmp_path / 'a.txt'}", split="line")
     with pytest.raises(LabError, match=r"^image_size resizes images, but a holds sequences: leave it out"):
         data.load(f"sequences:{tmp_path / 'a.txt'}", image_size=8)
-    for shares in ((0.0, 0.2), (0.1, 0.0), (0.5, 0.5)):
-        for spec in ("sequences:{}", "words:{}", "movielens:{}"):
-            with pytest.raises(
-                LabError, match=r"^validation and test should be above 0 and leave a part for training, but are"
-            ):
-                data.load(spec.format(tmp_path / "a.txt"), split="lines", shares=shares)
+    for spec, shares in (("sequences:{}", (0.0, 0.2)), ("words:{}", (0.1, 0.0)), ("movielens:{}", (0.5, 0.5))):
+        with pytest.raises(LabError, match=r"^validation and test should be above 0 and leave a part for training, but are"):
+            data.load(spec.format(tmp_path / "a.txt"), split="lines", shares=shares)
 
 
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
@@ -299,7 +293,6 @@ def test_files_that_are_no_ratings(tmp_path, content, message):
     [
         ("ratings.dat", "movies.dat", b"1::A\nx::B\n", "line 2: .* got 'x::B'"),
         ("u.data", "u.item", b"10\n", "line 1: .* got '10'"),
-        ("ratings.csv", "movies.csv", b"10,A\n", "line 1: .* header .* got '10,A'"),
         ("ratings.csv", "movies.csv", b'movieId,title\n1,"A\n2,B\n', "line 4: unexpected end of data"),
         ("ratings.csv", "movies.csv", b"", "line 1: .* got ''"),
     ],
