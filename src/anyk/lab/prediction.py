@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -178,8 +178,7 @@ def _is_labels(path: Path) -> bool:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _ImageReader:
+class _ImageReader(NamedTuple):
     decode: Callable[[Path], Any]
     prepare: Callable[[Any], Tensor] | None
     """from what ``decode`` gives to what ``batch`` takes"""

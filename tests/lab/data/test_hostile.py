@@ -109,7 +109,7 @@ def test_class_names_that_are_no_texts(tmp_path, classes, names):
     assert arrays.read(tmp_path / "a.p").classes == names
 
 
-@pytest.mark.parametrize("name", ["many dicts of one list", "many sets of one list", "many arrays of one list"])
+@pytest.mark.parametrize("name", ["many sets of one list", "many arrays of one list"])
 def test_one_list_of_which_many_things_are_made(name, monkeypatch):
     made, new = [], pickles._Making._new
     monkeypatch.setattr(pickles._Making, "_new", lambda self, value: made.append(1) or new(self, value))

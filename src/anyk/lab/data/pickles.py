@@ -13,7 +13,7 @@ import pickle
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -190,13 +190,6 @@ class _Dict(_Note):
         self.items += key, value
 
 
-class _Pairs(_Note):
-    """A dict as a list of pairs, as Python 2 wrote an OrderedDict."""
-
-    def __init__(self, items: Any):
-        self.items = items
-
-
 class _Set(_Note):
     """A set as the list of its items."""
 
@@ -231,7 +224,7 @@ def _scalar(dtype: _Dtype, content: Any = None) -> Any:
 
 
 _FUNCTIONS: dict[str, Any] = {
-    "collections.OrderedDict": lambda *items: _Pairs(*items) if items else _Dict(),
+    "collections.OrderedDict": lambda: _Dict(),
     "collections.Counter": lambda counts: counts,
     "builtins.set": _Set,
     "__builtin__.set": _Set,
@@ -389,9 +382,12 @@ class _Making:
 
     def _new(self, value: Any) -> tuple[Any, int]:
         if isinstance(value, _Dict):
-            return self._dict(zip(value.items[::2], value.items[1::2], strict=True))
-        if isinstance(value, _Pairs):
-            return self._dict((key, item) for key, item in self._use(value.items))
+            made, total = {}, 1
+            for key, item in zip(value.items[::2], value.items[1::2], strict=True):
+                key = _key(key)
+                made[key], size = self._make(item)
+                total += size + len(key) if isinstance(key, (str, bytes)) else size + 1
+            return made, total
         if isinstance(value, _Set):
             keys = [_key(key) for key in self._use(value.items)]
             return set(keys), 1 + len(keys)
@@ -413,14 +409,6 @@ class _Making:
         if isinstance(value, (complex, torch.dtype)):
             return value, 1
         raise NotDataError(f"a {type(value).__name__.strip('_').lower()}")
-
-    def _dict(self, items: Iterable[tuple[Any, Any]]) -> tuple[dict[Any, Any], int]:
-        made, total = {}, 1
-        for key, item in items:
-            key = _key(key)
-            made[key], size = self._make(item)
-            total += size + len(key) if isinstance(key, (str, bytes)) else size + 1
-        return made, total
 
     def _array(self, value: _Array) -> tuple[Any, int]:
         _, shape, dtype, by_columns, content = value.state
