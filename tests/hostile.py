@@ -54,6 +54,7 @@ _CALLS = {
     "a device of a number": b"ctorch\ndevice\nJ\x00\x00\x00\x40\x85R.",
     "a device of a list": b"ctorch\ndevice\n](tR.",
     "a change of a dtype": b"ctorch\nfloat32\n}X\x01\x00\x00\x00ais}b.",
+    "a change of the reader": b"cnumpy\ndtype\n}b.",
     "a call of a dtype": b"ctorch\nfloat32\n)R.",
     "a set of a number": b"c__builtin__\nset\nJ\x00\x00\x00\x40\x85R.",
     "a set of lists": b"c__builtin__\nset\n]])ae\x85R.",

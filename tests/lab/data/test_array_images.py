@@ -83,12 +83,6 @@ def test_examples_of_bytes_in_three_or_four_dimensions(
     assert (len(parts.train), len(parts.validation), len(parts.test_index)) == (7, 2, 3)
 
 
-def test_rows_of_bytes_are_features(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", images=GRAY.reshape(12, -1), labels=Y)
-    dataset = load(str(tmp_path / "a.npz"))
-    assert (dataset.kind, tuple(dataset.train.shape)) == ("embeddings", (72,))
-
-
 def test_the_test_is_divided_off_where_there_is_a_validation_alone(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", X=COLOUR, y=Y, groups=Y, X_valid=COLOUR[:5], y_valid=Y[:5])
     dataset = load(str(tmp_path / "a.npz"))
@@ -139,11 +133,6 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path, stored: dict[str, Any], m
         load(str(tmp_path / "a.npz"))
     assert "a.npz" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_names_of_classes_in_bytes(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", **PAIR, class_names=np.array([b"ant", b"bee", b"cat", b"dog"]))
-    assert load(str(tmp_path / "a.npz")).classes == ("ant", "bee", "cat", "dog")
 
 
 def test_the_commands_refuse_what_they_cannot_do(anyk: Any, tmp_path: Path) -> None:

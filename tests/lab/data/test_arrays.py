@@ -348,16 +348,6 @@ def test_a_pickle_in_a_pickle_is_not_run(tmp_path):
     assert not (tmp_path / "harm").exists()
 
 
-def test_a_pickle_cannot_change_the_reader(tmp_path):
-    """BUILD sets attributes of whatever is on the stack, also of the functions that the unpickler hands out."""
-    text = b"cnumpy\ndtype\n(N(dV_make\nNstb."
-    (tmp_path / "a.p").write_bytes(text)
-    with pytest.raises(LabError):
-        arrays.read(tmp_path / "a.p")
-    (tmp_path / "a.p").write_bytes(pickle.dumps({"x": X, "y": Y}))
-    same(arrays.read(tmp_path / "a.p"))
-
-
 def test_dtypes_with_pointers_are_refused(tmp_path):
     """An array of objects made from raw bytes would hand out pointers of the file's choice."""
     objects = b"cnumpy\ndtype\n(S'O8'\nI0\nI1\ntR(I3\nS'|'\nNNNI-1\nI-1\nI63\ntb"

@@ -255,12 +255,6 @@ def test_other_files_are_never_replaced(tmp_path, folder):
         embeddings.write(tmp_path / "file" / "below", small())
 
 
-def test_a_reader_keeps_the_set_that_is_replaced(folder):
-    dataset = embeddings.read(folder)
-    embeddings.write(folder, small(torch.float16), force=True)
-    assert torch.equal(dataset.train.parts[0], numbers())
-
-
 def test_an_exception_while_writing_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(embeddings, "_bytes", lambda block: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(LabError, match=r"cannot be written \(No space left on device\): make room"):

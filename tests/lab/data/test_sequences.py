@@ -241,12 +241,6 @@ def test_titles_are_the_names(tmp_path, form):
     assert read_back(dataset) == shown(dataset, NAMED)
 
 
-def test_later_releases_have_their_titles_in_utf_8(tmp_path):
-    write_ratings(tmp_path, "ratings.dat", titles=True)
-    (tmp_path / "movies.dat").write_text("10::Léon (1994)::Drama\r\n30::名探偵::Animation\r\n", encoding="utf-8")
-    assert set(movielens.load(tmp_path).classes) == {"Léon (1994)", "名探偵"}
-
-
 def test_whole_users_by_share(tmp_path):
     lines = [f"{user}::{movie}::5::{movie}" for user in range(100, 120) for movie in range(1, 5)]
     (tmp_path / "ratings.dat").write_text("\n".join(lines))
@@ -389,12 +383,6 @@ def test_lines_are_divided_where_there_are_few_files(tmp_path, files, said):
     asked = data.load(f"words:{folder}", split="lines")
     assert torch.equal(asked.test.places, dataset.test.places)
     assert asked.remarks == dataset.remarks[1:]
-
-
-def test_one_file_of_any_ending(tmp_path):
-    (tmp_path / "book.rst").write_text("so it goes .\n" * 30)
-    dataset = data.load(f"words:{tmp_path / 'book.rst'}")
-    assert (dataset.name, dataset.classes) == ("book", (".", "goes", "it", "so"))
 
 
 def test_words_that_occur_three_times_in_the_training_part(tmp_path):
