@@ -225,7 +225,7 @@ def test_examples_of_a_folder_of_images_are_files(tmp_path, monkeypatch):
 def test_of_sequences_the_tokens_before_are_shown(tmp_path, kind, most):
     sequences = [["a", "b", "a", "b"], ["b", "z", "a", "b", "a"], ["a", "b"] * 40, ["b", "a"]]
     stream, begins = lab_data.numbered(sequences, CLASSES)
-    data = tokens.last_of_each("made", CLASSES, stream, begins, tokens=kind)
+    data = tokens.dataset_of("made", CLASSES, stream, begins, tokens.last_parts(begins), out_of_vocabulary=True, tokens=kind)
     right, wrong = [[1, 2, 0], [0, 2, 1], [1, 2, 0]], [[3, 2, 1], [3, 2, 0], [3, 2, 1]]
     found = moved(tmp_path, data, wrong, right, Config(context=3))
     assert [one.source for one in found.examples] == ["sequence 1, token 4", "sequence 2, token 5", "sequence 3, token 80"]
@@ -236,7 +236,7 @@ def test_of_sequences_the_tokens_before_are_shown(tmp_path, kind, most):
     assert found.examples[1].context == ("b", "…", "a", "b")
     # A target that is no class is in nobody's list, so it does not move.
     stream[-1 - len(sequences[3])] = 8
-    unseen = tokens.last_of_each("made", CLASSES, stream, begins, tokens=kind)
+    unseen = tokens.dataset_of("made", CLASSES, stream, begins, tokens.last_parts(begins), out_of_vocabulary=True, tokens=kind)
     assert unseen.test.labels.tolist() == [1, 0, tokens.OUT_OF_VOCABULARY]
     assert moved(tmp_path, unseen, wrong, right, Config(context=3)).into == 2
 
