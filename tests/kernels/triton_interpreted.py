@@ -13,7 +13,7 @@ import anyk
 from anyk import checks, swaps
 from anyk.conventions import Conventions
 from anyk.kernels import triton as kernel
-from anyk.losses import cross_entropy_spec, error_spec
+from anyk.losses import CrossEntropySpec, ErrorSpec
 from anyk.losses import plain_loss as topk_loss
 from anyk.operators import base, sorting_network
 
@@ -70,12 +70,12 @@ def name(value):
     return type(value).__name__ if isinstance(value, anyk.Operator) else None
 
 
-def cross_entropy(operator=None, top1="separate", over="all", m=None, p_k=P_K):
-    return cross_entropy_spec(p_k, operator, m, top1, over)
+def cross_entropy(operator="splitter", top1="separate", over="all", m=None, p_k=P_K):
+    return CrossEntropySpec.of(p_k, operator, m, top1, over)
 
 
-def error(operator=None, ce_weight=0.2, q=0.7, m=None, p_k=P_K):
-    return error_spec(p_k, operator, m, ce_weight, q)
+def error(operator="lapsum", ce_weight=0.2, q=0.7, m=None, p_k=P_K):
+    return ErrorSpec.of(p_k, operator, m, ce_weight, q)
 
 
 def batch(rows=6, n=12, spread=3.0, seed=0):
