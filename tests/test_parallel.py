@@ -404,10 +404,7 @@ def in_each_errors(world):
 
     refuses("target: expected class indices from 0 to 10, got 11", local, target + 11 - target.max(), P_K)
     refuses("p_k: expected at most as many entries as m = 3, got 4", local, target, P_K, m=3)
-    refuses("m: expected 1 <= m <= the number of classes = 11, got 12", local, target, P_K, m=12)
     refuses("weight: expected shape \\(11,\\)", local, target, P_K, weight=torch.ones(10))
-    refuses("p_k: expected shape .* n = 11", local, target, torch.full((10, 2), 0.5))
-    refuses("target: expected shape \\(4,\\)", local, target[:3], P_K)
     refuses("label_smoothing: expected a number below 1", local, target, P_K, label_smoothing=1.0)
     refuses("same number of rows", local[: 4 - rank // 2], target[: 4 - rank // 2], P_K)
     refuses("same dtype", local.to([torch.float32, torch.float64][rank // 2]), target, P_K)
@@ -417,7 +414,6 @@ def in_each_errors(world):
     refuses("local_scores: expected shape \\(B, n_local\\)", local[0], target, P_K)
     refuses("target: .* class probabilities are not supported", local, scores.softmax(-1), P_K, error=TypeError)
     refuses("local_scores: expected a floating-point", local.long(), target, P_K, error=TypeError)
-    refuses("operator: expected one of", local, target, P_K, "bubble")
     refuses("slices: expected 3 sizes, with . for rank ., got", local, target, P_K, slices=[1, 1, 9])
     with pytest.raises(TypeError, match="ks: expected a sequence"):
         parallel.topk_hits(local, target, 3, group=group)
@@ -439,8 +435,6 @@ def test_no_process_group():
     scores, target = batch(4, 5)
     with pytest.raises(RuntimeError, match=r"group: .*init_process_group"):
         sharded(scores, target, P_K)
-    with pytest.raises(RuntimeError, match=r"group: .*init_process_group"):
-        parallel.topk_accuracy(scores, target)
 
 
 # ---- metrics ------------------------------------------------------------------------------------------------------------
@@ -521,7 +515,7 @@ def in_each_dtensor(shape, placements):
 
 @pytest.mark.parametrize(
     ("shape", "placements"),
-    [((4,), ["class"]), ((2, 2), ["batch", "class"]), ((2, 2), ["class", "same"]), ((2, 2), ["class", "batch"])],
+    [((4,), ["class"]), ((2, 2), ["class", "same"]), ((2, 2), ["class", "batch"])],
 )
 def test_dtensor(processes, shape, placements):
     processes(in_each_dtensor, shape, placements)
@@ -554,47 +548,6 @@ def test_wrong_dtensor(processes):
 
 
 # ---- end to end ---------------------------------------------------------------------------------------------------------
-
-
-def trained(steps, loss_of, head, body, after_backward, inputs, target):
-    optimizer = torch.optim.SGD([head, body], lr=2.0)
-    curve = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = loss_of(torch.tanh(inputs @ body) @ head.t(), target)
-        loss.backward()
-        after_backward()
-        optimizer.step()
-        curve.append(loss.item())
-    return torch.tensor(curve)
-
-
-@members_only
-def in_each_training(world):
-    group, rank = place(world)
-    n = sum(SIZES[world])
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(30, 8, generator=generator, dtype=torch.float64)
-    target = torch.randint(n, (30,), generator=generator)
-    body = torch.randn(8, 6, generator=generator, dtype=torch.float64) / 3
-    head = torch.randn(n, 6, generator=generator, dtype=torch.float64) / 3
-    bodies = [body.clone().requires_grad_() for _ in range(2)]
-    alone, mine = head.clone().requires_grad_(), head.split(SIZES[world])[rank].clone().requires_grad_()
-
-    def add_up():  # each process has the part of the gradient that came through its classes
-        dist.all_reduce(bodies[1].grad, group=group)
-
-    criterion = anyk.TopKCrossEntropyLoss(P_K, m=6)
-    expected = trained(20, criterion, alone, bodies[0], lambda: None, inputs, target)
-    actual = trained(20, parallel.Sharded(criterion, group=group), mine, bodies[1], add_up, inputs, target)
-    assert_close(actual, expected, rtol=1e-8, atol=0)
-    assert expected[-1] < 0.8 * expected[0]
-    assert_close(mine, alone.split(SIZES[world])[rank])
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_sharded_head_trains_as_a_whole_one(processes, world):
-    processes(in_each_training, world)
 
 
 def in_each_layer():
@@ -657,7 +610,7 @@ def in_each_mesh(shape):
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4)])
+@pytest.mark.parametrize("shape", [(2, 2), (1, 4)])
 def test_example_on_a_mesh_of_examples_and_classes(processes, shape):
     processes(in_each_mesh, shape)
 

@@ -240,7 +240,8 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> np.ndarray:
         """The class with the highest score, (n_samples,)."""
-        return self.classes_[self._scores(X).argmax(1)]
+        scores = self._scores(X)  # first: it says that nothing is fitted
+        return self.classes_[scores.argmax(1)]
 
     def predict_topk(self, X: Any, k: int = 5) -> np.ndarray:
         """The k classes with the highest scores, best first, (n_samples, k); of equal scores the first in ``classes_``."""
