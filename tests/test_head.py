@@ -249,17 +249,6 @@ def test_ties_across_chunks(chunk_size, top1, softmax_over):
         torch.testing.assert_close(mine[:12] + mine[12:], theirs[:12] + theirs[12:], rtol=1e-5, atol=2e-6)
 
 
-def test_the_target_is_always_a_candidate():
-    x, _ = problem()
-    worst = torch.stack([c.argmin() for c in head_and_loss()[0].as_linear()(x)])
-    for m in (1, 4, 22):
-        head, criterion = head_and_loss([1.0], m=m, top1="separate", softmax_over="candidates")
-        head.linear.bias.data += 1  # the layer is the same in every round but not what nn.Linear made
-        gradient = results(head(x, worst), x, head)[3]
-        assert m == 1 or (gradient[worst] < 0).all()
-        assert_same(results(head(x, worst), x, head), two_steps(head, criterion, x, worst), rtol=1e-5, atol=2e-6)
-
-
 @ways
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_padded_classes(smoothing, top1, softmax_over):
@@ -387,17 +376,6 @@ def test_predict_is_topk_of_all_scores(chunk_size, shape):
         torch.testing.assert_close(scores, expected.values)
         assert torch.equal(classes, expected.indices)
         assert not scores.requires_grad
-
-
-def test_as_linear_is_the_layer():
-    head, _ = head_and_loss()
-    torch.manual_seed(1)
-    linear = torch.nn.Linear(D, N)  # as it starts
-    for mine, theirs in zip(head.as_linear().parameters(), linear.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-    with torch.no_grad():
-        head.as_linear().weight.add_(1)
-    assert torch.equal(head.linear.weight, linear.weight + 1)
 
 
 def test_state():

@@ -65,11 +65,6 @@ def test_ksubset_against_enumeration(row, t):
         torch.testing.assert_close(inclusion, expected[:, c], rtol=1e-9, atol=1e-12)
 
 
-def test_ksubset_first_row_is_softmax():
-    scores = torch.randn(5, 20)
-    torch.testing.assert_close(anyk.KSubset(0.7)(scores, 1).squeeze(-2), (scores / 0.7).softmax(-1))
-
-
 def test_ksubset_with_more_subsets_than_float32_can_count():
     """All equal: T_j = j / n, with binomial(1000, 40) subsets."""
     inclusion = anyk.KSubset().inclusion(torch.zeros(1000), torch.tensor(3), 40)
