@@ -358,7 +358,7 @@ class Traffic(TorchDispatchMode):
 def in_each_traffic(world):
     group, _ = place(world)
     rows, m = 16, 6
-    header = 7 * 8  # the sizes, and a few checksums; not sent with slices
+    header = 5 * 8  # the sizes, and a few checksums; not sent with slices
     for n_local in (50, 500):
         _, target = batch(rows, world * n_local)
         local = torch.randn(rows, n_local, requires_grad=True)
@@ -407,7 +407,7 @@ def in_each_errors(world):
     refuses("weight: expected shape \\(11,\\)", local, target, P_K, weight=torch.ones(10))
     refuses("label_smoothing: expected a number below 1", local, target, P_K, label_smoothing=1.0)
     refuses("same number of rows", local[: 4 - rank // 2], target[: 4 - rank // 2], P_K)
-    refuses("same dtype", local.to([torch.float32, torch.float64][rank // 2]), target, P_K)
+    refuses("same settings, dtype", local.to([torch.float32, torch.float64][rank // 2]), target, P_K)
     refuses("same targets", local, target.flip(0) if rank else target, P_K)
     refuses("same settings", local, target, P_K, m=5 + rank // 2)
     refuses("at least one class", local[:, :0], target, P_K)

@@ -517,7 +517,7 @@ class _SoftColumn(torch.autograd.Function):
             keep, cross = weights.unbind()
             wires.mul_(keep).addcmul_(partners, cross)
             upper = difference[:, :1]
-            slope = ctx.swap.slope(upper[0, 0], keep, cross)
+            slope = ctx.swap.derivative(upper[0, 0])
             if ctx.frozen is not None:
                 slope = slope.masked_fill(ctx.frozen(step.layer, step.lower_wires), 0)
             by_score, by_share = apart.mul_(upper * slope).unbind()
