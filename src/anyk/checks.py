@@ -73,10 +73,15 @@ def tensor(name: str, value: object) -> Tensor:
     return value
 
 
-def scores(value: object) -> Tensor:
-    value = tensor("scores", value)
+def floating(name: str, value: object) -> Tensor:
+    value = tensor(name, value)
     if not value.dtype.is_floating_point:
-        raise TypeError(f"scores: expected a floating-point tensor, got dtype {value.dtype}")
+        raise TypeError(f"{name}: expected a floating-point tensor, got dtype {value.dtype}")
+    return value
+
+
+def scores(value: object) -> Tensor:
+    value = floating("scores", value)
     if value.ndim < 1 or value.shape[-1] < 1:
         raise ValueError(f"scores: expected at least one class in the last dimension, got shape {tuple(value.shape)}")
     return value

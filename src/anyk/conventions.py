@@ -115,9 +115,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, scores: Tensor) -> Shape:
-        scores = checks.tensor("scores", scores)
-        if not scores.dtype.is_floating_point:
-            raise TypeError(f"scores: expected a floating-point tensor, got dtype {scores.dtype}")
+        scores = checks.floating("scores", scores)
         if scores.ndim == 0 or scores.shape[min(1, scores.ndim - 1)] < 1:
             raise ValueError(f"scores: expected shape (B, n), (n,) or (B, n, d1, …), got {tuple(scores.shape)}")
         if scores.ndim == 1:

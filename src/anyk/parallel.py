@@ -247,9 +247,7 @@ class _Shard(NamedTuple):
 
     @classmethod
     def of(cls, local_scores: Tensor, target: Tensor, group: dist.ProcessGroup | None) -> _Shard:
-        local_scores, target = checks.tensor("local_scores", local_scores), checks.tensor("target", target)
-        if not local_scores.dtype.is_floating_point:
-            raise TypeError(f"local_scores: expected a floating-point tensor, got dtype {local_scores.dtype}")
+        local_scores, target = checks.floating("local_scores", local_scores), checks.tensor("target", target)
         if local_scores.ndim != 2:
             raise ValueError(f"local_scores: expected shape (B, n_local), got {tuple(local_scores.shape)}")
         if target.dtype.is_floating_point:
