@@ -55,10 +55,8 @@ class Sharded(nn.Module):
         {group}
 
     Shape:
-        local_scores (B, n_local), the scores of this process's classes; the slices may differ in size or be empty. target
-        (B,), indices among all classes, the same in every process. Or local_scores a ``DTensor`` with ``Shard(1)`` on one
-        dimension of its mesh, and ``Shard(0)`` or ``Replicate()`` on the others, and target a DTensor or the targets of this
-        process's rows: the loss is then a DTensor too, over the whole batch. ``example_p_k`` (B, k) comes like the target.
+        {sharded}
+        example_p_k: (B, k), comes like the target.
 
     Example:
         >>> store = torch.distributed.HashStore()

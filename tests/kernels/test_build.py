@@ -193,22 +193,6 @@ def test_it_is_built_again_when_it_is_made_of_something_else(tree):
 
 
 @needs_compiler
-@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
-def test_make_builds_it_again_when_a_source_changes_or_goes(tree, empty):
-    shutil.copy(ROOT / "Makefile", tree)
-    make = [shutil.which("make"), "-C", tree, "native", f"PYTHON={sys.executable}"]
-    assert "no C compiler" in run(*make, PATH=empty).stderr  # and goes on
-    assert "build.py" in run(*make).stdout
-    assert "build.py" not in run(*make).stdout
-    (tree / KERNELS / "csrc" / "_unused.h").unlink()
-    assert "build.py" in run(*make).stdout
-    write_sources(tree, anyk=SOURCES["anyk.c"].replace("return kernels_baseline()", "return 9"))
-    assert "build.py" in run(*make).stdout
-    assert call(tree / KERNELS / "_native.so", "number") == 9
-    assert "build.py" not in run(*make).stdout
-
-
-@needs_compiler
 @pytest.mark.skipif(not X86, reason="only x86-64 has several")
 @pytest.mark.parametrize(("unknown", "kind"), [("avx512*", 2), ("avx*", 1)])
 def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(tree, unknown, kind):
