@@ -69,18 +69,3 @@ def test_names_are_given_once():
     again = type("LapSum", (anyk.LapSum,), {"__module__": anyk.LapSum.__module__, "__qualname__": "LapSum"})
     registry.register(registry.OPERATORS, "lapsum", again)  # as from a notebook cell that is run twice
     assert registry.OPERATORS["lapsum"] is again
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: anyk.SortingNetwork("bubble"), ValueError, "kind: expected one of 'splitter', 'bitonic', .* got 'bubble'"),
-        (lambda: anyk.SortingNetwork(swap="hard"), ValueError, "swap: expected one of 'logistic', .* got 'hard'"),
-        (lambda: anyk.SortingNetwork(swap=None), ValueError, "swap: expected one of 'logistic', .* got None"),
-        (lambda: operators.by_name("bubble"), ValueError, "operator: expected one of 'splitter', .*'lapsum'.* got 'bubble'"),
-        (lambda: anyk.TopKErrorLoss([1.0], anyk.LapSum), TypeError, "operator: expected .* got the class LapSum"),
-    ],
-)
-def test_bad_names(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
