@@ -282,18 +282,36 @@ def test_as_a_torch_module(hidden, blobs):
 
 
 @pytest.mark.parametrize("solver", ["lbfgs", "adam"])
-def test_early_stopping_returns_to_the_best_step(solver):
+def test_early_stopping_returns_to_the_best_step(solver, capsys):
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(200, 40)), rng.integers(0, 8, 200)  # nothing to learn
     settings = {"solver": solver, "learning_rate": 0.05, "max_iter": 50, "random_state": 0, "alpha": 0.0}
-    classifier = TopKClassifier(early_stopping=True, **settings).fit(X, y)
+    classifier = TopKClassifier(early_stopping=True, verbose=True, **settings).fit(X, y)
     curve = classifier.validation_loss_curve_
     assert classifier.n_iter_ == len(curve) == len(classifier.loss_curve_) < 50
     assert classifier.loss_ == min(curve)
     assert curve[-1] > min(curve)
     if solver == "lbfgs":  # the same steps, ended at the best one
-        shorter = clone(classifier).set_params(max_iter=1 + int(np.argmin(curve))).fit(X, y)
+        shorter = clone(classifier).set_params(max_iter=1 + int(np.argmin(curve)), verbose=False).fit(X, y)
         np.testing.assert_allclose(shorter.coefs_[0], classifier.coefs_[0])
+    written = capsys.readouterr()
+    assert (written.out, written.err.count("\n")) == ("", len(curve))
+    assert written.err.splitlines()[-1].startswith(f"TopKClassifier {len(curve)}: loss ")
+
+
+def test_warm_start(blobs):
+    X, y, X_test, _ = blobs
+    classifier = TopKClassifier(warm_start=True).fit(X, y)
+    first, steps = classifier.loss_, classifier.n_iter_
+    classifier.fit(X, y)
+    assert classifier.loss_ <= classifier.loss_curve_[0] <= first + 1e-9
+    assert classifier.n_iter_ < steps / 4
+    cold = TopKClassifier().fit(X, y)
+    np.testing.assert_allclose(classifier.predict_proba(X_test), cold.predict_proba(X_test), atol=0.05)
+    with pytest.raises(ValueError, match=r"^y: expected the classes of the last fit"):
+        classifier.fit(X, y + 1)
+    with pytest.raises(ValueError, match=r"^hidden_layer_sizes: expected those of the last fit .* got \(4,\)"):
+        classifier.set_params(hidden_layer_sizes=(4,)).fit(X, y)
 
 
 def test_all_examples_count_however_few_fit_at_once(blobs, monkeypatch):

@@ -34,8 +34,8 @@ def register(table: dict[str, Any], name: str, entry: Any) -> None:
 
     Args:
         table: one of the four tables of this module.
-        name: what to call it; a taken name is an error, unless it is the same entry, or the same class once more, from a notebook
-            cell run twice. To replace an entry on purpose, assign to the table, which is a dict.
+        name: what to call it; a taken name is an error, unless it is the same entry, or the same class once more, from a
+            notebook cell run twice. To replace an entry on purpose, assign to the table, which is a dict.
         entry: the class of an operator or of a loss, a ``Kind`` of network or a ``Swap``.
 
     Example:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -87,9 +88,11 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         validation_fraction: that part, stratified by class where every class has two examples or more.
         n_iter_no_change: how many iterations or epochs without improvement early stopping waits.
         class_weight: {class: weight}, "balanced", or None.
+        warm_start: go on from the last fit instead of from zero.
         random_state: seed of initial hidden weights, order of mini-batches and validation split. torch's own random numbers
             are not touched.
         device: where to train, such as "cpu" or "cuda".
+        verbose: write the loss of each iteration or epoch to standard error.
 
     Attributes:
         classes_: (n_classes,) the labels.
@@ -135,8 +138,10 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 5,
         class_weight: Any = None,
+        warm_start: bool = False,
         random_state: Any = None,
         device: Any = "cpu",
+        verbose: bool = False,
     ) -> None:
         self.p_k = p_k
         self.operator = operator
@@ -158,8 +163,10 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
         self.class_weight = class_weight
+        self.warm_start = warm_start
         self.random_state = random_state
         self.device = device
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TopKClassifier:
         """Fit the model.
@@ -195,7 +202,8 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         to = partial(torch.as_tensor, device=self.device, dtype=torch.float64 if double else torch.float32)
 
         centre, scale = self._scaling(X, weights)
-        parameters = [to(values).requires_grad_() for values in _initial(sizes, generator)]
+        start = self._last_fit(classes, sizes, centre, scale) or _initial(sizes, generator)
+        parameters = [to(values).clone().requires_grad_() for values in start]
         self.p_k_ = _possible_p_k(self.p_k, len(classes))
         criterion, scaling = self._criterion(len(classes)), (to(centre), to(scale))
 
@@ -293,6 +301,18 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         checks.positive("learning_rate", self.learning_rate)
         checks.between("validation_fraction", self.validation_fraction, 0, 1)
 
+    def _last_fit(self, classes: np.ndarray, sizes: list[int], centre: np.ndarray, scale: np.ndarray) -> list[Any]:
+        """Weights and intercepts to go on from, for standardised features; none without ``warm_start``."""
+        if not (self.warm_start and hasattr(self, "coefs_")):
+            return []
+        if not np.array_equal(classes, self.classes_):
+            raise ValueError(f"y: expected the classes of the last fit, {self.classes_}, with warm_start, got {classes}")
+        if [weight.shape for weight in self.coefs_] != list(pairwise(sizes)):
+            given = repr(self.hidden_layer_sizes)
+            raise ValueError(f"hidden_layer_sizes: expected those of the last fit with warm_start, got {given}")
+        found = [values for layer in zip(self.coefs_, self.intercepts_, strict=True) for values in layer]
+        return [found[0] * scale[:, None], found[1] + centre @ found[0], *found[2:]]
+
     def _scaling(self, X: Any, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not self.standardize or (self.standardize == "auto" and sparse.issparse(X)):
             return np.zeros(X.shape[1]), np.ones(X.shape[1])
@@ -346,7 +366,7 @@ class _Trainer:
         mean_loss: (features, target, weights) -> their mean loss.
         penalty: what is added to it, but not to the loss of examples held out.
         held_out: examples for early stopping, if any.
-        settings: an estimator with the parameters learning_rate, batch_size, max_iter, tol and n_iter_no_change of
+        settings: an estimator with the parameters learning_rate, batch_size, max_iter, tol, n_iter_no_change and verbose of
             :class:`TopKClassifier`.
     """
 
@@ -425,16 +445,23 @@ class _Trainer:
     def _after_iteration(self) -> bool:
         """Note the losses; whether it is time to stop."""
         self.curve.append(self.loss)
+        message = f"{type(self.settings).__name__} {len(self.curve)}: loss {self.loss:.6g}"
         if self.held_out is None:
+            self._say(message)
             return False
         with torch.no_grad():
             validation = self.mean_loss(*self.held_out).item()
+        self._say(f"{message}, validation {validation:.6g}")
         best = min(self.validation_curve, default=math.inf)
         self._waited = 0 if validation < best - self.settings.tol else self._waited + 1
         if validation < best:
             self._best = _vector(self.parameters)
         self.validation_curve.append(validation)
         return self._waited >= self.settings.n_iter_no_change
+
+    def _say(self, message: str) -> None:
+        if self.settings.verbose:
+            sys.stderr.write(message + "\n")
 
     def return_to_best(self) -> None:
         """With examples held out: to where their loss was lowest."""

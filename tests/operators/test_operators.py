@@ -496,3 +496,12 @@ SCORES, TARGET = torch.zeros(2, 4), torch.tensor([0, 1])
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", ["kind", "swap", "wires"])
+def test_words_that_are_assigned_to_a_network_are_checked(name):
+    operator = anyk.SortingNetwork()
+    with pytest.raises(ValueError, match=f"{name}: expected one of"):
+        setattr(operator, name, "nosuch")
+    with pytest.raises(ValueError, match=f"{name}: expected one of"):
+        anyk.SortingNetwork(**{name: "nosuch"})

@@ -118,13 +118,16 @@ class SortingNetwork(Operator):
         swap: str = "logistic",
         wires: Wires = "target",
     ) -> None:
-        checks.one_of("kind", kind, NETWORKS)
-        checks.one_of("swap", swap, SWAPS)
-        checks.one_of("wires", wires, get_args(Wires))
         super().__init__(temperature)
         self.kind = kind
         self.swap = swap
         self.wires = wires
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = {"kind": NETWORKS, "swap": SWAPS, "wires": get_args(Wires)}.get(name)
+        if known is not None:
+            checks.one_of(name, value, known)
+        super().__setattr__(name, value)
 
     @property
     def sorts(self) -> bool:  # type: ignore[override]
