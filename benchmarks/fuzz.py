@@ -439,7 +439,6 @@ def read_safetensors(folder: Path) -> Iterable[Callable[[], Any]]:
     if (folder / "set").exists():
         yield loaded(folder / "set")
         yield lambda: list(arrays.blocks(folder / "set/train.safetensors", (64,), 16))
-        yield lambda: embed._assemble({"train": [folder / "set/train.safetensors"]}, folder / "out", ["a"] * 4, {}, False)
     else:
         yield loaded(folder / "kept")
 
@@ -489,7 +488,6 @@ def json_files(_: int) -> Iterator[Files]:
     yield {"p_k.csv": b"0.5,0.5\n1,0\n"}
     yield {"classes.json": json.dumps(["a", "b"]).encode()}
     yield {**embedding_set(40), "set/dataset.json": json.dumps({"name": "small", "classes": ["a", "b", "c", "d"]}).encode()}
-    yield {"out.partial/plan.json": json.dumps({"backbone": "b", "half": True}).encode(), "out.partial/train-000000.shard": b""}
 
 
 def json_hostile() -> Iterator[Files]:
@@ -512,7 +510,6 @@ def read_json(folder: Path) -> Iterable[Callable[[], Any]]:
         "p_k.csv": [lambda path: losses.read_p_k(path, 2)],
         "classes.json": [labels.read_names],
         "set": [lambda path: used(datasets.load(str(path)))],
-        "out.partial": [lambda path: embed._enter(path, {"backbone": "b", "half": True})],
     }
     for name, calls in ways.items():
         if (folder / name).exists():

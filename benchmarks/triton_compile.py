@@ -23,7 +23,7 @@ from anyk.kernels import triton as host
 from anyk.kernels import triton_kernels as kernels
 from anyk.kernels.abi import Operator
 from anyk.kernels.loss_description import Description
-from anyk.losses import cross_entropy_spec, error_spec
+from anyk.losses import CrossEntropySpec, ErrorSpec
 from anyk.registry import SWAPS
 
 CAPABILITIES = (80, 90)
@@ -84,7 +84,7 @@ def candidates(name: str, spec: Any, m: int = CANDIDATES, n: int = CLASSES, grad
 
 
 def loss(operator: anyk.Operator, top1: Any = "separate") -> Any:
-    return cross_entropy_spec(P_K, operator, None, top1, "all")
+    return CrossEntropySpec.of(P_K, operator, None, top1, "all")
 
 
 def jobs(quick: bool) -> list[Job]:
@@ -116,7 +116,7 @@ def jobs(quick: bool) -> list[Job]:
         candidates("odd_even", loss(anyk.SortingNetwork("odd_even"))),
         candidates("splitter, given, all classes", loss(anyk.SortingNetwork(wires="given")), n=CANDIDATES),
         *(candidates(name, loss(operator())) for name, operator in operators.items()),
-        candidates("KSubset, error", error_spec(P_K, anyk.KSubset(), None, 0.2, 0.7)),
+        candidates("KSubset, error", ErrorSpec.of(P_K, anyk.KSubset(), None, 0.2, 0.7)),
         candidates("splitter, mixed", loss(anyk.SortingNetwork(), "mixed")),
         candidates("splitter, operator", loss(anyk.SortingNetwork(), "operator")),
         candidates("splitter, logistic", loss(anyk.SortingNetwork()), gradient=False),

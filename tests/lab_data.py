@@ -90,10 +90,12 @@ def sequence_set(
     names = tuple(f"t{token}" for token in range(classes))
     stream, begins = numbered(made, names)
     if last:
-        made_set = tokens.last_of_each("made items", names, stream, begins, tokens="items")
+        made_set = tokens.dataset_of(
+            "made items", names, stream, begins, tokens.last_parts(begins), out_of_vocabulary=True, tokens="items"
+        )
     else:
         parts = [{0: 1, 1: 2}.get(place % 5, 0) for place in range(sequences)]
-        made_set = tokens.divided("made items", names, stream, begins, parts, tokens="items")
+        made_set = tokens.dataset_of("made items", names, stream, begins, tokens.parts_of_tokens(parts, begins), tokens="items")
     return dataclasses.replace(made_set, fingerprint="made")
 
 

@@ -6,13 +6,14 @@ import json
 import math
 import random
 from statistics import fmean
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from PIL import Image
 
 from anyk.lab.comparison.outcome import ByClass, Comparison, Example, Guess, Method, Moves, SeedRun, Try
-from anyk.lab.run import loss_names
+from anyk.lab.run import batches, loss_names, models, training
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import Run
 from anyk.lab.statistics import contrast
@@ -131,6 +132,16 @@ def run_folder(folder, config, test=None, *, error=None, fingerprint="abc", seco
         }
         (folder / "result.json").write_text(json.dumps(result))
     return folder
+
+
+def trained(folder):
+    """The data of a run that has ended, their parts, what reads them, and the model."""
+    config, classifier = Run(folder).config(), models.load(folder, trust=True)
+    means = {name: getattr(classifier.plan, name) for name in ("feature_mean", "feature_std")}
+    dataset = dataclasses.replace(training.read_data(config), **means)
+    config = batches.resolved(config, dataset)
+    reader = batches.Reader(dataset, torch.device("cpu"), config)
+    return SimpleNamespace(dataset=dataset, parts=batches.divide(dataset, config), reader=reader, model=classifier.model)
 
 
 SOFTMAX = method("softmax", accuracies(0.60, 0.80, 0.90))

@@ -6,6 +6,7 @@ An entry may wait for a name that does not exist yet; a name without an entry is
 import inspect
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -160,9 +161,9 @@ LOSSES = {name: (lambda name=name: call_loss(getattr(anyk, name)(K), probabiliti
 #: the modules call the functions, so these need one call
 FAMILIES = {
     "TopKCrossEntropyLoss": lambda: call_cross_entropy_family(anyk.TopKCrossEntropyLoss),
-    "topk_cross_entropy": lambda: call_loss(as_module(anyk.topk_cross_entropy)(P_K)),
+    "topk_cross_entropy": lambda: call_loss(partial(anyk.topk_cross_entropy, p_k=P_K)),
     "TopKErrorLoss": lambda: call_family(anyk.TopKErrorLoss),
-    "topk_error": lambda: call_loss(as_module(anyk.topk_error)(P_K)),
+    "topk_error": lambda: call_loss(partial(anyk.topk_error, p_k=P_K)),
 }
 OPERATORS = {
     name: (lambda name=name: call_operator(getattr(anyk, name)))
@@ -197,18 +198,6 @@ PARALLEL = {
     "topk_hits": lambda: anyk.parallel.topk_hits(scores_of((B, N)).detach(), classes_of((B, N))),
     "topk_accuracy": lambda: anyk.parallel.topk_accuracy(scores_of((B, N)).detach(), classes_of((B, N))),
 }
-
-
-def as_module(function: Callable[..., Any], **first: Any) -> Callable[..., Any]:
-    """A function's settings first, then its tensors, as a module takes them."""
-
-    def make(p_k: Any = None, operator: Any = None, **settings: Any) -> Callable[..., Any]:
-        settings = {**first, **({} if p_k is None else {"p_k": p_k}), **settings}
-        if operator is not None:
-            settings["operator"] = operator
-        return lambda scores, target, **more: function(scores, target, **settings, **more)
-
-    return make
 
 
 def linear_head(m: int | None, weight: Tensor | None = None, label_smoothing: float = 0.0, **more: Any) -> Any:

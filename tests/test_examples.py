@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 import anyk
 
@@ -144,64 +143,3 @@ def test_text(tmp_path):
     assert 0.5 < top1 < top5
     assert top5 > 0.8
     assert re.search(r"Return the median of the data\. .*\bstatistics\b.*\?", text)
-
-
-HIDING = """
-import runpy, sys
-
-class Hidden:
-    \"\"\"Finds first, and finds nothing: as if the package were not installed.\"\"\"
-    package = None
-
-    def find_spec(self, name, path=None, target=None):
-        if name == self.package:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-hidden = Hidden()
-sys.meta_path.insert(0, hidden)
-
-def run_without(package, example):
-    hidden.package = package
-    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == package}
-    try:
-        runpy.run_path(example, run_name="__main__")
-    finally:
-        sys.modules.update(kept)
-"""
-
-
-def test_a_missing_package_is_one_line_that_says_what_to_install(tmp_path):
-    """All examples in one process, which imports torch once: what each would print last and exit with."""
-    wanted = [(name, package) for name, packages in NEEDS.items() for package in packages]
-    code = (
-        f"{HIDING}\n"
-        f"for name, package in {wanted!r}:\n"
-        "    try:\n"
-        f"        run_without(package, {str(EXAMPLES)!r} + f'/{{name}}.py')\n"
-        "    except SystemExit as end:\n"
-        "        print(name, package, end.code, end.__suppress_context__, sep='|')\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    lines = [line.split("|") for line in result.stdout.splitlines()]
-    assert [(name, package) for name, package, *_ in lines] == wanted
-    for name, package, message, without_context in lines:
-        assert message.startswith(f"{package} is missing: pip install ")
-        advice = message.removeprefix(f"{package} is missing: ")
-        assert advice in (EXAMPLES / f"{name}.py").read_text().split('"""')[1].replace(" anyk ", " ")
-        assert without_context == "True"
-
-
-@pytest.mark.parametrize("k", [1, 3, 10])
-def test_torchmetrics_on_many_batches(k):
-    classification = pytest.importorskip("torchmetrics.classification", reason="torchmetrics is not installed")
-    generator = torch.Generator().manual_seed(k)
-    for number, classes in [(1, 10), (50, 11), (200, 500)]:
-        scores = torch.randn(number, classes, generator=generator)
-        target = torch.randint(classes, (number,), generator=generator)
-        theirs = classification.MulticlassAccuracy(classes, top_k=k, average="micro")
-        assert theirs(scores, target) == anyk.topk_accuracy(scores, target, (k,))[k]
-        # Ties: whole scores, many of them equal. anyk gives the least that any order of the equal ones would.
-        tied = scores.round()
-        worst = (tied.double() - 1e-6 * torch.nn.functional.one_hot(target, classes)).contiguous()
-        assert anyk.topk_accuracy(tied, target, (k,))[k] == theirs(worst, target) <= theirs(tied, target)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -76,15 +75,6 @@ def use(asked: list[dict[str, str]], module: str, folder: Path, source: Path) ->
     return done.stdout
 
 
-@pytest.mark.parametrize("section", ASKED)
-def test_one_edit_in_one_file_of_the_library(section: str, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    file, block = SECTIONS[section]
-    with (tmp_path / "src" / "anyk" / file).open("a") as edited:
-        edited.write("\n\n" + block)
-    use([ASKED[section]], "", tmp_path, tmp_path / "src")
-
-
 def test_one_file_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("\n\n".join(block for _, block in SECTIONS.values()))
     shown = use(list(ASKED.values()), "mine", tmp_path, ROOT / "src")
@@ -110,7 +100,6 @@ def test_a_module_imported_by_the_command_line(tmp_path: Path) -> None:
     [
         (("--loss", "mine"), "got 'mine'; --import MODULE brings those of another package."),
         (("--import", "nowhere"), "anyk: --import nowhere failed (ModuleNotFoundError: No module named 'nowhere')."),
-        (("--import", "--quiet"), "anyk: --import should be followed by the name of a module."),
     ],
 )
 def test_what_cannot_be_imported_is_one_line(words: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -54,8 +54,10 @@ def assert_same(actual, expected, **tolerance):
 # ---- parity -------------------------------------------------------------------------------------------------------------
 
 
-@ways
-@pytest.mark.parametrize("operator", operators(), ids=name)
+@pytest.mark.parametrize(
+    ("operator", "top1", "softmax_over"),
+    [*((anyk.LapSum(), *way) for way in WAYS), *((each, "mixed", "all") for each in operators())],
+)
 def test_same_as_the_two_steps(operator, top1, softmax_over):
     x, target = problem(torch.float64)
     for bias, smoothing in ((True, 0.0), (False, 0.1)):
@@ -66,7 +68,7 @@ def test_same_as_the_two_steps(operator, top1, softmax_over):
 
 
 @pytest.mark.parametrize(("ce_weight", "q"), [(0.2, 1.0), (0.0, 1.0), (0.5, 0.3), (0.3, 0.0), (1.0, 1.0)])
-@pytest.mark.parametrize("operator", operators(wires=("target",)), ids=name)
+@pytest.mark.parametrize("operator", [anyk.LapSum(), anyk.KSubset(), anyk.SoftSort(), anyk.SortingNetwork()], ids=name)
 def test_the_bounded_loss(operator, ce_weight, q):
     x, target = problem(torch.float64)
     target[2] = -100
@@ -82,7 +84,7 @@ def test_the_bounded_loss(operator, ce_weight, q):
 
 
 @ways
-@pytest.mark.parametrize("chunk_size", [1, 3, 7, 22, 23, 100])
+@pytest.mark.parametrize("chunk_size", [1, 7, 22, 100])
 def test_chunks_of_any_size(chunk_size, top1, softmax_over):
     x, target = problem()
     for m, smoothing in itertools.product((4, 8, 22), (0.0, 0.1, 1.0)):
@@ -126,16 +128,6 @@ def test_weights_ignored_rows_and_reductions(top1, softmax_over):
         spoilt[2] = torch.nan
         spoilt.requires_grad_()
         assert_same(results(head(spoilt, target), spoilt, head), actual, rtol=0, atol=0)
-
-
-@ways
-def test_everything_ignored(top1, softmax_over):
-    x, target = problem()
-    head, _ = head_and_loss(top1=top1, softmax_over=softmax_over)
-    loss = head(x, torch.full_like(target, -100))
-    assert loss.isnan()
-    for gradient in results(loss, x, head)[1:]:
-        assert (gradient == 0).all()
 
 
 @ways
@@ -258,27 +250,6 @@ def test_ties_across_chunks(chunk_size, top1, softmax_over):
 
 
 @ways
-def test_all_scores_equal(top1, softmax_over):
-    x, target = problem()
-    head, criterion = head_and_loss(top1=top1, softmax_over=softmax_over)
-    with torch.no_grad():
-        for p in head.linear.parameters():
-            p.zero_()
-    torch.testing.assert_close(head(x, target), criterion(head.as_linear()(x), target))
-
-
-def test_the_target_is_always_a_candidate():
-    x, _ = problem()
-    worst = torch.stack([c.argmin() for c in head_and_loss()[0].as_linear()(x)])
-    for m in (1, 4, 22):
-        head, criterion = head_and_loss([1.0], m=m, top1="separate", softmax_over="candidates")
-        head.linear.bias.data += 1  # the layer is the same in every round but not what nn.Linear made
-        gradient = results(head(x, worst), x, head)[3]
-        assert m == 1 or (gradient[worst] < 0).all()
-        assert_same(results(head(x, worst), x, head), two_steps(head, criterion, x, worst), rtol=1e-5, atol=2e-6)
-
-
-@ways
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_padded_classes(smoothing, top1, softmax_over):
     x, target = problem(n=15)
@@ -330,14 +301,13 @@ def test_ignored_examples_touch_no_rows():
     assert head.linear.bias.grad._nnz() == 0
 
 
-@pytest.mark.parametrize(("optimizer", "rate"), [(torch.optim.SparseAdam, 0.1), (torch.optim.SGD, 3.0)])
-def test_trains_with_sparse_gradients(optimizer, rate):
+def test_trains_with_sparse_gradients():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, D, generator=generator)
     target = (x @ torch.randn(D, 50, generator=generator)).argmax(-1)
     torch.manual_seed(0)
     head = LinearHead(D, 50, TopKCrossEntropyLoss([0.5, 0, 0.5], m=10, softmax_over="candidates"), chunk_size=16, sparse=True)
-    steps = optimizer(head.parameters(), lr=rate)
+    steps = torch.optim.SparseAdam(head.parameters(), lr=0.1)
     values = []
     for _ in range(60):
         steps.zero_grad()
@@ -408,17 +378,6 @@ def test_predict_is_topk_of_all_scores(chunk_size, shape):
         assert not scores.requires_grad
 
 
-def test_as_linear_is_the_layer():
-    head, _ = head_and_loss()
-    torch.manual_seed(1)
-    linear = torch.nn.Linear(D, N)  # as it starts
-    for mine, theirs in zip(head.as_linear().parameters(), linear.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-    with torch.no_grad():
-        head.as_linear().weight.add_(1)
-    assert torch.equal(head.linear.weight, linear.weight + 1)
-
-
 def test_state():
     x, target = problem()
     head, _ = head_and_loss(weight=torch.rand(N))
@@ -432,15 +391,6 @@ def test_state():
     assert "chunk_size=7" in repr(head)
     meta = LinearHead(D, N, TopKCrossEntropyLoss(P_K, m=8, weight=torch.rand(N)), device="meta")
     assert all(tensor.is_meta for tensor in meta.state_dict().values())
-
-
-def test_learned_temperature():
-    x, target = problem()
-    temperature = torch.nn.Parameter(torch.tensor(1.0))
-    head, criterion = head_and_loss(P_K, anyk.SoftSort(temperature))
-    head(x, target).backward()
-    expected = torch.autograd.grad(criterion(head.as_linear()(x), target), temperature)
-    torch.testing.assert_close((temperature.grad,), expected)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at it at graph breaks
@@ -466,34 +416,18 @@ X, TARGET = torch.zeros(2, D), torch.tensor([0, 1])
     ("call", "error", "message"),
     [
         (lambda: make(d=0), ValueError, "in_features: expected at least 1, got 0"),
-        (lambda: make(n=2.0), TypeError, "num_classes: expected an integer, got 2.0"),
         (lambda: make(m=24), ValueError, "m: expected 1 <= m <= num_classes = 23, got 24"),
-        (lambda: make(m=1), ValueError, "p_k: expected at most as many entries as m = 1, got 2"),
-        (
-            lambda: LinearHead(D, N, torch.nn.CrossEntropyLoss()),
-            TypeError,
-            "loss: expected a TopKCross",
-        ),
+        (lambda: LinearHead(D, N, torch.nn.CrossEntropyLoss()), TypeError, "loss: expected a TopKCross"),
         (lambda: LinearHead(D, N, anyk.TopKErrorLoss(P_K, m=8), sparse=True), ValueError, "sparse: .* ce_weight=0"),
         (lambda: make(chunk_size=0), ValueError, "chunk_size: expected at least 1, got 0"),
-        (lambda: make(top1="both"), ValueError, "top1: expected one of"),
-        (lambda: make(operator="bubble"), ValueError, "operator: expected one of 'splitter', .*, got 'bubble'"),
         (lambda: make(weight=torch.ones(4)), ValueError, r"weight: expected shape \(23,\), one for each class, got \(4,\)"),
         (lambda: make(sparse=True), ValueError, "sparse: expected a loss of the candidates alone .softmax_over="),
-        (lambda: make(sparse=True, top1="operator", label_smoothing=0.1), ValueError, "sparse: expected .* label_smoothing=0"),
         (lambda: make(sparse=True, top1="operator", m=None), ValueError, "sparse: expected .* m below num_classes"),
         (lambda: make()(X[:, :3], TARGET), ValueError, r"x: expected shape \(…, 5\), got \(2, 3\)"),
         (lambda: make()(X.double(), TARGET), TypeError, "x: expected dtype torch.float32 like the weight, got torch.float64"),
-        (lambda: make()([1.0], TARGET), TypeError, "x: expected a torch.Tensor, got list"),
         (lambda: make()(X, TARGET.float()), TypeError, "target: expected class indices .* use as_linear"),
-        (lambda: make()(X, torch.zeros(2, N)), TypeError, "target: expected class indices .* use as_linear"),
-        (lambda: make()(X, TARGET + 22), ValueError, "target: expected class indices from 0 to 22, got 23"),
-        (lambda: make()(X, TARGET[:1]), ValueError, r"target: expected shape \(2,\)"),
         (lambda: make()(X, TARGET, example_p_k=torch.ones(3, 1)), ValueError, r"example_p_k: expected shape \(2, 1\)"),
-        (lambda: make()(X, TARGET, example_p_k=torch.full((2, 10), 0.1)), ValueError, "example_p_k: .* as m = 8, got 10"),
-        (lambda: make(p_k=torch.ones(3, 1))(X, TARGET), ValueError, r"p_k: expected shape \(k,\) or \(n, k\) with n = 23"),
         (lambda: make().predict(X, 24), ValueError, "k: expected 1 <= k <= num_classes = 23, got 24"),
-        (lambda: make().predict(X[:, :3], 2), ValueError, "x: expected shape"),
     ],
 )
 def test_bad_input(call, error, message):

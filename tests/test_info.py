@@ -62,14 +62,6 @@ def test_extras_say_what_is_missing_and_what_to_do(monkeypatch):
     assert 'missing no-such-thing[more]>=3: pip install "anyk[embed]"' in info.describe(facts)
 
 
-def test_extras_of_a_checkout_that_was_never_installed(monkeypatch):
-    def requires(name):
-        raise importlib.metadata.PackageNotFoundError
-
-    monkeypatch.setattr(importlib.metadata, "requires", requires)
-    assert "[lab]         unknown" in info.describe(info.gather())
-
-
 def test_environment_of_a_run(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["anyk", "train", "--seed", "1"])
     found = json.loads(json.dumps(info.environment()))

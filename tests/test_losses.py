@@ -34,7 +34,7 @@ P_K = [0.2] * 5
 
 @modes
 @every_operator
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(row=rows(min_size=3, max_size=8), data=st.data())
 def test_loss_is_the_formula(operator, top1, row, data):
     n = len(row.scores)
@@ -124,8 +124,14 @@ def test_loss_is_continuous_where_the_candidates_change(operator, loss):
 # ---- gradients ----------------------------------------------------------------------------------------------------------
 
 
-@modes
-@every_operator
+@pytest.mark.parametrize(
+    ("operator", "top1"),
+    [
+        *((each, "separate") for each in operators(wires=("target", "given"))),
+        (anyk.LapSum(), "mixed"),
+        (anyk.KSubset(), "operator"),
+    ],
+)
 def test_gradients(operator, top1):
     scores, target = batch(rows=2, n=7, dtype=torch.float64, seed=5)
     scores.requires_grad_()
@@ -175,29 +181,6 @@ def test_p_k_by_class_and_by_example(operator, loss):
     torch.testing.assert_close(by_example, losses)
 
 
-@both_backends
-@pytest.mark.parametrize("top1", ["separate", "mixed"])
-def test_rows_with_only_top1_are_cross_entropy(top1):
-    scores, target = batch(rows=6, n=5)
-    scores.requires_grad_()
-    p_k = torch.tensor([[1.0, 0, 0], [0.2, 0.3, 0.5]])[torch.tensor([0, 1, 0, 1, 0])]
-    plain = p_k[target][:, 0] == 1
-    assert plain.any()
-    losses = topk_cross_entropy(scores, target, p_k, anyk.SoftSort(), top1=top1, reduction="none")
-    torch.testing.assert_close(losses[plain], cross_entropy(scores, target, reduction="none")[plain])
-    (gradient,) = torch.autograd.grad(losses.sum(), scores)
-    assert gradient.isfinite().all()
-
-
-@both_backends
-def test_zeros_at_the_end_of_a_list_do_not_count():
-    scores, target = batch()
-    short = topk_cross_entropy(scores, target, [0.5, 0.5])
-    assert topk_cross_entropy(scores, target, [0.5, 0.5, 0, 0, 0]) == short
-    assert topk_cross_entropy(scores, target, (0.5, 0.5, 0.0)) == short
-    assert TopKCrossEntropyLoss([[0.5, 0.5, 0.0]] * 9)(scores, target) == short
-
-
 # ---- class probabilities ------------------------------------------------------------------------------------------------
 
 
@@ -241,18 +224,6 @@ def test_probabilities_with_few_candidates(operator, top1):
     outside = -0.05 * (scores.log_softmax(-1)[8] + scores.log_softmax(-1)[7])
     actual = topk_cross_entropy(scores, q, [0.4, 0.6], operator, m=m, top1=top1)
     torch.testing.assert_close(actual, torch.as_tensor(expected + outside, dtype=torch.float64))
-
-
-@both_backends
-@families
-def test_one_hot_probabilities_are_class_indices(loss):
-    scores, target = batch(n=12)
-    one_hot = torch.nn.functional.one_hot(target, 12).float()
-    for m in (None, 6):
-        torch.testing.assert_close(
-            loss(scores, one_hot, P_K, m=m),
-            loss(scores, target, P_K, m=m),
-        )
 
 
 @modes
@@ -438,18 +409,6 @@ def test_sinkhorn_far_behind_has_the_gradient_of_the_limit():
 
 
 @both_backends
-@modes
-@every_operator
-def test_one_candidate(operator, top1):
-    scores, target = batch()
-    scores.requires_grad_()
-    loss = topk_cross_entropy(scores, target, [1.0], operator, m=1, top1=top1, softmax_over="candidates")
-    (gradient,) = torch.autograd.grad(loss, scores)
-    assert loss.item() == pytest.approx(0, abs=1e-6)
-    assert (gradient == 0).all()
-
-
-@both_backends
 @every_operator
 def test_padding_among_far_scores(operator):
     inf = torch.inf
@@ -531,35 +490,6 @@ def test_module_state():
         assert setting in repr(criterion)
 
 
-def test_learned_temperature_belongs_to_the_module():
-    temperature = torch.nn.Parameter(torch.tensor(1.0))
-    criterion = TopKCrossEntropyLoss(P_K, anyk.SoftSort(temperature))
-    assert [n for n, _ in criterion.named_parameters()] == ["operator.temperature"]
-    criterion(*batch()).backward()
-    assert temperature.grad.isfinite()
-
-
-@both_backends
-@pytest.mark.parametrize(
-    "criterion", [TopKCrossEntropyLoss([0.5, 0, 0.5]), anyk.TopKErrorLoss({1: 0.5, 3: 0.5})], ids=["paper", "error"]
-)
-def test_trains_from_equal_scores(criterion):
-    """A linear model that starts at zero, on a problem it can solve: the loss goes to zero."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(200, 16, generator=generator)
-    y = (x @ torch.randn(16, 10, generator=generator)).argmax(-1)
-    model = torch.nn.Linear(16, 10)
-    torch.nn.init.zeros_(model.weight)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    for _ in range(200):
-        optimizer.zero_grad()
-        criterion(model(x), y).backward()
-        optimizer.step()
-    accuracy = anyk.topk_accuracy(model(x), y, (1, 3))
-    assert accuracy[1] > 0.9
-    assert accuracy[3] > 0.98
-
-
 # ---- bad input ----------------------------------------------------------------------------------------------------------
 
 SCORES, TARGET = torch.zeros(2, 4), torch.tensor([0, 1])
@@ -574,48 +504,26 @@ def loss(scores=SCORES, target=TARGET, p_k=(0.5, 0.5), operator=None, **kwargs):
     ("call", "error", "message"),
     [
         (lambda: loss(p_k=[1.5, -0.5]), ValueError, "p_k: expected probabilities of at least 0, got -0.5"),
-        (
-            lambda: loss(p_k=[0.5, 0.4]),
-            ValueError,
-            "p_k: expected probabilities that sum to 1 .within 0.0001., got the sum 0.9",
-        ),
-        (lambda: loss(p_k=[float("nan")]), ValueError, "p_k: .* got nan"),
-        (lambda: loss(p_k=[]), ValueError, "p_k: expected at least one probability"),
+        (lambda: loss(p_k=[0.5, 0.4]), ValueError, "p_k: expected probabilities that sum to 1 .*, got the sum 0.9"),
         (lambda: loss(p_k=0.5), TypeError, "p_k: expected an integer k, a sequence .* or a tensor, got 0.5"),
-        (lambda: loss(p_k="all"), TypeError, "p_k: expected an integer k, a sequence .* or a tensor, got 'all'"),
         (lambda: loss(p_k=[0.2] * 5), ValueError, "p_k: expected at most as many entries as the number of classes = 4, got 5"),
-        (lambda: loss(p_k=[0.2] * 5, scores=torch.zeros(2, 9), m=4), ValueError, "p_k: .* as m = 4, got 5"),
-        (lambda: TopKCrossEntropyLoss([0.2] * 5, m=4), ValueError, "p_k: expected at most as many entries as m = 4, got 5"),
         (lambda: loss(p_k=torch.ones(2, 1)), ValueError, r"p_k: expected shape \(k,\) or \(n, k\) with n = 4 .* got \(2, 1\)"),
-        (lambda: loss(p_k=torch.tensor([1])), TypeError, "p_k: expected floating-point numbers, got dtype torch.int64"),
         (lambda: loss(m=5), ValueError, "m: expected 1 <= m <= the number of classes = 4, got 5"),
-        (lambda: loss(m=0), ValueError, "m: .* got 0"),
-        (lambda: TopKCrossEntropyLoss([1.0], m=0), ValueError, "m: .* got 0"),
         (lambda: loss(m=2.0), TypeError, "m: expected an integer, got 2.0"),
         (lambda: loss(target=torch.tensor([0, 4])), ValueError, "target: expected class indices from 0 to 3, got 4"),
-        (lambda: loss(target=torch.tensor([0, -1])), ValueError, "target: .* got -1"),
         (lambda: loss(target=torch.tensor([0.0, 1.0])), ValueError, r"target: .* got dtype torch.float32 and shape \(2,\)"),
         (lambda: loss(target=torch.zeros(2, 4) - 1), ValueError, "target: expected class probabilities of at least 0, got -1"),
         (lambda: loss(target=torch.tensor([0])), ValueError, r"target: expected shape \(2,\) to fit scores, got \(1,\)"),
-        (lambda: loss(target=torch.tensor([True, False])), TypeError, "target: .* got dtype torch.bool"),
-        (lambda: loss(target=[0, 1]), TypeError, "target: expected a torch.Tensor, got list"),
-        (lambda: loss(scores=torch.zeros(2, 4).long()), TypeError, "scores: expected a floating-point tensor"),
         (lambda: loss(scores=torch.tensor(1.0)), ValueError, "scores: expected shape"),
-        (lambda: loss(operator=5), TypeError, "operator: expected an anyk.Operator .* or a name .*, got 5"),
         (lambda: TopKCrossEntropyLoss([1.0], "bubble"), ValueError, "operator: expected one of 'splitter', .*, got 'bubble'"),
         (lambda: loss(operator=anyk.LapSum), TypeError, "operator: expected .* such as .*, got the class LapSum"),
         (lambda: loss(top1="both"), ValueError, "top1: expected one of 'separate', 'mixed', 'operator', got 'both'"),
-        (lambda: loss(softmax_over="some"), ValueError, "softmax_over: expected one of 'all', 'candidates', got 'some'"),
         (lambda: loss(reduction="max"), ValueError, "reduction: expected one of 'mean', 'sum', 'none', got 'max'"),
         (lambda: loss(weight=torch.ones(3)), ValueError, r"weight: expected shape \(4,\), one for each class, got \(3,\)"),
-        (lambda: loss(weight=torch.ones(4, 1)), ValueError, r"weight: .* shape \(4, 1\)"),
         (lambda: loss(label_smoothing=1.5), ValueError, "label_smoothing: expected a number between 0 and 1, got 1.5"),
-        (lambda: loss(ignore_index=1.0), TypeError, "ignore_index: expected an integer, got 1.0"),
         (lambda: loss(target=torch.ones(2, 4), ignore_index=2), ValueError, "ignore_index: expected class indices"),
         (lambda: loss(example_p_k=torch.ones(3, 1)), ValueError, r"example_p_k: expected shape \(2, 1\) .* got \(3, 1\)"),
-        (lambda: loss(example_p_k=torch.full((2, 5), 0.2)), ValueError, "example_p_k: expected at most .* = 4, got 5"),
         (lambda: TopKCrossEntropyLoss([1.0], m=-1), ValueError, "m: expected at least 1, got -1"),
-        (lambda: loss(example_p_k=torch.ones(2, 2)), ValueError, "example_p_k: expected probabilities that sum to 1"),
         (
             lambda: loss(scores=torch.tensor([[0.0, 1, 2, 3], [0, -torch.inf, -torch.inf, -torch.inf]])),
             ValueError,

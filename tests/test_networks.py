@@ -20,7 +20,7 @@ DEPTHS = {
 }
 
 
-@pytest.mark.parametrize("n", DEPTHS)
+@pytest.mark.parametrize("n", [16, 1024, 10450, pytest.param(65536, marks=pytest.mark.full)])
 def test_depth_table(n):
     full, classical, splitter = DEPTHS[n]
     assert networks.bitonic(n).depth == full
@@ -134,10 +134,8 @@ def test_network_is_a_value():
     [
         (lambda: networks.bitonic(0), ValueError, "n: expected at least 1 wire, got 0"),
         (lambda: networks.splitter(4, 5), ValueError, "k: expected 1 <= k <= n=4, got 5"),
-        (lambda: networks.splitter(4, 0), ValueError, "k: expected 1 <= k <= n=4, got 0"),
         (lambda: networks.splitter(8, 2.0), TypeError, "k: expected an integer, got 2.0"),
         (lambda: networks.odd_even(True), TypeError, "n: expected an integer, got True"),
-        (lambda: networks.odd_even(2.5), TypeError, "n: expected an integer, got 2.5"),
         (lambda: networks.selection(8, 2, "quick"), ValueError, "kind: expected one of bitonic, odd_even_merge, pairwise"),
         (lambda: networks.Network(4, (((0, 1), (1, 2)),), (0,)), ValueError, "layers: expected disjoint"),
         (lambda: networks.Network(4, (((2, 1),),), (0,)), ValueError, r"layers: expected comparators .* got \(2, 1\)"),

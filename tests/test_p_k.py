@@ -44,11 +44,6 @@ def test_an_integer_is_that_k_alone(k):
     assert torch.equal(TopKErrorLoss(k)(SCORES, TARGET), TopKErrorLoss({3: 1.0})(SCORES, TARGET))
 
 
-def test_a_tensor_keeps_its_k():
-    assert p_k.read(torch.tensor([1.0, 0.0, 0.0])).k == 3
-    assert p_k.read([1.0, 0.0, 0.0]).k == 1
-
-
 @pytest.mark.parametrize("make", [TopKCrossEntropyLoss, TopKErrorLoss])
 def test_a_setting_and_no_state(make):
     """In bfloat16 these weights sum to 1.0015."""
@@ -76,16 +71,6 @@ def test_a_setting_and_no_state(make):
     torch.testing.assert_close(TopKCrossEntropyLoss(given)(SCORES.double(), TARGET), exact, rtol=1e-14, atol=0)
 
 
-def test_a_table_of_all_classes_keeps_its_precision():
-    table = torch.rand(9, 4, dtype=torch.float64).softmax(-1)
-    criterion = TopKCrossEntropyLoss(table)
-    expected = criterion(SCORES.double(), TARGET)
-    for change in (lambda c: c.bfloat16(), lambda c: c.float(), lambda c: c.to("meta").to_empty(device="cpu")):
-        changed = change(copy.deepcopy(criterion))
-        assert torch.equal(changed.p_k, table)
-        assert torch.equal(changed(SCORES.double(), TARGET), expected)
-
-
 def test_may_be_assigned():
     criterion = TopKCrossEntropyLoss([0.5, 0.5], m=5)
     criterion.p_k = {3: 1.0}
@@ -97,36 +82,18 @@ def test_may_be_assigned():
     assert criterion.p_k.tolist() == [0, 0, 1], "what was refused changed nothing"
 
 
-def test_a_learned_one_gets_a_gradient():
-    weights = torch.tensor([0.2, 0.3, 0.5], requires_grad=True)
-    topk_cross_entropy(SCORES, TARGET, weights).backward()
-    assert weights.grad.isfinite().all()
-    assert (weights.grad != 0).all()
-
-
-def test_positive():
-    assert p_k.read({1: 0.5, 5: 0.5}).positive() == [1, 5]
-    assert p_k.read([[1.0, 0, 0], [0, 0.5, 0.5]]).positive() == [1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
         ({}, ValueError, "p_k: expected at least one probability, got {}"),
         ({0: 1.0}, ValueError, "p_k: every k: expected at least 1, got 0"),
-        (0, ValueError, "p_k: every k: expected at least 1, got 0"),
         (True, TypeError, "p_k: expected an integer k, a sequence of numbers, .* got True"),
-        (5.0, TypeError, "p_k: expected an integer k, a sequence of numbers, .* got 5.0"),
-        ({1.5: 1.0}, TypeError, "p_k: every k: expected an integer, got 1.5"),
         ({"5": 1.0}, TypeError, "p_k: every k: expected an integer, got '5'"),
         ({1: "a"}, TypeError, "p_k: expected numbers as the weights of the k, got 'a'"),
         ({1: 0.5}, ValueError, "p_k: expected probabilities that sum to 1 .within 0.0001., got the sum 0.5"),
         ({10**9: 1.0}, ValueError, "p_k: expected k of at most a million, got 1000000000"),
-        ({1: float("nan"), 2: 1.0}, ValueError, "p_k: expected probabilities .* got .*nan"),
         ([float("inf"), float("-inf")], ValueError, "p_k: expected probabilities of at least 0, got -inf"),
         ([[0.5, 0.5], [1.0]], ValueError, "p_k: expected one distribution of the same length for each class"),
-        ([[]], ValueError, "p_k: expected at least one probability"),
-        ([], ValueError, "p_k: expected at least one probability"),
         (torch.ones(2, 2, 2), ValueError, r"p_k: expected shape \(k,\) or \(n, k\), got \(2, 2, 2\)"),
         (torch.tensor([0.6, 0.6], dtype=torch.bfloat16), ValueError, "p_k: expected probabilities that sum to 1"),
     ],

@@ -10,7 +10,6 @@ import anyk
 
 with contextlib.redirect_stdout(io.StringIO()):  # difftopk prints on import
     difftopk = pytest.importorskip("difftopk")
-diffsort = pytest.importorskip("diffsort")
 ot = pytest.importorskip("ot")
 
 SWAP_NAMES = {
@@ -39,17 +38,6 @@ def test_networks_against_difftopk(kind, swap, temperature):
         expected = peer(scores)[1].flip(-1).transpose(-1, -2)  # there the best rank is the last column
         actual = anyk.SortingNetwork(kind, temperature, swap, wires="given")(scores, 5)
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-2 if swap == "logistic_art" else 1e-5)
-
-
-@swaps
-@kinds
-def test_networks_against_diffsort(kind, swap):
-    n = 16
-    scores = random_rows(20, n, seed=1)
-    peer = diffsort.DiffSortNet(kind, n, steepness=2.0, art_lambda=0.5, distribution=SWAP_NAMES[swap])
-    expected = peer(scores)[1].flip(-1).transpose(-1, -2)
-    actual = anyk.SortingNetwork(kind, 0.5, swap, wires="given")(scores, n)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-2 if swap == "logistic_art" else 1e-5)
 
 
 def test_neuralsort_against_difftopk():

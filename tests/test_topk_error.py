@@ -32,8 +32,8 @@ P_K = {1: 0.5, 3: 0.2, 5: 0.3}
 
 
 @shapes
-@every_operator
-@hypothesis_settings(max_examples=4, deadline=None)
+@few_operators
+@hypothesis_settings(max_examples=6, deadline=None)
 @given(row=strategy_rows(min_size=3, max_size=8), data=st.data())
 def test_loss_is_the_formula(operator, ce_weight, q, row, data):
     n = len(row.scores)
@@ -174,8 +174,7 @@ def spread_out(dtype, k):
 
 
 @both_backends
-@pytest.mark.parametrize("q", [1.0, 0.5])
-@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize(("k", "q"), [(1, 1.0), (5, 0.5)])
 @pytest.mark.parametrize("operator", operators(wires=("target",)), ids=name)
 def test_gradients_keep_their_digits_in_float32(operator, k, q):
     """Relative to the largest entry of the row, for T from 1e-30 to 1 - 1e-6; in float64 they are exact beside that."""
@@ -241,8 +240,10 @@ def test_gradients_in_float64_against_many_digits(behind, q):
 # ---- gradients ----------------------------------------------------------------------------------------------------------
 
 
-@shapes
-@every_operator
+@pytest.mark.parametrize(
+    ("operator", "ce_weight", "q"),
+    [*((anyk.LapSum(), *shape) for shape in SHAPES), *((each, 0.5, 0.4) for each in operators(wires=("target", "given")))],
+)
 def test_gradients(operator, ce_weight, q):
     scores, target = batch(rows=2, n=7, dtype=torch.float64, seed=5)
     scores.requires_grad_()
@@ -367,13 +368,9 @@ def loss(p_k=(0.5, 0.5), **settings):
     ("settings", "error", "message"),
     [
         ({"ce_weight": 1.5}, ValueError, "ce_weight: expected a number between 0 and 1, got 1.5"),
-        ({"ce_weight": float("nan")}, ValueError, "ce_weight: expected a number between 0 and 1, got nan"),
         ({"ce_weight": "all"}, TypeError, "ce_weight: expected a number between 0 and 1, got 'all'"),
         ({"q": -0.1}, ValueError, "q: expected a number between 0 and 1, got -0.1"),
-        ({"q": True}, TypeError, "q: expected a number between 0 and 1, got True"),
         ({"ce_weight": 0, "label_smoothing": 0.1}, ValueError, "label_smoothing: expected 0 with ce_weight = 0, .* got 0.1"),
-        ({"operator": "bubble"}, ValueError, "operator: expected one of .*'ksubset'.*, got 'bubble'"),
-        ({"m": 1}, ValueError, "p_k: expected at most as many entries as m = 1, got 2"),
         ({"top1": "mixed"}, TypeError, "top1"),
     ],
 )

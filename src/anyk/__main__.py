@@ -14,14 +14,10 @@ def main() -> None:
 
 def _start() -> None:
     try:
-        import anyk.lab  # noqa: F401  # which says what it misses
-    except ModuleNotFoundError as error:
-        _start_without_lab(str(error))
-        return
-    try:
         from anyk.lab.cli import main as start
-    except ModuleNotFoundError as error:  # the packages are there, but one of them misses another
-        _start_without_lab(f'The lab needs the package {error.name}: pip install "anyk[lab]"')
+    except ModuleNotFoundError as error:  # anyk.lab says what it misses; one of its packages may miss another
+        said = str(error)
+        _start_without_lab(said if "anyk[lab]" in said else f'The lab needs the package {error.name}: pip install "anyk[lab]"')
         return
     start()
 

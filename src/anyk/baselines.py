@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from typing import Any, Literal, Unpack, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from anyk import candidates, checks, kernels
 from anyk.checks import working_dtype
-from anyk.conventions import Conventions, Keywords, shared_repr
+from anyk.conventions import Conventions, CrossEntropyModule, Keywords
 from anyk.docstrings import documented
 from anyk.kernels import native
 from anyk.operators.ksubset import log_polynomial_ratios
@@ -27,13 +27,11 @@ __all__ = ["SmoothTopKLoss", "SoftmaxAtKLoss", "TopKHingeLoss", "TruncatedTopKEn
 Variant = Literal["alpha", "beta"]
 
 
-class FixedKLoss(nn.Module, Measure, ABC):
+class FixedKLoss(CrossEntropyModule, Measure, ABC):
     """A loss of the others' leads for one k; everything else is shared with CrossEntropyLoss.
 
     ``class Mine(FixedKLoss, name="mine")`` makes it known to the lab as ``--loss mine``.
     """
-
-    weight: Tensor | None
 
     def __init_subclass__(cls, name: str | None = None, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -41,30 +39,19 @@ class FixedKLoss(nn.Module, Measure, ABC):
             register(LOSSES, name, cls)
 
     def __init__(self, k: int, **keywords: Unpack[Keywords]) -> None:
-        super().__init__()
-        conventions = Conventions(**keywords)
+        super().__init__(Conventions(**keywords))
         self.k = checks.at_least_one("k", k)
-        self.reduction = conventions.reduction
-        self.ignore_index = conventions.ignore_index
-        self.label_smoothing = conventions.label_smoothing
-        self.register_buffer("weight", conventions.weight)
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
         loss = self._by_kernel(scores, target)
         return self._plain(scores, target) if loss is None else loss
-
-    @property
-    def conventions(self) -> Conventions:
-        """What the loss shares with ``torch.nn.CrossEntropyLoss``."""
-        return Conventions(self.reduction, self.ignore_index, self.weight, self.label_smoothing)
 
     def _by_kernel(self, scores: Tensor, target: Tensor) -> Tensor | None:
         """The loss by a kernel, if there is one for it."""
         return None
 
     def _plain(self, scores: Tensor, target: Tensor) -> Tensor:
-        conventions = self.conventions
-        batch = Batch.of(scores, target, conventions)
+        batch = Batch.of(scores, target, self.conventions)
         checks.count("k", self.k, 1, batch.shape.classes, "the number of classes")
         rows = batch.rows(self, None, self.k)
         return rows.reduce(self._example_losses(rows))
@@ -86,7 +73,7 @@ class FixedKLoss(nn.Module, Measure, ABC):
         """
 
     def extra_repr(self) -> str:
-        return f"k={self.k}, {shared_repr(self)}"
+        return f"k={self.k}, {super().extra_repr()}"
 
 
 @documented
@@ -127,13 +114,9 @@ class SmoothTopKLoss(FixedKLoss, name="smooth"):
         **keywords: Unpack[Keywords],
     ) -> None:
         super().__init__(k, **keywords)
-        self.temperature = _temperature(temperature)
-        self.margin = _margin(margin)
-        if hard_threshold is not None:
-            hard_threshold = checks.number("hard_threshold", hard_threshold, "a number of at least 1, or None")
-        if hard_threshold is not None and not hard_threshold >= 1:
-            raise ValueError(f"hard_threshold: expected a number of at least 1, or None, got {hard_threshold}")
-        self.hard_threshold = hard_threshold
+        self.temperature = checks.positive("temperature", temperature)
+        self.margin = checks.at_least("margin", margin, 0)
+        self.hard_threshold = None if hard_threshold is None else checks.at_least("hard_threshold", hard_threshold, 1)
 
     def _by_kernel(self, scores: Tensor, target: Tensor) -> Tensor | None:
         conventions = self.conventions
@@ -211,7 +194,7 @@ class TopKHingeLoss(FixedKLoss, name="hinge"):
         super().__init__(k, **keywords)
         checks.one_of("variant", variant, get_args(Variant))
         self.variant = variant
-        self.margin = _margin(margin)
+        self.margin = checks.at_least("margin", margin, 0)
 
     def _loss(self, scores: Tensor, position: Tensor, best: Tensor) -> Tensor:
         leads = scores.gather(-1, best[..., : self.k]) - candidates.at(scores, position)[..., None]
@@ -277,7 +260,7 @@ class SoftmaxAtKLoss(FixedKLoss, name="softmax_at_k"):
 
     def __init__(self, k: int, temperature: float = 1.0, **keywords: Unpack[Keywords]) -> None:
         super().__init__(k, **keywords)
-        self.temperature = _temperature(temperature)
+        self.temperature = checks.positive("temperature", temperature)
 
     def _loss(self, scores: Tensor, position: Tensor, best: Tensor) -> Tensor:
         target = candidates.at(scores, position)
@@ -291,16 +274,3 @@ class SoftmaxAtKLoss(FixedKLoss, name="softmax_at_k"):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, temperature={self.temperature}"
-
-
-def _temperature(temperature: float) -> float:
-    temperature = checks.number("temperature", temperature, "a positive number")
-    checks.temperature(temperature)
-    return temperature
-
-
-def _margin(margin: float) -> float:
-    margin = checks.number("margin", margin, "a number of at least 0")
-    if not 0 <= margin < float("inf"):
-        raise ValueError(f"margin: expected a number of at least 0, got {margin}")
-    return margin

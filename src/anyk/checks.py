@@ -73,10 +73,15 @@ def tensor(name: str, value: object) -> Tensor:
     return value
 
 
-def scores(value: object) -> Tensor:
-    value = tensor("scores", value)
+def floating(name: str, value: object) -> Tensor:
+    value = tensor(name, value)
     if not value.dtype.is_floating_point:
-        raise TypeError(f"scores: expected a floating-point tensor, got dtype {value.dtype}")
+        raise TypeError(f"{name}: expected a floating-point tensor, got dtype {value.dtype}")
+    return value
+
+
+def scores(value: object) -> Tensor:
+    value = floating("scores", value)
     if value.ndim < 1 or value.shape[-1] < 1:
         raise ValueError(f"scores: expected at least one class in the last dimension, got shape {tuple(value.shape)}")
     return value
@@ -143,6 +148,22 @@ def between(name: str, value: object, low: float, high: float) -> float:
     return result
 
 
+def at_least(name: str, value: object, low: float) -> float:
+    """A finite number of at least low."""
+    result = number(name, value, f"a finite number of at least {low:g}")
+    if not low <= result < math.inf:
+        raise ValueError(f"{name}: expected a finite number of at least {low:g}, got {value}")
+    return result
+
+
+def positive(name: str, value: object) -> float:
+    """A positive, finite number."""
+    result = number(name, value, "a positive number")
+    if not 0 < result < math.inf:
+        raise ValueError(f"{name}: expected a positive, finite number, got {result:g}")
+    return result
+
+
 def temperature(value: object) -> float | Tensor:
     """A positive float, or a one-element floating-point tensor."""
     if isinstance(value, Tensor):
@@ -154,7 +175,4 @@ def temperature(value: object) -> float | Tensor:
         if readable(value) and not (value.item() > 0 and value.isfinite().item()):
             raise ValueError(f"temperature: expected a positive, finite number, got {value.item()}")
         return value
-    value = number("temperature", value, "a positive number or a tensor")
-    if not 0 < value < math.inf:
-        raise ValueError(f"temperature: expected a positive, finite number, got {value:g}")
-    return value
+    return positive("temperature", value)

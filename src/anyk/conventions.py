@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numbers
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypedDict, get_args
+from typing import Literal, NamedTuple, TypedDict, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from anyk import checks
 from anyk.checks import working_dtype
@@ -115,9 +115,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, scores: Tensor) -> Shape:
-        scores = checks.tensor("scores", scores)
-        if not scores.dtype.is_floating_point:
-            raise TypeError(f"scores: expected a floating-point tensor, got dtype {scores.dtype}")
+        scores = checks.floating("scores", scores)
         if scores.ndim == 0 or scores.shape[min(1, scores.ndim - 1)] < 1:
             raise ValueError(f"scores: expected shape (B, n), (n,) or (B, n, d1, …), got {tuple(scores.shape)}")
         if scores.ndim == 1:
@@ -130,10 +128,24 @@ class Shape(NamedTuple):
         return (tensor.movedim(1, -1) if self.batched else tensor).reshape(-1, self.classes)
 
 
-def shared_repr(module: Any) -> str:
-    """The shared arguments of a module, as its repr shows them."""
-    weight = "None" if module.weight is None else f"tensor of {len(module.weight)}"
-    return (
-        f"reduction={module.reduction!r}, ignore_index={module.ignore_index}, weight={weight}, "
-        f"label_smoothing={module.label_smoothing}"
-    )
+class CrossEntropyModule(nn.Module):
+    """A loss whose attributes are the arguments of ``torch.nn.CrossEntropyLoss``; they may be assigned at any time."""
+
+    weight: Tensor | None
+
+    def __init__(self, conventions: Conventions) -> None:
+        super().__init__()
+        self.reduction = conventions.reduction
+        self.ignore_index = conventions.ignore_index
+        self.label_smoothing = conventions.label_smoothing
+        self.register_buffer("weight", conventions.weight)
+
+    @property
+    def conventions(self) -> Conventions:
+        """The arguments as they are now, checked."""
+        return Conventions(self.reduction, self.ignore_index, self.weight, self.label_smoothing)
+
+    def extra_repr(self) -> str:
+        weight = "None" if self.weight is None else f"tensor of {len(self.weight)}"
+        smoothing = f"label_smoothing={self.label_smoothing}"
+        return f"reduction={self.reduction!r}, ignore_index={self.ignore_index}, weight={weight}, {smoothing}"

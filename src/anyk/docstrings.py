@@ -57,7 +57,7 @@ average: ``"micro"``, the mean over the targets; ``"macro"``, over the classes t
     "sharded": """\
 local_scores: (B, n_local), the scores of this process's classes; the slices may differ in size or be empty. Or a
     ``DTensor`` with ``Shard(1)`` on one dimension of its mesh, and ``Shard(0)`` or ``Replicate()`` on the others: what is
-    returned is then of the whole batch.
+    returned is then of the whole batch, and a loss is a DTensor.
 target: (B,), indices among all classes, the same in every process. With a DTensor whose batch is sharded: a DTensor, or
     the targets of this process's rows.""",
     "group": """\

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from anyk import _compat, candidates, checks, kernels
 from anyk import p_k as p_ks
-from anyk.conventions import ClassIndices, Conventions, Reduction, Scores, shared_repr
+from anyk.conventions import ClassIndices, Conventions, CrossEntropyModule, Reduction, Scores
 from anyk.docstrings import documented
 from anyk.kernels.loss_description import ERROR, MIXED, OPERATOR, SEPARATE, Description, sorting_of
 from anyk.operators import KSubset, LapSum, Operator, SortingNetwork, by_name
@@ -76,6 +76,11 @@ class Spec(Measure, ABC):
     """None: one for each example comes with the call"""
     operator: Operator
     m: M
+
+    @classmethod
+    def of(cls, p_k: Distribution | None, operator: Operator | str, m: M, *own: Any) -> Self:
+        """From the arguments of the losses, in their order; ``own`` are those of the family."""
+        return cls(_read(p_k, m), _operator(operator), m, *own)
 
     def fit(self, like: Tensor, n: int, batch: torch.Size, example_p_k: Tensor | None) -> tuple[PK, int, int | None]:
         """P_K as a tensor, its k, and the number of candidates (None: all), for scores like these, of n classes."""
@@ -407,7 +412,7 @@ def topk_cross_entropy(
 
     Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022, equations 2 and 4.
     """
-    spec = cross_entropy_spec(p_k, operator, m, top1, softmax_over)
+    spec = CrossEntropySpec.of(p_k, _NETWORK if operator is None else operator, m, top1, softmax_over)
     return topk_loss(spec, scores, target, Conventions(reduction, ignore_index, weight, label_smoothing), example_p_k)
 
 
@@ -458,22 +463,10 @@ def topk_error(
         >>> anyk.topk_error(scores, torch.tensor([1, 3]), {1: 0.5, 2: 0.5})
         tensor(0.5667)
     """
-    spec = error_spec(p_k, operator, m, ce_weight, q)
+    spec = ErrorSpec.of(p_k, _LAPSUM if operator is None else operator, m, ce_weight, q)
     conventions = Conventions(reduction, ignore_index, weight, label_smoothing)
     spec.check(conventions)
     return topk_loss(spec, scores, target, conventions, example_p_k)
-
-
-def cross_entropy_spec(
-    p_k: Distribution | None, operator: Operator | str | None, m: M, top1: Top1, softmax_over: SoftmaxOver
-) -> CrossEntropySpec:
-    """The arguments of :func:`topk_cross_entropy` as one value, checked."""
-    return CrossEntropySpec(_read(p_k, m), _operator(operator, _NETWORK), m, top1, softmax_over)
-
-
-def error_spec(p_k: Distribution | None, operator: Operator | str | None, m: M, ce_weight: float, q: float) -> ErrorSpec:
-    """The arguments of :func:`topk_error` as one value, checked."""
-    return ErrorSpec(_read(p_k, m), _operator(operator, _LAPSUM), m, ce_weight, q)
 
 
 def _read(given: Distribution | None, m: M) -> PK | None:
@@ -497,9 +490,8 @@ def _own(p_k: PK | None) -> PK | None:
     return PK(p_k.values.clone(), p_k.of)
 
 
-def _operator(given: Operator | str | None, default: Operator) -> Operator:
-    if given is None:
-        return default
+def _operator(given: Operator | str) -> Operator:
+    """An operator that serves a loss, by itself or by its name."""
     operator = given if isinstance(given, Operator) else by_name(given)
     if not operator.has_probabilities:
         raise TypeError(f"operator: expected one with a probability for each rank, got {operator!r}, which has a mask alone")
@@ -510,7 +502,7 @@ def _operator(given: Operator | str | None, default: Operator) -> Operator:
 _NETWORK, _LAPSUM = SortingNetwork("splitter"), LapSum()
 
 
-class TopKLoss(nn.Module, ABC):
+class TopKLoss(CrossEntropyModule, ABC):
     """The losses over P_K, :class:`TopKCrossEntropyLoss` and :class:`TopKErrorLoss`: what :class:`LinearHead` and
     :class:`anyk.parallel.Sharded` accept.
 
@@ -528,18 +520,13 @@ class TopKLoss(nn.Module, ABC):
     """
 
     operator: Operator
-    weight: Tensor | None
 
     def __init__(self, spec: Spec, conventions: Conventions) -> None:
-        super().__init__()
+        super().__init__(conventions)
         spec.check(conventions)
         self._p_k = _own(spec.p_k)
         self.operator = spec.operator
         self.m = spec.m
-        self.reduction = conventions.reduction
-        self.ignore_index = conventions.ignore_index
-        self.label_smoothing = conventions.label_smoothing
-        self.register_buffer("weight", conventions.weight)
 
     @property
     def p_k(self) -> Tensor | None:
@@ -555,7 +542,7 @@ class TopKLoss(nn.Module, ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "operator" and isinstance(value, str):
-            value = by_name(value)
+            value = _operator(value)
         self.__dict__.pop("_last", None)
         if name == "p_k":  # not nn.Module's: it would take a parameter for one of its own
             object.__setattr__(self, name, value)
@@ -566,11 +553,6 @@ class TopKLoss(nn.Module, ABC):
     @abstractmethod
     def spec(self) -> Spec:
         """What is measured of an example."""
-
-    @property
-    def conventions(self) -> Conventions:
-        """What the loss shares with ``torch.nn.CrossEntropyLoss``."""
-        return Conventions(self.reduction, self.ignore_index, self.weight, self.label_smoothing)
 
     def arguments(self) -> tuple[Spec, Conventions]:
         """The arguments as they are now, checked."""
@@ -601,7 +583,7 @@ class TopKLoss(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         own = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("m", *self._own_arguments))
-        return f"p_k={self._p_k}, {own}, {shared_repr(self)}"
+        return f"p_k={self._p_k}, {own}, {super().extra_repr()}"
 
     #: the names of the arguments that only this family has
     _own_arguments: ClassVar[tuple[str, ...]]
@@ -642,8 +624,7 @@ class TopKCrossEntropyLoss(TopKLoss):
         weight: Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> None:
-        operator = SortingNetwork("splitter") if operator is None else operator
-        spec = cross_entropy_spec(p_k, operator, m, top1, softmax_over)
+        spec = CrossEntropySpec.of(p_k, SortingNetwork("splitter") if operator is None else operator, m, top1, softmax_over)
         super().__init__(spec, Conventions(reduction, ignore_index, weight, label_smoothing))
         self.top1, self.softmax_over = top1, softmax_over
 
@@ -689,8 +670,7 @@ class TopKErrorLoss(TopKLoss):
         weight: Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> None:
-        operator = LapSum() if operator is None else operator
-        spec = error_spec(p_k, operator, m, ce_weight, q)
+        spec = ErrorSpec.of(p_k, LapSum() if operator is None else operator, m, ce_weight, q)
         super().__init__(spec, Conventions(reduction, ignore_index, weight, label_smoothing))
         self.ce_weight, self.q = ce_weight, q
 

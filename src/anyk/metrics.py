@@ -104,7 +104,6 @@ def topk_accuracy(
         {1: tensor(0.2500), 2: tensor(0.5000)}
     """
     ks = checked_ks(ks)
-    checks.one_of("average", average, get_args(Average))
     ranked = Ranked.of(scores, target, ignore_index)
     return {k: ranked.accuracy(k, average) for k in ks}
 
@@ -127,9 +126,7 @@ def mean_reciprocal_rank(
         >>> anyk.mean_reciprocal_rank(torch.tensor([[0.1, 0.7, 0.9], [0.5, 0.3, 0.2]]), torch.tensor([1, 2]))
         tensor(0.4167)
     """
-    checks.one_of("average", average, get_args(Average))
-    ranked = Ranked.of(scores, target, ignore_index)
-    return ranked.mean_reciprocal_rank(average)
+    return Ranked.of(scores, target, ignore_index).mean_reciprocal_rank(average)
 
 
 @documented
@@ -161,7 +158,6 @@ def ndcg(
         {2: tensor(0.3155), 3: tensor(0.5655)}
     """
     ks = checked_ks(ks)
-    checks.one_of("average", average, get_args(Average))
     ranked = Ranked.of(scores, target, ignore_index)
     return {k: ranked.ndcg(k, average) for k in ks}
 
@@ -198,6 +194,7 @@ class Ranked(NamedTuple):
 
     def mean(self, values: Tensor, average: Average) -> Tensor:
         """The mean of what each target has. No size depends on the data: it does not wait for the device."""
+        checks.one_of("average", average, get_args(Average))
         values = torch.where(self.counted, values, 0)
         if average == "micro":
             return values.sum() / self.counted.sum()

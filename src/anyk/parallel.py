@@ -55,10 +55,8 @@ class Sharded(nn.Module):
         {group}
 
     Shape:
-        local_scores (B, n_local), the scores of this process's classes; the slices may differ in size or be empty. target
-        (B,), indices among all classes, the same in every process. Or local_scores a ``DTensor`` with ``Shard(1)`` on one
-        dimension of its mesh, and ``Shard(0)`` or ``Replicate()`` on the others, and target a DTensor or the targets of this
-        process's rows: the loss is then a DTensor too, over the whole batch. ``example_p_k`` (B, k) comes like the target.
+        {sharded}
+        example_p_k: (B, k), comes like the target.
 
     Example:
         >>> store = torch.distributed.HashStore()
@@ -247,9 +245,7 @@ class _Shard(NamedTuple):
 
     @classmethod
     def of(cls, local_scores: Tensor, target: Tensor, group: dist.ProcessGroup | None) -> _Shard:
-        local_scores, target = checks.tensor("local_scores", local_scores), checks.tensor("target", target)
-        if not local_scores.dtype.is_floating_point:
-            raise TypeError(f"local_scores: expected a floating-point tensor, got dtype {local_scores.dtype}")
+        local_scores, target = checks.floating("local_scores", local_scores), checks.tensor("target", target)
         if local_scores.ndim != 2:
             raise ValueError(f"local_scores: expected shape (B, n_local), got {tuple(local_scores.shape)}")
         if target.dtype.is_floating_point:
@@ -346,22 +342,20 @@ class _Slices(NamedTuple):
     def _asked(cls, shard: _Shard, settings: str) -> _Slices:
         """Asks all processes for the size of their slice, and whether they agree in everything else."""
         scores, target = shard.scores, shard.target.detach()
-        same = {  # of what is not a number, a checksum
-            "local_scores: expected the same number of rows": len(scores),
-            "local_scores: expected the same dtype": zlib.crc32(str(scores.dtype).encode()),
-            "target: expected the same number of targets": target.numel(),
-            "m, top1, …: expected the same settings": zlib.crc32(settings.encode()),
-        }
+        kind = zlib.crc32(f"{scores.dtype} {target.shape} {settings}".encode())
         place = torch.arange(1, target.numel() + 1, device=target.device)
         of_targets = (target.long().flatten() * place * place).sum().to(scores.device)  # may wrap around
-        own = torch.tensor([scores.shape[1], shard.place, *same.values()], device=scores.device)
-        sizes, places, *answers = _all_gather(torch.cat([own, of_targets[None]]), shard.group).t().tolist()
+        own = torch.tensor([scores.shape[1], shard.place, len(scores), kind], device=scores.device)
+        told = _all_gather(torch.cat([own, of_targets[None]]), shard.group).t().tolist()
+        sizes, places, rows, kinds, targets = told
         if places != list(range(len(places))):
             raise ValueError(f"local_scores: expected ranks in the order of the slices, got the slices {places}")
-        for name, values in zip([*same, "target: expected the same targets"], answers, strict=True):
-            if len(set(values)) > 1:
-                number = f", got {values}" if "number" in name else ""
-                raise ValueError(f"{name} in every process{number}")
+        if len(set(rows)) > 1:
+            raise ValueError(f"local_scores: expected the same number of rows in every process, got {rows}")
+        if len(set(kinds)) > 1:
+            raise ValueError("m, top1, …: expected the same settings, dtype and number of targets in every process")
+        if len(set(targets)) > 1:
+            raise ValueError("target: expected the same targets in every process")
         if sum(sizes) < 1:
             raise ValueError("local_scores: expected at least one class in some process, got none")
         return cls(shard.group, shard.place, tuple(sizes))

@@ -25,7 +25,8 @@ SWAPS: dict[str, Any] = {}
 NETWORKS: dict[str, Any] = {}
 """Instances of ``anyk.operators.sorting_network.Kind``."""
 LOSSES: dict[str, Any] = {}
-"""Losses for one k, which have neither a P_K nor an operator; ``class Mine(TopKLoss, name="mine")`` registers itself."""
+"""Losses for one k, which have neither a P_K nor an operator; ``class Mine(anyk.baselines.FixedKLoss,
+name="mine")`` registers itself."""
 
 
 def register(table: dict[str, Any], name: str, entry: Any) -> None:
@@ -33,7 +34,8 @@ def register(table: dict[str, Any], name: str, entry: Any) -> None:
 
     Args:
         table: one of the four tables of this module.
-        name: what to call it; a taken name is an error, unless it is the same class once more, from a notebook cell run twice.
+        name: what to call it; a taken name is an error, unless it is the same entry, or the same class once more, from a
+            notebook cell run twice. To replace an entry on purpose, assign to the table, which is a dict.
         entry: the class of an operator or of a loss, a ``Kind`` of network or a ``Swap``.
 
     Example:
@@ -41,9 +43,13 @@ def register(table: dict[str, Any], name: str, entry: Any) -> None:
     """
     for other in (SWAPS,) if table is SWAPS else (OPERATORS, NETWORKS, LOSSES):
         holder = other.get(name)
-        if holder is not None and (other is not table or _origin(holder) != _origin(entry)):
+        if holder is not None and (other is not table or not _is_same(holder, entry)):
             raise ValueError(f"name: expected one that is free, got {name!r}, which {_origin(holder)} has")
     table[name] = entry
+
+
+def _is_same(holder: Any, entry: Any) -> bool:
+    return holder is entry or (isinstance(holder, type) and isinstance(entry, type) and _origin(holder) == _origin(entry))
 
 
 def _origin(entry: Any) -> str:

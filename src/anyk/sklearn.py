@@ -183,7 +183,6 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         weights = weights * compute_sample_weight(self.class_weight, y)
         classes, target = np.unique(y, return_inverse=True)
         sizes = [X.shape[1], *map(int, self.hidden_layer_sizes), len(classes)]
-        start = self._last_fit(classes, sizes)
         if not (weights > 0).all():  # an example that does not count must not move the mean or a batch either
             X, target, weights = X[weights > 0], target[weights > 0], weights[weights > 0]
             if not len(weights):
@@ -203,8 +202,8 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         to = partial(torch.as_tensor, device=self.device, dtype=torch.float64 if double else torch.float32)
 
         centre, scale = self._scaling(X, weights)
-        layers = _initial(sizes, generator) if start is None else _scaled(start, centre, scale)
-        parameters = [to(values).clone().requires_grad_() for layer in layers for values in layer]
+        start = self._last_fit(classes, sizes, centre, scale) or _initial(sizes, generator)
+        parameters = [to(values).clone().requires_grad_() for values in start]
         self.p_k_ = _possible_p_k(self.p_k, len(classes))
         criterion, scaling = self._criterion(len(classes)), (to(centre), to(scale))
 
@@ -218,16 +217,19 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         def penalty() -> Tensor:
             return float(self.alpha) / 2 * torch.stack([weight.square().sum() for weight in parameters[::2]]).sum()
 
-        trainer = _Trainer(parameters, mean_loss, penalty, self)
-        chunk = max(1, SCORES_AT_ONCE // len(classes))
-        trainer.train(examples(X, target, weights), held_out and examples(*held_out), solver, chunk, generator)
+        trainer = _Trainer(parameters, mean_loss, penalty, held_out and examples(*held_out), self)
+        if solver == "lbfgs":
+            trainer.lbfgs(examples(X, target, weights), max(1, SCORES_AT_ONCE // len(classes)))
+        else:
+            trainer.adam(examples(X, target, weights), generator)
+        trainer.return_to_best()
 
-        layers = _unscaled([parameter.detach().cpu().double().numpy() for parameter in parameters], centre, scale)
-        if not all(np.isfinite(array).all() for layer in layers for array in layer):
+        arrays = [parameter.detach().cpu().double().numpy() for parameter in parameters]
+        if not all(np.isfinite(array).all() for array in arrays):
             raise ValueError(f"learning_rate: expected one with which the weights stay finite, got {self.learning_rate!r}")
-        self.classes_ = classes
-        self.coefs_ = [weight for weight, _ in layers]
-        self.intercepts_ = [bias for _, bias in layers]
+        self.classes_, self.coefs_, self.intercepts_ = classes, arrays[::2], arrays[1::2]
+        self.coefs_[0] = self.coefs_[0] / scale[:, None]  # for features as they come
+        self.intercepts_[0] = self.intercepts_[0] - centre @ self.coefs_[0]
         self.n_iter_ = len(trainer.curve)
         self.loss_ = trainer.loss
         self.loss_curve_, self.validation_loss_curve_ = trainer.curve, trainer.validation_curve
@@ -246,7 +248,8 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> np.ndarray:
         """The class with the highest score, (n_samples,)."""
-        return self.classes_[self._scores(X).argmax(1)]
+        scores = self._scores(X)  # first: it says that nothing is fitted
+        return self.classes_[scores.argmax(1)]
 
     def predict_topk(self, X: Any, k: int = 5) -> np.ndarray:
         """The k classes with the highest scores, best first, (n_samples, k); of equal scores the first in ``classes_``."""
@@ -291,29 +294,24 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise TypeError(f"hidden_layer_sizes: expected a sequence of integers, got {self.hidden_layer_sizes!r}")
         for size in self.hidden_layer_sizes:
             checks.at_least_one("hidden_layer_sizes", size)
-        checks.at_least_one("batch_size", self.batch_size)
-        checks.at_least_one("n_iter_no_change", self.n_iter_no_change)
-        if self.max_iter is not None:
-            checks.at_least_one("max_iter", self.max_iter)
-        for name, low, high, wanted in (
-            ("alpha", 0, math.inf, "a number of at least 0"),
-            ("tol", 0, math.inf, "a number of at least 0"),
-            ("learning_rate", sys.float_info.min, math.inf, "a number above 0"),
-            ("validation_fraction", sys.float_info.min, 1, "a number between 0 and 1"),
-        ):
-            value = getattr(self, name)
-            if not low <= checks.number(name, value, wanted) < high:
-                raise ValueError(f"{name}: expected {wanted}, got {value!r}")
+        for name in ("batch_size", "n_iter_no_change", *(["max_iter"] if self.max_iter is not None else [])):
+            checks.at_least_one(name, getattr(self, name))
+        checks.at_least("alpha", self.alpha, 0)
+        checks.at_least("tol", self.tol, 0)
+        checks.positive("learning_rate", self.learning_rate)
+        checks.between("validation_fraction", self.validation_fraction, 0, 1)
 
-    def _last_fit(self, classes: np.ndarray, sizes: list[int]) -> Layers | None:
+    def _last_fit(self, classes: np.ndarray, sizes: list[int], centre: np.ndarray, scale: np.ndarray) -> list[Any]:
+        """Weights and intercepts to go on from, for standardised features; none without ``warm_start``."""
         if not (self.warm_start and hasattr(self, "coefs_")):
-            return None
+            return []
         if not np.array_equal(classes, self.classes_):
             raise ValueError(f"y: expected the classes of the last fit, {self.classes_}, with warm_start, got {classes}")
         if [weight.shape for weight in self.coefs_] != list(pairwise(sizes)):
             given = repr(self.hidden_layer_sizes)
             raise ValueError(f"hidden_layer_sizes: expected those of the last fit with warm_start, got {given}")
-        return list(zip(self.coefs_, self.intercepts_, strict=True))
+        found = [values for layer in zip(self.coefs_, self.intercepts_, strict=True) for values in layer]
+        return [found[0] * scale[:, None], found[1] + centre @ found[0], *found[2:]]
 
     def _scaling(self, X: Any, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not self.standardize or (self.standardize == "auto" and sparse.issparse(X)):
@@ -334,8 +332,6 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return partial(losses.topk_cross_entropy, top1=self.top1, **shared)
 
 
-Layers = list[tuple[Any, Any]]
-"""weights (inputs, outputs) and intercepts (outputs,) of each layer"""
 Examples = tuple[Any, Tensor, Tensor]
 """features, a tensor or a sparse matrix; class indices; weights of mean 1"""
 
@@ -369,70 +365,63 @@ class _Trainer:
         parameters: what is trained.
         mean_loss: (features, target, weights) -> their mean loss.
         penalty: what is added to it, but not to the loss of examples held out.
+        held_out: examples for early stopping, if any.
         settings: an estimator with the parameters learning_rate, batch_size, max_iter, tol, n_iter_no_change and verbose of
             :class:`TopKClassifier`.
     """
 
     def __init__(
-        self, parameters: list[Tensor], mean_loss: Callable[..., Tensor], penalty: Callable[[], Tensor], settings: Any
+        self,
+        parameters: list[Tensor],
+        mean_loss: Callable[..., Tensor],
+        penalty: Callable[[], Tensor],
+        held_out: Examples | None,
+        settings: Any,
     ) -> None:
         self.parameters, self.mean_loss, self.penalty, self.settings = parameters, mean_loss, penalty, settings
+        self.held_out = held_out
         self.curve: list[float] = []
         self.validation_curve: list[float] = []
         self.loss = math.nan
-        self._held_out: Examples | None = None
-        self._best: Tensor | None = None
+        self._best = _vector(parameters)
         self._waited = 0
 
-    def train(self, examples: Examples, held_out: Examples | None, solver: str, chunk: int, generator: torch.Generator) -> None:
-        """Train to the end; or, with examples held out, until their loss no longer falls, and return to where it was best."""
-        self._held_out = held_out
-        try:
-            if solver == "lbfgs":
-                self._lbfgs(examples, chunk)
-            else:
-                self._adam(examples, generator)
-        except _NoImprovement:
-            pass
-        self.curve = self.curve or [self.loss]  # lbfgs found nothing left to do
-        if self._best is not None:
-            self._load(self._best)
-            self.loss = min(self.validation_curve)
-
-    def _lbfgs(self, examples: Examples, chunk: int) -> None:
+    def lbfgs(self, examples: Examples, chunk: int) -> None:
         number, tol = len(examples[1]), self.settings.tol
         chunks = [[part[start : start + chunk] for part in examples] for start in range(0, number, chunk)]
-        latest = math.nan
 
-        def loss_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
-            nonlocal latest
-            self._load(torch.from_numpy(flat))
+        def loss_and_gradient(values: np.ndarray) -> tuple[float, np.ndarray]:
+            self._load(values)
             total = self.penalty()
             total.backward()  # type: ignore[no-untyped-call]
-            latest = total.item()
+            self.loss = total.item()
             for some in chunks:
                 share = self.mean_loss(*some) * (len(some[1]) / number)
                 share.backward()  # type: ignore[no-untyped-call]
-                latest += share.item()
-            return latest, _flat(parameter.grad for parameter in self.parameters).numpy()
+                self.loss += share.item()
+            return self.loss, _vector(parameter.grad for parameter in self.parameters)
 
-        def after_iteration(flat: np.ndarray) -> None:
-            self._load(torch.from_numpy(flat))
-            self._after_iteration(latest)
+        def after_iteration(values: np.ndarray) -> None:
+            self._load(values)
+            if self._after_iteration():
+                raise _NoImprovement
 
         max_iter = self.settings.max_iter or LBFGS_ITERATIONS
         options = {"maxiter": max_iter, "maxfun": 20 * max_iter, "maxls": 50, "gtol": tol, "ftol": 1e-4 * tol}
-        start = _flat(self.parameters).numpy()
-        result = optimize.minimize(
-            loss_and_gradient, start, jac=True, method="L-BFGS-B", callback=after_iteration, options=options
-        )
-        self._load(torch.from_numpy(result.x))
+        start = _vector(self.parameters)
+        try:
+            result = optimize.minimize(
+                loss_and_gradient, start, jac=True, method="L-BFGS-B", callback=after_iteration, options=options
+            )
+        except _NoImprovement:
+            return
+        self._load(result.x)
         self.loss = float(result.fun)
-        if result.status == 1 and self._held_out is None:
+        if result.status == 1 and self.held_out is None:
             message = f"lbfgs did not converge in max_iter = {max_iter} iterations: give a larger max_iter, alpha or tol"
             warnings.warn(message, ConvergenceWarning, stacklevel=4)
 
-    def _adam(self, examples: Examples, generator: torch.Generator) -> None:
+    def adam(self, examples: Examples, generator: torch.Generator) -> None:
         number, size = len(examples[1]), self.settings.batch_size
         steps = math.ceil(number / size)
         epochs = self.settings.max_iter or max(ADAM_EPOCHS, math.ceil(ADAM_STEPS / steps))
@@ -450,37 +439,47 @@ class _Trainer:
                 schedule.step()
                 total += loss.item() * len(batch[1])
             self.loss = total / number
-            self._after_iteration(self.loss)
+            if self._after_iteration():
+                return
 
-    def _after_iteration(self, loss: float) -> None:
-        self.curve.append(loss)
-        message = f"{type(self.settings).__name__} {len(self.curve)}: loss {loss:.6g}"
-        if self._held_out is not None:
-            with torch.no_grad():
-                validation = self.mean_loss(*self._held_out).item()
-            message += f", validation {validation:.6g}"
-            best = min(self.validation_curve, default=math.inf)
-            self._waited = 0 if validation < best - self.settings.tol else self._waited + 1
-            if self._best is None or validation < best:
-                self._best = _flat(self.parameters)
-            self.validation_curve.append(validation)
+    def _after_iteration(self) -> bool:
+        """Note the losses; whether it is time to stop."""
+        self.curve.append(self.loss)
+        message = f"{type(self.settings).__name__} {len(self.curve)}: loss {self.loss:.6g}"
+        if self.held_out is None:
+            self._say(message)
+            return False
+        with torch.no_grad():
+            validation = self.mean_loss(*self.held_out).item()
+        self._say(f"{message}, validation {validation:.6g}")
+        best = min(self.validation_curve, default=math.inf)
+        self._waited = 0 if validation < best - self.settings.tol else self._waited + 1
+        if validation < best:
+            self._best = _vector(self.parameters)
+        self.validation_curve.append(validation)
+        return self._waited >= self.settings.n_iter_no_change
+
+    def _say(self, message: str) -> None:
         if self.settings.verbose:
             sys.stderr.write(message + "\n")
-        if self._waited >= self.settings.n_iter_no_change:
-            raise _NoImprovement
 
-    @torch.no_grad()
-    def _load(self, flat: Tensor) -> None:
+    def return_to_best(self) -> None:
+        """With examples held out: to where their loss was lowest."""
+        self.curve = self.curve or [self.loss]  # lbfgs found nothing left to do
+        if self.validation_curve:
+            self._load(self._best)
+            self.loss = min(self.validation_curve)
+
+    def _load(self, values: np.ndarray) -> None:
         """Take these values and forget the gradients."""
-        values = flat.tensor_split(np.cumsum([parameter.numel() for parameter in self.parameters])[:-1].tolist())
-        for parameter, value in zip(self.parameters, values, strict=True):
-            parameter.copy_(value.view_as(parameter))
+        nn.utils.vector_to_parameters(torch.tensor(values).to(self.parameters[0]), self.parameters)
+        for parameter in self.parameters:
             parameter.grad = None
 
 
-def _flat(tensors: Iterable[Tensor | None]) -> Tensor:
-    """All values in one vector of float64 on the CPU."""
-    return torch.cat([tensor.detach().flatten() for tensor in tensors if tensor is not None]).cpu().double()
+def _vector(tensors: Iterable[Any]) -> np.ndarray:
+    """All values in one vector of float64."""
+    return nn.utils.parameters_to_vector(tensors).detach().cpu().double().numpy()
 
 
 def _split(target: np.ndarray, fraction: float, rng: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -493,26 +492,13 @@ def _split(target: np.ndarray, fraction: float, rng: Any) -> tuple[np.ndarray, n
     return train, held_out
 
 
-def _initial(sizes: list[int], generator: torch.Generator) -> Layers:
-    """Equal scores for all classes; hidden layers as He et al. (2015) draw them."""
-    layers = []
+def _initial(sizes: list[int], generator: torch.Generator) -> list[Tensor]:
+    """Weights and intercepts: equal scores for all classes; hidden layers as He et al. (2015) draw them."""
+    parameters = []
     for inputs, outputs in pairwise(sizes[:-1]):
         weight = torch.randn(inputs, outputs, generator=generator, dtype=torch.float64) * math.sqrt(2 / inputs)
-        layers.append((weight, torch.zeros(outputs)))
-    return [*layers, (torch.zeros(sizes[-2], sizes[-1]), torch.zeros(sizes[-1]))]
-
-
-def _scaled(layers: Layers, centre: np.ndarray, scale: np.ndarray) -> Layers:
-    """Layers for standardised features, from those for features as they come."""
-    (weight, bias), *later = layers
-    return [(weight * scale[:, None], bias + centre @ weight), *later]
-
-
-def _unscaled(parameters: list[np.ndarray], centre: np.ndarray, scale: np.ndarray) -> Layers:
-    """Layers for features as they come, from weights and intercepts for standardised ones."""
-    (weight, bias), *later = zip(parameters[::2], parameters[1::2], strict=True)
-    weight = weight / scale[:, None]
-    return [(weight, bias - centre @ weight), *later]
+        parameters += [weight, torch.zeros(outputs)]
+    return [*parameters, torch.zeros(sizes[-2], sizes[-1]), torch.zeros(sizes[-1])]
 
 
 def _possible_p_k(p_k: Any, n_classes: int) -> np.ndarray:

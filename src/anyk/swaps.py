@@ -50,18 +50,12 @@ class Swap:
         log_tail: v -> the logarithm of a function that decays no faster than ``sqrt(value(v))`` for v -> -inf and does
             not underflow; the loss continues along it where the value itself has underflowed.
         power: the scale is ``temperature ** power``.
-        derivative_by_values: (value(v), value(-v)) -> d value / dv, where that is shorter.
     """
 
     value: Callable[[Tensor], Tensor]
     derivative: Callable[[Tensor], Tensor]
     log_tail: Callable[[Tensor], Tensor]
     power: float = 1.0
-    derivative_by_values: Callable[[Tensor, Tensor], Tensor] | None = None
-
-    def slope(self, v: Tensor, value: Tensor, opposite: Tensor) -> Tensor:
-        """``derivative(v)``, by ``value(v)`` and ``value(-v)`` where these are enough."""
-        return self.derivative(v) if self.derivative_by_values is None else self.derivative_by_values(value, opposite)
 
 
 def _logistic_derivative(v: Tensor) -> Tensor:
@@ -131,7 +125,7 @@ def _polynomial_tail(v: Tensor) -> Tensor:
     return -torch.log1p((-v).clamp(min=0)) / 2
 
 
-SWAPS["logistic"] = Swap(torch.sigmoid, _logistic_derivative, _exponential_tail, derivative_by_values=torch.mul)
+SWAPS["logistic"] = Swap(torch.sigmoid, _logistic_derivative, _exponential_tail)
 SWAPS["logistic_art"] = Swap(_logistic_art, _logistic_art_derivative, _logistic_art_tail, power=2.0)
 SWAPS["cauchy"] = Swap(_cauchy, _cauchy_derivative, _polynomial_tail)
 SWAPS["gaussian"] = Swap(_gaussian, _gaussian_derivative, _exponential_tail)

@@ -193,29 +193,8 @@ def test_it_is_built_again_when_it_is_made_of_something_else(tree):
 
 
 @needs_compiler
-@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
-def test_make_builds_it_again_when_a_source_changes_or_goes(tree, empty):
-    shutil.copy(ROOT / "Makefile", tree)
-    make = [shutil.which("make"), "-C", tree, "native", f"PYTHON={sys.executable}"]
-    assert "no C compiler" in run(*make, PATH=empty).stderr  # and goes on
-    assert "build.py" in run(*make).stdout
-    assert "build.py" not in run(*make).stdout
-    (tree / KERNELS / "csrc" / "_unused.h").unlink()
-    assert "build.py" in run(*make).stdout
-    write_sources(tree, anyk=SOURCES["anyk.c"].replace("return kernels_baseline()", "return 9"))
-    assert "build.py" in run(*make).stdout
-    assert call(tree / KERNELS / "_native.so", "number") == 9
-    assert "build.py" not in run(*make).stdout
-    write_sources(tree, kernels="int broken = ;\n")
-    done = run(*make, check=False)
-    assert done.returncode != 0
-    assert "kernels.c:1:14: error" in done.stderr
-    assert made(tree) == set()
-
-
-@needs_compiler
 @pytest.mark.skipif(not X86, reason="only x86-64 has several")
-@pytest.mark.parametrize(("unknown", "kind"), [("avx512bf16", 3), ("avx512*", 2), ("avx*", 1)])
+@pytest.mark.parametrize(("unknown", "kind"), [("avx512*", 2), ("avx*", 1)])
 def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(tree, unknown, kind):
     refuse = f'for word; do case "$word" in -m{unknown}) echo "unknown $word" >&2; exit 1;; esac; done'
     build(tree, CC=compiler(tree / "cc", f'{refuse}\nexec {COMPILER} "$@"'))
@@ -226,15 +205,13 @@ def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(tree, un
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ("kill -9 $$", r"cc ended by SIGKILL, compiling kernels.c"),
         (
             "echo 'kernels.c:3: error: nothing works' >&2; exit 1",
             r"cc failed, compiling kernels.c\n  kernels.c:3: error: nothing works",
         ),
-        ('case "$*" in *anyk.c*) set -- -Dkernels_baseline=nowhere "$@";; esac; exec REAL "$@"', r"linking\n.*nowhere"),
         ('case "$*" in *-shared*) for last; do :; done; echo half > "$last"; kill -9 $$;; esac; exec REAL "$@"', "linking"),
     ],
-    ids=["killed", "failed", "a name that is nowhere", "killed while linking"],
+    ids=["failed", "killed while linking"],
 )
 def test_a_compiler_that_fails_leaves_nothing_half_written(tree, script, told):
     build(tree)
@@ -253,7 +230,6 @@ def test_a_compiler_that_fails_leaves_nothing_half_written(tree, script, told):
     ("setting", "code", "told"),
     [
         ({}, 0, r"no C compiler \(cc, gcc, clang\) was found"),
-        ({"CC": "no-such-cc -O0"}, 0, r"no C compiler \(no-such-cc\) was found"),
         ({"ANYK_NATIVE": "off"}, 0, "ANYK_NATIVE is off"),
         ({"ANYK_NATIVE": "require"}, 1, "no C compiler"),
         ({"ANYK_NATIVE": "maybe"}, 1, "ANYK_NATIVE must be auto, require or off, got 'maybe'"),

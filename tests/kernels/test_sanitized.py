@@ -12,7 +12,7 @@ import pytest
 
 import anyk
 from anyk.kernels import abi, build, native
-from anyk.losses import cross_entropy_spec, error_spec
+from anyk.losses import CrossEntropySpec, ErrorSpec
 from anyk.registry import SWAPS
 
 SCRIPT = Path(__file__).parent.parent / "sanitized.py"
@@ -59,10 +59,10 @@ def losses(seed: int) -> list[dict[str, object]]:
         p_k, smoothing = [1 / k] * k, 0.0
         if draw.random() < 0.5:
             top1, over = draw.choice(["separate", "mixed", "operator"]), draw.choice(["all", "candidates"])
-            spec = cross_entropy_spec(p_k, operator, m, top1, over)
+            spec = CrossEntropySpec.of(p_k, operator, m, top1, over)
         else:
             ce_weight = draw.choice([0.0, 0.2])
-            spec = error_spec(p_k, operator, m, ce_weight, draw.choice([0.0, 0.5, 1.0]))
+            spec = ErrorSpec.of(p_k, operator, m, ce_weight, draw.choice([0.0, 0.5, 1.0]))
             smoothing = draw.choice([0.0, 0.1]) if ce_weight else 0.0
         if spec.is_cross_entropy(k):
             continue

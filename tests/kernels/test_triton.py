@@ -11,7 +11,7 @@ import torch
 
 from anyk.conventions import Conventions
 from anyk.kernels import triton as kernel
-from anyk.losses import cross_entropy_spec
+from anyk.losses import CrossEntropySpec
 
 INTERPRETED = Path(__file__).parent / "triton_interpreted.py"
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
@@ -29,7 +29,7 @@ def test_status(monkeypatch):
 
 def test_without_a_device_it_does_not_serve():
     scores, target = torch.randn(6, 12), torch.randint(12, (6,))
-    spec = cross_entropy_spec([0.5, 0.5], None, None, "separate", "all")
+    spec = CrossEntropySpec.of([0.5, 0.5], "splitter", None, "separate", "all")
     p_k, k, m = spec.fit(scores, 12, scores.shape[:1], None)
     description = spec.describe(12, k, m)
     assert kernel.loss(description, scores, target, p_k, Conventions(), lambda scores: scores.sum()) is None

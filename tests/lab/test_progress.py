@@ -57,21 +57,6 @@ def test_runs_are_named_by_method_rate_metric_and_what_differs(screen, tmp_path)
     assert shown[3] == "unreadable 1/9 steps"
 
 
-def test_a_narrow_terminal_keeps_method_rate_metric_and_the_bar(screen, tmp_path):
-    out = screen(80)
-    with progress.Display(2) as display:
-        for seed in range(2):
-            config = Config(loss="error:lapsum", learning_rate=1e-4, ce_weight=0.5, temperature=0.25, seed=seed)
-            display.show(write(tmp_path / str(seed), config), Progress(40, 400, LINE))
-    bar, *lines = out.getvalue().splitlines()
-    assert "━" in bar
-    assert "left" in bar
-    for line in lines:
-        assert "error:lapsum  learning rate 0.0001  top-1 61.2 %" in line
-        assert line.rstrip().endswith("40/400 steps")
-        assert len(line) <= 80
-
-
 def test_ended_runs_leave_and_are_counted(screen, tmp_path):
     out = screen(100)
     with progress.Display(None) as display:

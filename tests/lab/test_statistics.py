@@ -10,9 +10,8 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import stdtrit
 
-from anyk.lab.statistics import SIGNIFICANT, _half, contrast, holm, mean, std, two_way
+from anyk.lab.statistics import contrast, holm, mean, std, two_way
 
 
 @settings(max_examples=100, deadline=None)
@@ -106,11 +105,6 @@ def test_two_way_is_what_it_says(columns, grouped, chance):
         assert (found.p < 0.05) == (abs(center) > half)
 
 
-def test_without_clusters_every_example_is_one():
-    d = np.random.default_rng(0).integers(-1, 2, (4, 40))
-    assert contrast("a", "b", "top1", d) == contrast("a", "b", "top1", d, np.arange(40)[::-1].copy())
-
-
 def test_copies_of_an_example_are_no_more_examples():
     d = np.random.default_rng(1).choice([-1, 0, 1, 1], (5, 60))
     one = two_way(contrast("a", "b", "top1", d))
@@ -135,16 +129,6 @@ def test_the_examples_variance_is_that_of_drawing_them_again():
     assert (found.high - found.low) / 2 / u == pytest.approx(again.std(), rel=0.05)
 
 
-def test_one_example_of_400_is_no_finding_and_no_missing_test():
-    for seeds in (3, 10):
-        d = np.zeros((seeds, 400), dtype=int)
-        d[:, 3] = 1
-        found = two_way(contrast("a", "b", "top1", d))
-        assert (found.p, found.low) == (None, None)
-        assert found.hits == pytest.approx(1)
-        assert found.reason == "only 1 of the 400 test examples differs: too few to tell"
-
-
 @pytest.mark.parametrize(("gained", "lost"), [(6, 0), (7, 1), (8, 1), (9, 0), (5, 4), (6, 1)])
 def test_few_examples_are_counted_by_their_signs(gained, lost):
     d = np.zeros((5, 2000), dtype=int)
@@ -157,12 +141,6 @@ def test_few_examples_are_counted_by_their_signs(gained, lost):
     assert found.p == pytest.approx(brute, rel=0.3)
     assert found.low is None
     assert (found.p < 0.05) == (brute < 0.05)
-
-
-def test_few_examples_on_one_seed_are_the_luck_of_the_seed():
-    d = np.zeros((5, 2000), dtype=int)
-    d[2, :9] = 1
-    assert two_way(contrast("a", "b", "top1", d)).p > 0.2
 
 
 def test_one_lucky_seed_is_no_finding_however_many_examples():
@@ -201,20 +179,3 @@ def test_a_method_is_seldom_better_than_itself(seeds, examples, seed_shift):
         found = two_way(contrast("a", "b", "top1", first.astype(int) - second))
         false += found.p is not None and found.p < 0.05
     assert false / count <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / count)
-
-
-def test_the_level_holds_where_seeds_and_examples_count_alike():
-    """Where one t with Satterthwaite's degrees of freedom finds too much: three seeds that agree by luck."""
-    chance = np.random.default_rng(5)
-    count, found, satterthwaite = 20_000, 0, 0
-    for _ in range(count):
-        # 30 parts of the seeds' variance to one of the examples'
-        means = math.sqrt(3 * 30) * chance.standard_normal(3)
-        parts = ((means.var(ddof=1) / 3, 2), (1.0, 9999))
-        center = abs(means.mean() + chance.standard_normal())
-        found += center > _half(SIGNIFICANT / 6, parts)
-        variance = parts[0][0] + 1
-        freedom = variance**2 / (parts[0][0] ** 2 / 2 + 1 / 9999)
-        satterthwaite += center > stdtrit(freedom, 1 - SIGNIFICANT / 12) * math.sqrt(variance)
-    assert found / count <= SIGNIFICANT / 6 * 1.15
-    assert satterthwaite / count > 2 * SIGNIFICANT / 6

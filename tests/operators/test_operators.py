@@ -65,18 +65,13 @@ def test_ksubset_against_enumeration(row, t):
         torch.testing.assert_close(inclusion, expected[:, c], rtol=1e-9, atol=1e-12)
 
 
-def test_ksubset_first_row_is_softmax():
-    scores = torch.randn(5, 20)
-    torch.testing.assert_close(anyk.KSubset(0.7)(scores, 1).squeeze(-2), (scores / 0.7).softmax(-1))
-
-
 def test_ksubset_with_more_subsets_than_float32_can_count():
     """All equal: T_j = j / n, with binomial(1000, 40) subsets."""
     inclusion = anyk.KSubset().inclusion(torch.zeros(1000), torch.tensor(3), 40)
     torch.testing.assert_close(inclusion, torch.arange(1, 41) / 1000)
 
 
-@quick
+@settings(max_examples=8, deadline=None)
 @given(rows(max_size=7, max_gap=1.0), st.sampled_from([0.5, 1.0, 5.0]))
 def test_sinkhorn_against_plain_iterations(row, t):
     expected = oracles.sinkhorn_plan(row.scores, t)
@@ -414,10 +409,8 @@ def test_temperature_can_be_learned(operator):
     torch.testing.assert_close(learned.temperature.grad, slope, rtol=1e-5, atol=1e-7)
 
 
-@every_operator
-def test_learned_temperature_must_stay_positive(operator):
-    learned = copy.deepcopy(operator)
-    learned.temperature = torch.nn.Parameter(torch.tensor(0.5))
+def test_learned_temperature_must_stay_positive():
+    learned = anyk.LapSum(torch.nn.Parameter(torch.tensor(0.5)))
     learned.temperature.data.fill_(-0.5)  # what an optimiser may do
     with pytest.raises(ValueError, match=r"temperature: expected a positive, finite number, got -0\.5"):
         learned.inclusion(torch.zeros(4), torch.tensor(0), 2)
@@ -485,38 +478,30 @@ SCORES, TARGET = torch.zeros(2, 4), torch.tensor([0, 1])
     [
         (lambda: anyk.Operator(), TypeError, "abstract"),
         (lambda: anyk.SoftSort(0.0), ValueError, "temperature: expected a positive, finite number, got 0"),
-        (lambda: anyk.LapSum(-1), ValueError, "temperature: expected a positive, finite number, got -1"),
-        (lambda: anyk.KSubset(float("nan")), ValueError, "temperature: expected a positive, finite number, got nan"),
         (lambda: anyk.KSubset(torch.tensor(-2.0)), ValueError, "temperature: .* got -2"),
         (lambda: anyk.KSubset(torch.ones(2)), ValueError, r"temperature: expected .* one element, got .* shape \(2,\)"),
-        (lambda: anyk.KSubset("auto"), TypeError, "temperature: expected a positive number or a tensor, got 'auto'"),
-        (lambda: anyk.KSubset(None), TypeError, "temperature: .* got None"),
-        (lambda: anyk.SoftSort(1.0, 0.5), ValueError, "power: expected a number of at least 1"),
-        (
-            lambda: anyk.SortingNetwork("quick"),
-            ValueError,
-            "kind: expected one of 'splitter', 'bitonic', 'odd_even', got 'quick'",
-        ),
+        (lambda: anyk.KSubset("auto"), TypeError, "temperature: expected a positive number, got 'auto'"),
+        (lambda: anyk.SoftSort(1.0, 0.5), ValueError, "power: expected a finite number of at least 1"),
+        (lambda: anyk.SortingNetwork("quick"), ValueError, "kind: expected one of 'splitter', .* got 'quick'"),
         (lambda: anyk.SortingNetwork(swap="x"), ValueError, "swap: expected one of 'logistic', 'logistic_art', .* got 'x'"),
-        (lambda: anyk.SortingNetwork(wires="x"), ValueError, "wires: expected one of 'target', 'sorted', 'given', got 'x'"),
-        (lambda: anyk.SinkhornSort(anchors="x"), ValueError, "anchors: expected one of 'all', 'topk', got 'x'"),
         (lambda: anyk.SinkhornSort(tolerance=0), ValueError, "tolerance: expected a number between 0 and 1, got 0"),
-        (lambda: anyk.SinkhornSort(max_iterations=0), ValueError, "max_iterations: .* got 0"),
         (lambda: anyk.LapSum()(SCORES, 5), ValueError, "k: expected 1 <= k <= the number of classes = 4, got 5"),
-        (lambda: anyk.LapSum()(SCORES, 0), ValueError, "k: .* got 0"),
         (lambda: anyk.LapSum()(SCORES, 1.5), TypeError, "k: expected an integer, got 1.5"),
         (lambda: anyk.LapSum()(SCORES.long(), 1), TypeError, "scores: expected a floating-point tensor, got dtype torch.int64"),
-        (lambda: anyk.LapSum()([1.0, 2.0], 1), TypeError, "scores: expected a torch.Tensor, got list"),
         (lambda: anyk.LapSum()(torch.tensor(1.0), 1), ValueError, "scores: expected at least one class"),
         (lambda: anyk.LapSum().inclusion(SCORES, TARGET[:1], 1), ValueError, r"target: expected shape \(2,\) .* got \(1,\)"),
-        (
-            lambda: anyk.LapSum().inclusion(SCORES, TARGET + 3, 1),
-            ValueError,
-            "target: expected class indices from 0 to 3, got 4",
-        ),
-        (lambda: anyk.LapSum().inclusion(SCORES, TARGET.float(), 1), TypeError, "target: .* got dtype torch.float32"),
+        (lambda: anyk.LapSum().inclusion(SCORES, TARGET + 3, 1), ValueError, "target: .* from 0 to 3, got 4"),
     ],
 )
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", ["kind", "swap", "wires"])
+def test_words_that_are_assigned_to_a_network_are_checked(name):
+    operator = anyk.SortingNetwork()
+    with pytest.raises(ValueError, match=f"{name}: expected one of"):
+        setattr(operator, name, "nosuch")
+    with pytest.raises(ValueError, match=f"{name}: expected one of"):
+        anyk.SortingNetwork(**{name: "nosuch"})

@@ -24,6 +24,11 @@ MOST_WIRES = 4096
 """of a network; a kernel keeps every comparator of a row at hand"""
 FEWEST_SORTED, MOST_SORTED = 24, abi.Limit.MOST_SORTED
 """so many scores are sorted by a (hard) network, many rows at once"""
+# of the triton kernels
+NO_OPERATOR = -1
+NO_SOFTMAX, OVER_ALL, OVER_CANDIDATES = range(3)
+MOST_IN_REGISTERS = 256
+"""candidates of a row; more are in memory"""
 
 
 class Wiring(NamedTuple):

@@ -24,19 +24,23 @@ from torch import Tensor
 from anyk import autograd, checks
 from anyk.conventions import Conventions
 from anyk.kernels.abi import Family, Operator, PKOf, Wires
-from anyk.kernels.loss_description import Description, Wiring
+from anyk.kernels.loss_description import (
+    MOST_IN_REGISTERS,
+    NO_OPERATOR,
+    NO_SOFTMAX,
+    OVER_ALL,
+    OVER_CANDIDATES,
+    Description,
+    Wiring,
+)
 from anyk.p_k import PK
 
 MOST_CANDIDATES = 4096
 """in one row: a row is one block"""
-MOST_IN_REGISTERS = 256
-"""of these, as the kernels have it"""
 MOST_SCRATCH = 2**27
 """bytes, of all rows that are computed at once"""
 LEAST_ROWS = 64
 """that must fit into it"""
-NO_OPERATOR = -1
-NO_SOFTMAX, OVER_ALL, OVER_CANDIDATES = range(3)
 _BLOCK = 128
 # Nothing depends on whether a product and a sum are rounded once or twice, but triton warns of its default, which will change.
 COMPILE_OPTIONS = {"enable_fp_fusion": True}

@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 
 from anyk import swaps
-from anyk.kernels import abi
-from anyk.kernels import triton as launches
+from anyk.kernels import abi, loss_description
 
 
 def _constants(enumeration):
@@ -28,9 +27,9 @@ LOGISTIC, LOGISTIC_ART, CAUCHY, GAUSSIAN, RECIPROCAL, OPTIMAL = _constants(abi.S
 TARGET, SORTED, GIVEN = _constants(abi.Wires)
 SEPARATE, MIXED, PURE, ERROR = _constants(abi.Family)
 OF_ALL, OF_CLASS, OF_ROW = _constants(abi.PKOf)
-NO_OPERATOR = tl.constexpr(launches.NO_OPERATOR)
-OVER_ALL, OVER_CANDIDATES = tl.constexpr(launches.OVER_ALL), tl.constexpr(launches.OVER_CANDIDATES)
-MOST_IN_REGISTERS = tl.constexpr(launches.MOST_IN_REGISTERS)
+NO_OPERATOR = tl.constexpr(loss_description.NO_OPERATOR)
+OVER_ALL, OVER_CANDIDATES = tl.constexpr(loss_description.OVER_ALL), tl.constexpr(loss_description.OVER_CANDIDATES)
+MOST_IN_REGISTERS = tl.constexpr(loss_description.MOST_IN_REGISTERS)
 LOG_ZERO = tl.constexpr(-1e37)  # as in anyk.operators.base
 LOG_TAIL_WEIGHT = tl.constexpr(-30.0)  # as in anyk.operators.sorting_network
 ART_ROUNDING = tl.constexpr(swaps.ART_ROUNDING)

@@ -13,7 +13,6 @@ __all__ = ["Report", "compare"]
 PACKAGES = (
     "filelock",
     "jinja2",
-    "markupsafe",
     "matplotlib",
     "packaging",
     "PIL",

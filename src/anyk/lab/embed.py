@@ -1,7 +1,8 @@
 """Images in class folders to an embedding set, through a frozen backbone.
 
-Shards of it are written to a folder beside the wanted one; the set itself appears at the end. A run that was killed continues
-after the last complete shard, and the set is the same to the bit: batches never cross a shard.
+Shards of it are written to a folder beside the wanted one, whose name changes with the images and the settings; the set itself
+appears at the end. A run that was killed continues after the last complete shard, and the set is the same to the bit: batches
+never cross a shard.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,29 +81,37 @@ def embed(
     embeddings.refuse_to_overwrite(out, force)
     try:
         classes, images = _find_images(folder)
-        digest = _digest_names(folder, images)
+        sizes = {split: [(name, (folder / name).stat().st_size) for name, _ in found] for split, found in images.items()}
     except OSError as error:
         raise LabError(f"{folder} cannot be read ({error.strerror}: {error.filename}).") from None
     # Before anything is written: a backbone that cannot be had should leave nothing behind.
     encoder = Encoder(*load_backbone(backbone), device)
     dtype = torch.float16 if half else torch.float32
-    plan = {"backbone": backbone, "half": half, "batch_size": batch_size, "shard_size": shard_size, "images": digest}
-    work = out.with_name(f"{out.name}.partial")
-    with _entered(work, plan):
-        total, done = sum(map(len, images.values())), 0
-        shards: dict[str, list[Path]] = {split: [] for split in images}
+    plan = json.dumps([backbone, half, batch_size, shard_size, sizes])
+    work = out.with_name(f"{out.name}.{hashlib.sha256(plan.encode()).hexdigest()[:8]}.partial")
+    total, done = sum(map(len, images.values())), 0
+    shards: dict[str, list[Path]] = {split: [] for split in images}
+    try:
+        work.mkdir(parents=True, exist_ok=True)
         for split, listed in images.items():
             for number, first in enumerate(range(0, len(listed), shard_size)):
                 path = work / f"{split}-{number:06d}.shard"
                 wanted = listed[first : first + shard_size]
                 if not path.exists():
                     report = lambda count, before=done: progress and progress(before + count, total)  # noqa: E731
-                    _save_shard(*encoder.embed(folder, wanted, batch_size, report), path, dtype)
+                    examples, skipped = encoder.embed(folder, wanted, batch_size, report)
+                    with files.replacing(path) as fresh, fresh.open("wb") as file:
+                        embeddings.write_split(file, examples, dtype, "the backbone", {"skipped": json.dumps(skipped)})
                 done += len(wanted)
                 shards[split].append(path)
+    except OSError as error:
+        raise LabError(f"{work} cannot be written ({error.strerror}): make room, or name another output folder.") from None
+    finally:
+        with contextlib.suppress(OSError):
+            work.rmdir()  # where it is empty
     if progress is not None:
         progress(total, total)
-    summary = _assemble(shards, out, classes, plan, force)
+    summary = _assemble(shards, out, classes, backbone, force)
     shutil.rmtree(work)
     return summary
 
@@ -218,51 +227,6 @@ def _find_images(folder: Path) -> tuple[list[str], dict[str, list[_Image]]]:
     }
 
 
-def _digest_names(folder: Path, images: dict[str, list[_Image]]) -> str:
-    """Changes when images come, go or change their size."""
-    listed = {split: [(name, (folder / name).stat().st_size) for name, _ in names] for split, names in images.items()}
-    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:16]
-
-
-# --- shards -----------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _entered(work: Path, plan: dict[str, Any]) -> Iterator[None]:
-    """The work folder, for this plan; an error before the first shard leaves none, so that another plan can follow."""
-    try:
-        _enter(work, plan)
-    except OSError as error:
-        raise LabError(f"{work} cannot be written ({error.strerror}): name another output folder.") from None
-    try:
-        yield
-    except BaseException:
-        if not any(work.glob("*.shard")):
-            shutil.rmtree(work, ignore_errors=True)
-        raise
-
-
-def _enter(work: Path, plan: dict[str, Any]) -> None:
-    """Start or continue in the work folder; refuse it where it holds shards of another plan."""
-    path = work / "plan.json"
-    if path.exists() and any(work.glob("*.shard")):
-        try:
-            begun = files.read_object(path, "remove it")
-        except LabError:
-            begun = {}
-        changed = next((key for key in plan if begun.get(key) != plan[key]), None)
-        if changed is not None:
-            what = (
-                "the images have changed" if changed == "images" else f"{changed} was {begun.get(changed)}, not {plan[changed]}"
-            )
-            raise LabError(f"{work} holds a run that was begun differently ({what}): remove it, or repeat the first call.")
-        return
-    if work.exists() and any(present.suffix != ".tmp" and present != path for present in work.iterdir()):
-        raise LabError(f"{work} is in the way: remove it or name another output folder.")
-    work.mkdir(parents=True, exist_ok=True)
-    files.write_object(path, plan)
-
-
 class Encoder:
     """A backbone at work."""
 
@@ -308,15 +272,7 @@ class Encoder:
         return features.cpu()
 
 
-def _save_shard(examples: Split, skipped: list[tuple[str, str]], path: Path, dtype: torch.dtype) -> None:
-    try:
-        with files.replacing(path) as fresh, fresh.open("wb") as file:
-            embeddings.write_split(file, examples, dtype, "the backbone", {"skipped": json.dumps(skipped)})
-    except OSError as error:
-        raise LabError(f"{path} cannot be written ({error.strerror}): make room and call again to go on.") from None
-
-
-def _assemble(shards: dict[str, list[Path]], out: Path, classes: list[str], plan: dict[str, Any], force: bool) -> EmbedSummary:
+def _assemble(shards: dict[str, list[Path]], out: Path, classes: list[str], backbone: str, force: bool) -> EmbedSummary:
     """The set from its shards, which stay memory-mapped meanwhile."""
     splits: dict[str, Split] = {}
     skipped: list[tuple[str, str]] = []
@@ -324,20 +280,16 @@ def _assemble(shards: dict[str, list[Path]], out: Path, classes: list[str], plan
         full = []
         for path in paths:
             examples, metadata = embeddings.read_split(path)
-            try:
-                skipped += [(str(name), str(reason)) for name, reason in files.parsed(metadata["skipped"])]
-            except (KeyError, ValueError, TypeError):
-                raise LabError(f"{path} is no shard of an embedding set: remove it and call again.") from None
+            skipped += [(name, reason) for name, reason in json.loads(metadata["skipped"])]
             full += [examples] if len(examples) else []
         if full:
-            maps = tuple(part for examples in full for part in examples.maps)
-            splits[split] = Split(tuple(part.rows for part in maps), torch.cat([examples.labels for examples in full]), maps)
+            splits[split] = embeddings.joined(full, "the shards")
     if "train" not in splits:
         first = f" (the first: {skipped[0][0]}, {skipped[0][1]})" if skipped else ""
         raise LabError(f"no image could be read{first}: put the images of each class into a folder with its name.")
     dataset = Dataset(out.name, "embeddings", tuple(classes), splits["train"], splits.get("test"), "")
     texts = {"skipped.txt": "".join(f"{name}\t{reason}\n" for name, reason in skipped)} if skipped else {}
-    embeddings.write(out, dataset, about={"backbone": plan["backbone"]}, texts=texts, force=force)
+    embeddings.write(out, dataset, about={"backbone": backbone}, texts=texts, force=force)
     return EmbedSummary(
         folder=out,
         train=len(splits["train"]),

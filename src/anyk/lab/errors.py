@@ -57,10 +57,8 @@ class Failure:
 
 
 def reuse_sentence(runs: int) -> str:
-    """Says how many runs had ended before and are not run again."""
-    if runs == 1:
-        return "1 run had ended before and is taken as it is."
-    return f"{runs} runs had ended before and are taken as they are."
+    """Says how many runs are not made again."""
+    return f"Runs that had ended before and are taken as they are: {runs}."
 
 
 def failure_sentences(failures: Iterable[Failure]) -> list[str]:

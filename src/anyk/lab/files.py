@@ -117,3 +117,8 @@ def flush(path: Path) -> None:
 def slug(data: str) -> str:
     """A data set's name as a part of a folder's name."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(data).name or data)
+
+
+def shortened(text: str, most: int = 100) -> str:
+    """The beginning of a text, for a message."""
+    return text if len(text) <= most else f"{text[:most]}…"

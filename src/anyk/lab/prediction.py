@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,8 +72,8 @@ def predict(
     found = list(_expanded([Path(file) for file in files], suffixes, kinds, unreadable))
     if read is None and (image := next((path for path in found if _is_image(path)), None)) is not None:
         raise LabError(
-            f"{image} is an image, but the model takes embeddings of {shape[0]} numbers: "
-            "give the --backbone that made them, such as efficientnet-lite0."
+            f"{image} is an image, but the model takes arrays of the shape {shape}: "
+            "give these, or for embeddings the --backbone that made them, such as efficientnet-lite0."
         )
 
     def guess(examples: Tensor) -> list[list[tuple[str, float]]]:
@@ -89,7 +89,7 @@ def predict(
             for path in group:
                 row = itertools.count()
                 try:
-                    for block in _array_blocks(path, shape, batch_size, label_column):
+                    for block in arrays.blocks(path, shape, batch_size, label_column):
                         for guesses in guess(block):
                             yield Prediction(path, next(row), guesses)
                 except LabError as error:
@@ -178,8 +178,7 @@ def _is_labels(path: Path) -> bool:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _ImageReader:
+class _ImageReader(NamedTuple):
     decode: Callable[[Path], Any]
     prepare: Callable[[Any], Tensor] | None
     """from what ``decode`` gives to what ``batch`` takes"""
@@ -226,12 +225,3 @@ def _image_batches(
         fine = [(path, found) for path, found in batch if isinstance(found, Tensor)]
         if fine:
             yield [path for path, _ in fine], read.batch([found for _, found in fine])
-
-
-# --- arrays -----------------------------------------------------------------------------------------------------------
-
-
-def _array_blocks(path: Path, shape: tuple[int, ...], rows: int, label_column: str | None) -> Iterator[Tensor]:
-    if _is_image(path):
-        raise LabError(f"{path} is an image, but the model takes examples of the shape {shape}: give arrays of them.")
-    yield from arrays.blocks(path, shape, rows, label_column)

@@ -90,7 +90,6 @@ class Display:
         words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self._each = Bars(TextColumn("{task.description}", table_column=words), TextColumn("{task.fields[count]}"), expand=True)
         self._live = Live(Group(self._bars, self._each), console=self._bars.console)
-        self._quiet = quiet
         self._on_show = on_show
         self._runs = runs
         self._tasks: dict[Path, TaskID] = {}
@@ -115,7 +114,7 @@ class Display:
     def show(self, folder: Path, progress: Progress) -> None:
         """Take note of where a run stands. May be called from any thread."""
         self._on_show(folder, progress)
-        if self._quiet:
+        if self._bars.disable:
             return
         with self._guard:
             self._live.start()  # not before: an error at once should not stand below an empty bar

@@ -43,15 +43,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Column:
-    """A column: ``field`` is what tells the rows apart, ``accuracy`` and ``difference`` are fractions shown in percent.
+    """A column: ``field`` is what tells the rows apart, ``accuracy`` is a fraction shown in percent.
 
-    A difference is shown with its p, or in parts, one a column: ``points``, ``hits``, ``interval`` and ``p``.
+    A :class:`Difference` is shown in parts, one a column: ``points``, ``hits``, ``interval`` and ``p``.
     ``number`` and ``signed`` are shown as they are, with two digits after the point.
     """
 
     key: str
     title: str
-    kind: Literal["field", "accuracy", "difference", "points", "hits", "interval", "p", "seconds", "count", "number", "signed"]
+    kind: Literal["field", "accuracy", "points", "hits", "interval", "p", "seconds", "count", "number", "signed"]
 
 
 Value = Measured | Difference | str | int | float | bool | tuple[float, ...] | tuple[str, ...] | None
@@ -111,9 +111,7 @@ def _difference_text(value: Difference, kind: str) -> str:
         return _MISSING if found.hits is None else hits(found.hits)
     if kind == "interval":
         return _MISSING if found.low is None or found.high is None else interval(found.low, found.high)
-    if kind == "p":
-        return _MISSING if value.p is None else p_text(value.p).removeprefix("p ").removeprefix("= ")
-    return f"{points(found.difference)} ({p_text(value.p)})"
+    return _MISSING if value.p is None else p_text(value.p).removeprefix("p ").removeprefix("= ")
 
 
 def percent(fraction: float) -> str:
@@ -162,14 +160,12 @@ def signed(number: float) -> str:
     return f"{number:+.2f}".replace("-", _MINUS) if round(number, 2) else "0.00"
 
 
-def p_text(p: float | None) -> str:
+def p_text(p: float) -> str:
     """A p as people read it.
 
-    >>> p_text(0.0123), p_text(1e-9), p_text(None)
-    ('p = 0.012', 'p < 0.001', 'no test')
+    >>> p_text(0.0123), p_text(1e-9)
+    ('p = 0.012', 'p < 0.001')
     """
-    if p is None:
-        return "no test"
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
@@ -185,7 +181,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def render(table: Table, format: Format = "terminal", *, width: int | None = None) -> str:
+def render(table: Table, format: Format = "terminal") -> str:
     """The table as text.
 
     The notes follow the table, as comments in LaTeX. CSV has no place for them: it holds numbers to compute with
@@ -194,7 +190,6 @@ def render(table: Table, format: Format = "terminal", *, width: int | None = Non
     Args:
         table: what to render.
         format: terminal, markdown, latex or csv.
-        width: of the terminal; None takes as much as the table needs.
     """
     if format not in get_args(Format):
         raise LabError(f"There is no format {format!r}; there are {', '.join(get_args(Format))}.")
@@ -203,16 +198,14 @@ def render(table: Table, format: Format = "terminal", *, width: int | None = Non
     heads = [_head(column) for column in table.columns]
     cells = [[text(value, column.kind) for value, column in zip(row, table.columns, strict=True)] for row in table.rows]
     left = [column.kind == "field" for column in table.columns]
-    return {"terminal": _terminal, "markdown": _markdown, "latex": _latex}[format](heads, cells, left, table.notes, width)
+    return {"terminal": _terminal, "markdown": _markdown, "latex": _latex}[format](heads, cells, left, table.notes)
 
 
 def _head(column: Column) -> str:
-    return column.title + {"accuracy": " %", "difference": " points", "points": " points", "hits": " examples"}.get(
-        column.kind, ""
-    )
+    return column.title + {"accuracy": " %", "points": " points", "hits": " examples"}.get(column.kind, "")
 
 
-def _terminal(heads: list[str], cells: list[list[str]], left: list[bool], notes: Sequence[str], width: int | None) -> str:
+def _terminal(heads: list[str], cells: list[list[str]], left: list[bool], notes: Sequence[str]) -> str:
     from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
@@ -225,14 +218,14 @@ def _terminal(heads: list[str], cells: list[list[str]], left: list[bool], notes:
     for row in cells:
         grid.add_row(*map(Text, row))
     out = io.StringIO()
-    console = Console(file=out, width=width or 10_000, color_system=None, legacy_windows=False)
+    console = Console(file=out, width=10_000, color_system=None, legacy_windows=False)
     console.print(grid)
     for note in notes:
         console.print(Text(note), soft_wrap=True)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
 
 
-def _markdown(heads: list[str], cells: list[list[str]], left: list[bool], notes: Sequence[str], width: int | None) -> str:
+def _markdown(heads: list[str], cells: list[list[str]], left: list[bool], notes: Sequence[str]) -> str:
     lines = [heads, [":--" if is_left else "--:" for is_left in left], *cells]
     written = [f"| {' | '.join(map(_markdown_escape, line))} |" for line in lines]
     return "\n".join(written) + "\n" + "".join(f"\n{_markdown_escape(note)}\n" for note in notes)
@@ -244,7 +237,7 @@ def _markdown_escape(name: str) -> str:
     return " ".join(name.split())
 
 
-def _latex(heads: list[str], cells: list[list[str]], left: list[bool], notes: Sequence[str], width: int | None) -> str:
+def _latex(heads: list[str], cells: list[list[str]], left: list[bool], notes: Sequence[str]) -> str:
     lines = [f"\\begin{{tabular}}{{{''.join('l' if is_left else 'r' for is_left in left)}}}", "\\toprule"]
     lines += [" & ".join(map(_latex_escape, heads)) + r" \\", "\\midrule"]
     lines += [" & ".join(map(_latex_escape, row)) + r" \\" for row in cells]
@@ -293,8 +286,7 @@ def _csv_parts(kind: str) -> tuple[str, ...]:
     """What follows the key of a column in the heads of its parts."""
     if kind in ("accuracy", "seconds"):
         return "_mean", "_std"
-    parts = {"difference": ("", "_low", "_high", "_p", "_p_holm"), "interval": ("_low", "_high"), "p": ("", "_holm")}
-    return parts.get(kind, ("",))
+    return {"interval": ("_low", "_high"), "p": ("", "_holm")}.get(kind, ("",))
 
 
 def _csv_cells(value: Value, kind: str) -> list[Any]:
@@ -304,7 +296,11 @@ def _csv_cells(value: Value, kind: str) -> list[Any]:
         return [value.mean, value.std]
     if isinstance(value, Difference):
         found = value.paired
-        parts = {"points": ["difference"], "hits": ["hits"], "interval": ["low", "high"], "p": ["p"]}
-        cells = [getattr(found, part) for part in parts.get(kind, ["difference", "low", "high", "p"])]
-        return [*cells, value.p] if kind in ("difference", "p") else cells
+        cells: dict[str, list[float | None]] = {
+            "points": [found.difference],
+            "hits": [found.hits],
+            "interval": [found.low, found.high],
+            "p": [found.p, value.p],
+        }
+        return cells[kind]
     return [text(value, kind).replace(_MINUS, "-") if kind == "signed" else text(value, kind)]

@@ -35,11 +35,8 @@ class SoftSort(Operator, name="softsort"):
     kernel_code = SOFTSORT
 
     def __init__(self, temperature: float | Tensor = 1.0, power: float = 1.0) -> None:
-        power = checks.number("power", power, "a number of at least 1")
-        if not 1 <= power < float("inf"):
-            raise ValueError(f"power: expected a number of at least 1 (bounded slope at ties), got {power}")
         super().__init__(temperature)
-        self.power = power
+        self.power = checks.at_least("power", power, 1)  # below 1 the slope at ties is not bounded
 
     @property
     def scale_power(self) -> float:  # type: ignore[override]

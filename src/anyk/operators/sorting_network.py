@@ -44,6 +44,11 @@ class Kind:
     target_wire: Callable[[Tensor], Tensor]
     active: Callable[[int, Tensor], tuple[Tensor | int, Tensor]] | None = None
 
+    def network(self, n: int, k: int) -> networks.Network:
+        """The network as it is run: in the fewest layers, unless something counts them."""
+        network = self.build(n, k)
+        return network.packed() if self.active is None else network
+
 
 def _active_odd_even(n: int, number: Tensor) -> tuple[Tensor, Tensor]:
     first = (n - number) % 2
@@ -113,13 +118,16 @@ class SortingNetwork(Operator):
         swap: str = "logistic",
         wires: Wires = "target",
     ) -> None:
-        checks.one_of("kind", kind, NETWORKS)
-        checks.one_of("swap", swap, SWAPS)
-        checks.one_of("wires", wires, get_args(Wires))
         super().__init__(temperature)
         self.kind = kind
         self.swap = swap
         self.wires = wires
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = {"kind": NETWORKS, "swap": SWAPS, "wires": get_args(Wires)}.get(name)
+        if known is not None:
+            checks.one_of(name, value, known)
+        super().__setattr__(name, value)
 
     @property
     def sorts(self) -> bool:  # type: ignore[override]
@@ -344,9 +352,7 @@ class _Plan(NamedTuple):
 
 @constant_when_traced  # building a network is nothing to trace
 def _plan(kind: str, n: int, k: int) -> _Plan:
-    network = NETWORKS[kind].build(n, k)
-    if NETWORKS[kind].active is None:  # nothing counts its layers
-        network = network.packed()
+    network = NETWORKS[kind].network(n, k)
     needed = set(network.outputs)
     orders: list[tuple[int, list[int], int]] = []
     for layer in reversed(range(network.depth)):
@@ -419,9 +425,7 @@ def _places(wires: Sequence[int], state: list[int]) -> tuple[int, ...]:
 @lru_cache(maxsize=128)
 def _wiring(kind: Kind, m: int, k: int) -> Wiring:
     """The network as the kernels take it."""
-    network = kind.build(m, k)
-    if kind.active is None:  # nothing counts its layers
-        network = network.packed()
+    network = kind.network(m, k)
     comparators = [(i, j, layer) for layer, pairs in enumerate(network.layers) for i, j in pairs]
     with torch.inference_mode(False):
         number = torch.arange(m + 1, device="cpu")  # not the default device: the kernels read these tables
@@ -551,7 +555,7 @@ class _SoftColumn(torch.autograd.Function):
             keep, cross = weights.unbind()
             wires.mul_(keep).addcmul_(partners, cross)
             upper = difference[:, :1]
-            slope = ctx.swap.slope(upper[0, 0], keep, cross)
+            slope = ctx.swap.derivative(upper[0, 0])
             if ctx.frozen is not None:
                 slope = slope.masked_fill(ctx.frozen(step.layer, step.lower_wires), 0)
             by_score, by_share = apart.mul_(upper * slope).unbind()

@@ -4,14 +4,12 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import lab_data
-import made
 from anyk.lab import cli
 from anyk.lab.cli.words import WholeConfig
 from anyk.lab.run.config import Config
@@ -39,15 +37,6 @@ def test_lists_with_commas_and_none_in_small_letters(anyk, monkeypatch, form, no
     monkeypatch.setitem(cli.COMMANDS, "train", train)
     assert anyk("train", "none", *form, *none, "--p-k-end", "none") == (0, "", "")
     assert seen == [Config(data="none", p_k=(0.5, 0.0, 0.5), m=None)]
-
-
-def test_report_sorts_downwards_with_a_space_too(anyk, tmp_path):
-    for m, top1 in ((8, 0.25), (16, 0.75), (32, 0.5)):
-        made.run_folder(tmp_path / "runs" / str(m), Config(m=m), {"top1": top1, "top5": 0.9})
-    orders = [anyk("report", "runs", "--format", "csv", *words) for words in (("--sort", "-top1"), ("--sort=-top1",))]
-    assert orders[0] == orders[1]
-    assert orders[0] != anyk("report", "runs", "--format", "csv", "--sort", "top1")
-    assert orders[0][0] == 0
 
 
 def test_compare_prints_a_verdict_and_code_that_runs(anyk, data, tmp_path):
@@ -89,18 +78,8 @@ def test_compare_with_a_failed_run_ends_with_1(anyk, data):
     code, out, _ = anyk("compare", data, "--losses", "lapsum", *diverging, *QUICK, "--out", "out")
     assert code == 1
     assert out.count("lower the learning rate") == 1
-    assert "2 runs failed (softmax-seed0-" in out  # one of each loss, however many rates diverged
+    assert "2 runs failed (" in out  # one of each loss, however many rates diverged
     assert anyk("compare", data, "--losses", "lapsum", *diverging, *QUICK, "--out", "out", "--json")[0] == 1
-
-
-def test_compare_says_its_plan_before_the_first_run(anyk, data):
-    quick = tuple(word for word in QUICK if word != "--quiet")
-    code, _, err = anyk("compare", data, "--losses", "lapsum", "--ks", "1,3", "--budget", "1", "--seeds", "1", *quick)
-    assert code == 3
-    plan = err.splitlines()
-    assert plan[0].startswith("points: 216 examples to train with, 24 for validation, 240 for the test; 12 classes")
-    assert plan[2].startswith("softmax, lapsum, each tuned on validation for the mean of top-1 and top-3: about ")
-    assert not any("all runs" in line for line in plan[:3])
 
 
 def test_compare_ends_with_0_when_it_is_decided(anyk, data, tmp_path):
@@ -113,24 +92,13 @@ def test_compare_ends_with_0_when_it_is_decided(anyk, data, tmp_path):
     assert f"To paste: {results['derived']['chosen']}" in out
 
 
-def test_another_config_is_offered_another_folder(anyk, data, tmp_path):
+def test_a_folder_of_another_config_is_left_alone(anyk, data):
     words = ("train", data, "--loss", "lapsum", *QUICK)
     assert anyk(*words)[0] == 0
     code, _, err = anyk(*words, "--temperature", "2")
     assert code == 2
     assert "points-lapsum-seed0 holds a run of another config (temperature was 1.0 and is now 2.0)" in err
-    offered = "--out anyk-runs/points-lapsum-seed0-2"
-    assert err.endswith(f": choose another folder, such as {offered}\n")
-    assert anyk(*words, "--temperature", "2", *offered.split())[0] == 0
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "cat.jpg").touch()
-    code, _, err = anyk(*words, "--out", "photos")
-    assert (code, [path.name for path in (tmp_path / "photos").iterdir()]) == (2, ["cat.jpg"])
-    assert "photos holds files that are not of a run (cat.jpg)" in err
-    assert err.endswith("--out photos-2\n")
-    assert "such as --out run-2" in anyk(*words, "--out", ".")[2]
-    (tmp_path / "empty" / "folder").mkdir(parents=True)
-    assert anyk(*words, "--out", "empty")[0] == 0
+    assert err.endswith(": choose another folder with --out.\n")
 
 
 def test_train_says_when_more_training_would_help(anyk, data):
@@ -190,31 +158,22 @@ def test_reproduce_smoke(anyk, experiment):
     assert "difference" not in out
     code, again, err = anyk(*words)
     assert (code, again) == (0, out)
-    assert re.fullmatch(r"\d+ runs had ended before.*\n", err)
+    assert re.fullmatch(r"Runs that had ended before .*: \d+\.\n", err)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("compare", "nowhere"), "nowhere does not exist; DATA may be glyphs"),
-        (("train", "nowhere", "--quiet"), "nowhere does not exist"),
         (("train", "points", "--p-k", "0.5", "0.6"), "p_k: expected probabilities that sum to 1"),
         (("train", "points", "--device", "nonsense", "--quiet"), "device 'nonsense' cannot be used here"),
-        (("report", "nowhere"), "nowhere"),
         (("report", "points", "--curves", "no/where.csv"), "no should be a folder that exists"),
-        (("reproduce", "table9"), "table9"),
         (("reproduce", "table2"), "table2 needs data that only you can give"),
         (("reproduce", "table2", "--data", "a", "b"), "--data should be NAME=PATH"),
         (("reproduce", "table2", "--data", "imagenet1k=nothere"), "nothere does not exist; DATA may be"),
-        (("import", "nowhere.npz"), "nowhere.npz"),
-        (("embed", "nowhere"), "nowhere"),
-        (("compare", "points", "--seeds", "0", "--quiet"), "seeds should be at least 1"),
         (("compare", "points", "--losses", "softmax"), "losses should name something to compare with softmax"),
         (("compare", "points", "--time", "soon"), "such as 90s, 10m or 2h, but is 'soon'"),
-        (("compare", "points", "--ks", "0"), "ks should be k of at least 1"),
-        (("compare", "points", "--model", "cnn"), "model cnn takes images"),
         (("trian", "points"), "there is no command 'trian': did you mean anyk train?"),
-        (("xyz",), "there is no command 'xyz': the commands are compare, train,"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -239,12 +198,3 @@ def test_the_real_process_shows_no_traceback(tmp_path):
     assert "train.safetensors" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_without_the_extra_it_says_what_to_install(tmp_path):
-    (tmp_path / "tyro.py").write_text("raise ModuleNotFoundError(\"No module named 'tyro'\", name='tyro')\n")
-    command = [sys.executable, "-c", "from anyk.__main__ import main; main()"]
-    environment = {"PYTHONPATH": f"{tmp_path}:{Path(cli.__file__).parents[3]}", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr == 'The lab needs the package tyro: pip install "anyk[lab]"\n'

@@ -164,15 +164,11 @@ def test_nothing_moves(tmp_path):
 def test_probabilities_are_asked_for_what_is_shown_only(tmp_path, monkeypatch):
     asked = []
 
-    class Stand:
-        def __init__(self, folder, model=None):
-            self.folder = folder
+    def probabilities(folder, dataset, examples, index, config):
+        asked.append(index.tolist())
+        return torch.arange(8.0).expand(len(index), 8) / 10
 
-        def test_probabilities(self, places):
-            asked.append(places.tolist())
-            return torch.arange(8.0).expand(len(places), 8) / 10
-
-    monkeypatch.setattr(changed_predictions, "Predictor", Stand)
+    monkeypatch.setattr(changed_predictions, "_probabilities", probabilities)
     found = moved(tmp_path, dataset([0] * 3), [FIRST, THIRD, FIRST], [FIRST, SECOND, FIRST])
     assert asked == [[1], [1]]
     [example] = found.examples
@@ -229,7 +225,7 @@ def test_examples_of_a_folder_of_images_are_files(tmp_path, monkeypatch):
 def test_of_sequences_the_tokens_before_are_shown(tmp_path, kind, most):
     sequences = [["a", "b", "a", "b"], ["b", "z", "a", "b", "a"], ["a", "b"] * 40, ["b", "a"]]
     stream, begins = lab_data.numbered(sequences, CLASSES)
-    data = tokens.last_of_each("made", CLASSES, stream, begins, tokens=kind)
+    data = tokens.dataset_of("made", CLASSES, stream, begins, tokens.last_parts(begins), out_of_vocabulary=True, tokens=kind)
     right, wrong = [[1, 2, 0], [0, 2, 1], [1, 2, 0]], [[3, 2, 1], [3, 2, 0], [3, 2, 1]]
     found = moved(tmp_path, data, wrong, right, Config(context=3))
     assert [one.source for one in found.examples] == ["sequence 1, token 4", "sequence 2, token 5", "sequence 3, token 80"]
@@ -240,7 +236,7 @@ def test_of_sequences_the_tokens_before_are_shown(tmp_path, kind, most):
     assert found.examples[1].context == ("b", "…", "a", "b")
     # A target that is no class is in nobody's list, so it does not move.
     stream[-1 - len(sequences[3])] = 8
-    unseen = tokens.last_of_each("made", CLASSES, stream, begins, tokens=kind)
+    unseen = tokens.dataset_of("made", CLASSES, stream, begins, tokens.last_parts(begins), out_of_vocabulary=True, tokens=kind)
     assert unseen.test.labels.tolist() == [1, 0, tokens.OUT_OF_VOCABULARY]
     assert moved(tmp_path, unseen, wrong, right, Config(context=3)).into == 2
 

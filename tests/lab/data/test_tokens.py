@@ -35,6 +35,12 @@ def examples_of(split):
     return found
 
 
+def divided(stream, begins, parts=None, groups=None, *, classes=CLASSES, out_of_vocabulary=True, **facts):
+    """A data set of which whole sequences are divided, or without ``parts`` the last token of each is the test."""
+    part = tokens.last_parts(begins) if parts is None else tokens.parts_of_tokens(parts, begins)
+    return tokens.dataset_of("made", classes, stream, begins, part, groups, out_of_vocabulary=out_of_vocabulary, **facts)
+
+
 # --- numbers and words ------------------------------------------------------------------------------------------------
 
 
@@ -149,10 +155,8 @@ def check_reading(lists, begins, read, labels, places):
 def test_every_place_of_a_window_is_trained_where_sequences_are_short():
     """A model is asked at the last place. It must have learned there, though validation and test keep the last two tokens."""
     _, stream, begins = made(3, shortest=4, longest=9)
-    dataset = tokens.last_of_each("made", CLASSES, stream, begins, tokens="items")
-    index = torch.arange(len(dataset.train))
-    index = index[~torch.isin(index, dataset.validation)]
-    windows = Windows(dataset.train, index, dataset.train.labels, 12)
+    dataset = divided(stream, begins)
+    windows = Windows(dataset.train, dataset.training, dataset.train.labels, 12)
     generator = torch.Generator().manual_seed(0)
     trained = sum((windows.take(windows.shifted(generator))[1] != IGNORED).sum(0) for _ in range(60))
     assert bool((trained > 0).all()), trained
@@ -166,124 +170,85 @@ def test_windows_of_sequences_without_a_target_are_left_out():
     assert len(windows) == (int(begins[2] - begins[1]) - 1) // 3 + 1
 
 
-# --- divided by sequences ---------------------------------------------------------------------------------------------
+# --- divided ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unseen", [False, True])
+@pytest.mark.parametrize("way", ["whole", "whole, only classes", "last"])
 @pytest.mark.parametrize("seed", range(6))
-def test_whole_sequences_are_divided(seed, unseen):
-    lists, stream, begins = made(seed, shortest=4)
+def test_sequences_are_divided(seed, way):
+    lists, stream, begins = made(seed, shortest=4 if way != "last" else 1, longest=12 if way != "last" else 7)
     parts = [0, 1, 2, *(random.Random(seed).randrange(3) for _ in lists[3:])]
     groups = torch.tensor([7 * row for row in range(len(lists))])
-    dataset = tokens.divided("made", CLASSES, stream, begins, parts, groups, out_of_vocabulary=unseen, tokens="items")
+    unseen = way != "whole, only classes"
+    dataset = divided(
+        stream, begins, None if way == "last" else parts, groups, out_of_vocabulary=unseen, remarks=["First."], tokens="items"
+    )
     expected = {part: [] for part in range(3)}
     for row, each in enumerate(lists):
-        for place, token in enumerate(each):
-            if place and token < OTHER:
-                expected[parts[row]].append((row, place, token))
-            elif place and unseen and parts[row]:
-                expected[parts[row]].append((row, place, OUT_OF_VOCABULARY))
-    held = set(dataset.validation.tolist())
+        for place, token in list(enumerate(each))[1:]:
+            part = parts[row]
+            if way == "last":
+                part = {len(each) - 1: 2, len(each) - 2: 1}.get(place, 0) if len(each) >= 3 else 0
+            if token < OTHER:
+                expected[part].append((row, place, token))
+            elif unseen and part:
+                expected[part].append((row, place, OUT_OF_VOCABULARY))
     train = examples_of(dataset.train)
-    assert [each for n, each in enumerate(train) if n not in held] == expected[0]
-    assert [each for n, each in enumerate(train) if n in held] == expected[1]
+    assert [train[n] for n in dataset.training] == expected[0]
+    assert [train[n] for n in dataset.validation] == expected[1]
     assert examples_of(dataset.test) == expected[2]
     assert dataset.test.groups.tolist() == [7 * row for row, _, _ in expected[2]]
     assert dataset.train.groups.tolist() == [7 * row for row, _, _ in train]
     assert (dataset.kind, dataset.classes, dataset.tokens) == ("sequences", CLASSES, "items")
     assert dataset.train.padding == dataset.test.padding == PADDING
-    others = [token == OTHER for row, each in enumerate(lists) if parts[row] == 2 for token in each[1:]]
-    if not any(others):
-        assert dataset.remarks == ()
-    elif unseen:
-        verb = "is" if sum(others) == 1 else "are"
-        said = f"{sum(others)} of the {len(others)} test targets {verb} not in the training part: no guess is right."
-        assert dataset.remarks == (said,)
-    else:
-        said = "of the test tokens are outside the vocabulary: they are read, but not to be guessed."
-        (remark,) = dataset.remarks
-        number, sign, rest = remark.split(" ", 2)
-        assert float(number) == pytest.approx(100 * sum(others) / len(others), abs=0.5)
-        assert (sign, rest) == ("%", said)
+    first, *others = dataset.remarks
+    assert first == "First."
+    outside = sum(label == OUT_OF_VOCABULARY for _, _, label in expected[2])
+    tested = [token == OTHER for row, each in enumerate(lists) if parts[row] == 2 for token in each[1:]]
+    share = f"{sum(tested) / max(len(tested), 1):.1%}."
+    expected_end = f"{outside} of {len(expected[2])}." if unseen else share
+    assert [remark.split(": ")[1] for remark in others] == ([expected_end] if (outside if unseen else any(tested)) else [])
 
 
-def test_of_one_group_each_unless_told():
+def test_each_sequence_is_a_group_unless_told():
     _, stream, begins = made(0, shortest=4)
-    dataset = tokens.divided("made", CLASSES, stream, begins, [2, 1] + [0] * (len(begins) - 3))
+    dataset = divided(stream, begins, [2, 1] + [0] * (len(begins) - 3))
     assert set(dataset.test.groups.tolist()) == {0}
     assert set(dataset.train.groups.tolist()) == set(range(1, len(begins) - 1))
 
 
-# --- divided in each sequence -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_last_of_each_is_the_test(seed):
-    lists, stream, begins = made(seed, longest=7)
-    dataset = tokens.last_of_each("made", CLASSES, stream, begins, remarks=["First."], tokens="items")
-    train, validation, test = [], [], []
-    for row, each in enumerate(lists):
-        long = len(each) >= 3
-        for place in range(1, len(each)):
-            label = each[place] if each[place] < OTHER else OUT_OF_VOCABULARY
-            if long and place == len(each) - 1:
-                test.append((row, place, label))
-            elif long and place == len(each) - 2:
-                validation.append((row, place, label))
-            elif label != OUT_OF_VOCABULARY:
-                train.append((row, place, label))
-    held = set(dataset.validation.tolist())
-    found = examples_of(dataset.train)
-    assert [each for n, each in enumerate(found) if n not in held] == train
-    assert [each for n, each in enumerate(found) if n in held] == validation
-    assert examples_of(dataset.test) == test
-    short, unseen = sum(len(each) < 3 for each in lists), sum(label == OUT_OF_VOCABULARY for _, _, label in test)
-    expected = ["First."]
-    if short:
-        what = "sequence of fewer than three tokens is" if short == 1 else "sequences of fewer than three tokens are"
-        expected.append(f"{short} {what} for training alone.")
-    if unseen:
-        verb = "is" if unseen == 1 else "are"
-        expected.append(f"{unseen} of the {len(test)} test targets {verb} not in the training part: no guess is right.")
-    assert list(dataset.remarks) == expected
-
-
 def test_the_lab_takes_the_parts_as_they_are():
     _, stream, begins = made(3, shortest=5)
-    dataset = tokens.last_of_each("made", CLASSES, stream, begins)
+    dataset = divided(stream, begins)
     parts = split_set(dataset, 0.5, 0.5, seed=0)
     assert parts.validation.tolist() == dataset.validation.tolist()
     assert parts.test is dataset.test
     assert (dataset.train.labels[parts.train] >= 0).all()
 
 
-# --- what cannot be -----------------------------------------------------------------------------------------------------
-
-
-def test_too_little_to_guess():
+@pytest.mark.parametrize(
+    ("classes", "parts", "message"),
+    [
+        ((), None, "no kind of token to guess in its training part, but at least two"),
+        (("a",), None, "one kind of token"),
+        (("a", "b"), None, "no token to guess for validation: give more or longer sequences"),
+        (("a", "b"), [0, 1], "no token to guess for the test"),
+        (("a", "b"), [1, 2], "no token to guess for training"),
+    ],
+)
+def test_too_little_to_guess(classes, parts, message):
     stream, begins = torch.tensor([0, 1, 0, 1], dtype=torch.int32), torch.tensor([0, 2, 4])
-    for classes, kind in (((), "no kind"), (("a",), "one kind")):
-        with pytest.raises(LabError, match=f"^few has {kind} of token to guess in its training part, but at least two"):
-            tokens.last_of_each("few", classes, stream, begins)
-    with pytest.raises(LabError, match=r"^few has no token to guess for validation: give more or longer sequences"):
-        tokens.last_of_each("few", ("a", "b"), stream, begins)
-    with pytest.raises(LabError, match=r"^few has no token to guess for the test"):
-        tokens.divided("few", ("a", "b"), stream, begins, [0, 1])
-    with pytest.raises(LabError, match=r"^few has no token to guess for training"):
-        tokens.divided("few", ("a", "b"), stream, begins, [1, 2])
-
-
-# --- kept -------------------------------------------------------------------------------------------------------------
+    with pytest.raises(LabError, match=f"^made has {message}"):
+        divided(stream, begins, parts, classes=classes)
 
 
 def test_a_set_of_sequences_is_kept_whole(tmp_path):
     _, stream, begins = made(5, shortest=4)
-    built = tokens.last_of_each("made", CLASSES, stream, begins, remarks=["So it is."], tokens="items")
+    built = divided(stream, begins, remarks=["So it is."], tokens="items")
     first = cache.remember(tmp_path / "set.safetensors", lambda: built)
     again = cache.remember(tmp_path / "set.safetensors", lambda: pytest.fail("it was built again"))
     assert again.fingerprint == first.fingerprint
     assert (again.remarks, again.tokens, again.classes) == (built.remarks, "items", CLASSES)
-    assert again.remarks[0] == "So it is."
     for old, new in ((built.train, again.train), (built.test, again.test)):
         assert isinstance(new, SequenceSplit)
         assert new.padding == old.padding

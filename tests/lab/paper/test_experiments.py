@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import anyk
 from anyk.lab.errors import LabError
 from anyk.lab.paper import experiments, numbers
+from anyk.lab.run import losses
 from anyk.lab.run.config import Config
 
 EXPERIMENTS = experiments.EXPERIMENTS
@@ -66,8 +67,6 @@ def test_table_5():
     rows = [re.sub(r"[^\d.&]", "", row).split("&") for row in latex_rows("tab:sota")]
     pairs = [(float(top1), float(top5 or "nan")) for *_, top1, top5 in rows if re.fullmatch(r"\d+\.\d+", top1)]
     assert [cell.paper for cell in EXPERIMENTS["table5"].cells] == pairs[-6:]
-    others = [tuple(float(text.strip("≈").replace("—", "nan")) for text in row[2:]) for row in numbers.PUBLISHED_MODELS]
-    torch.testing.assert_close(torch.tensor(others), torch.tensor(pairs[:-6]), equal_nan=True, rtol=0, atol=0)
     text = PAPER.read_text(encoding="utf-8")
     assert r"($88.33\,|\,98.65$), DiffSortNets are significantly better (p=$0.00001\,|\,0.00005$)" in text
     assert r"($88.35\,|\,98.65$), DiffSortNets are also significantly better (p=$0.00087\,|\,0.00005$)" in text
@@ -123,7 +122,6 @@ def test_seeds_of_the_paper():
     assert counts["alpha"] == 12 * 5
     assert counts["set-size"] == 8 * 5
     assert len(EXPERIMENTS["table1"].configs(seeds=3)) == 30
-    assert {config.seed for config in EXPERIMENTS["table1"].configs(seeds=[7, 9]).values()} == {7, 9}
 
 
 def test_hyperparameters_of_the_paper_and_the_official_code():
@@ -185,11 +183,8 @@ def test_network_and_grid():
     [
         (lambda: experiments.experiment("table9"), "there is none called 'table9'"),
         (lambda: EXPERIMENTS["table2"].configs(), "table2 needs data that only you can give. imagenet1k: ImageNet-1K through"),
-        (lambda: EXPERIMENTS["table2"].configs("/x"), "needs several data sets"),
         (lambda: EXPERIMENTS["table2"].configs({"imagenet": "/x"}), "knows no data set 'imagenet'"),
-        (lambda: EXPERIMENTS["table1"].configs(source="mine"), "source should be paper or official"),
         (lambda: EXPERIMENTS["table1"].configs(grid=[0]), "grid should be positive"),
-        (lambda: EXPERIMENTS["table1"].configs(seeds=0), "seeds should be at least 1"),
     ],
 )
 def test_bad_arguments(call, message):
@@ -219,21 +214,8 @@ def official_losses(method, config, scores, target):
 
 
 def our_losses(config, scores, target):
-    operator = {
-        "neuralsort": anyk.NeuralSort,
-        "softsort": anyk.SoftSort,
-        "sinkhorn": anyk.SinkhornSort,
-    }.get(config.loss) or (lambda t: anyk.SortingNetwork(config.loss, t, config.swap, config.wires))
-    return anyk.topk_cross_entropy(
-        scores,
-        target,
-        list(config.p_k),
-        operator(config.temperature),
-        m=config.m,
-        top1=config.top1,
-        softmax_over=config.softmax_over,
-        reduction="none",
-    )
+    loss = losses.criterion(config, scores.shape[1])
+    return torch.stack([loss(row[None], y[None]) for row, y in zip(scores, target, strict=True)])
 
 
 def cases():
@@ -305,12 +287,6 @@ def test_smoke_data_fit_the_smoke_configs(tmp_path):
             assert config.seed == 0
             assert len(classes) > (config.m or 0)
             assert len(train["labels"]) * config.epochs < 5000
-
-
-def test_smoke_data_of_cifar(tmp_path):
-    data = EXPERIMENTS["table1"].write_smoke_data(tmp_path)
-    assert data == {"cifar100": f"cifar100:{tmp_path / 'cifar100'}"}
-    assert any((tmp_path / "cifar100").iterdir())
 
 
 # --- the tables ---
@@ -393,14 +369,13 @@ def test_significance_of_table_5():
         better = 0.0004 if "diffsortnets" in run else 0.0
         return 0.8833 + better + noise, 0.9865 + better + noise
 
-    _, tests, models = EXPERIMENTS["table5"].compare(made_results("table5", accuracies))
+    _, tests = EXPERIMENTS["table5"].compare(made_results("table5", accuracies))
     rows = {row[:3]: row[3:] for row in tests.rows}
     p_top1, paper, p_top5, _ = rows["efficientnet-l2", "DiffSortNets", "observed"]
     assert p_top1 < 0.01 > p_top5
     assert paper == 0.00001
     assert rows["efficientnet-l2", "DiffSortNets", "reported"][1] == 0.00087
     assert rows["efficientnet-l2", "SinkhornSort", "observed"][0] == pytest.approx(1)
-    assert len(models.rows) == 12
     nothing = EXPERIMENTS["table5"].compare({})[1]
     assert all(row[3] is None and row[5] is None for row in nothing.rows)
 

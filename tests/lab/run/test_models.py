@@ -11,9 +11,10 @@ import safetensors.torch
 import torch
 
 import lab_data
+import made
 from anyk.lab.data import Dataset
 from anyk.lab.errors import LabError
-from anyk.lab.run import evaluation, models, training
+from anyk.lab.run import models, training
 from anyk.lab.run.config import Config
 
 
@@ -33,11 +34,10 @@ def test_scores_are_those_of_the_run(
 ) -> None:
     points = lab_data.write_embedding_set(tmp_path / "points")
     if dataset is not None:
-        for module in (training, evaluation):
-            monkeypatch.setattr(module, "read_data", lambda _: dataset)
+        monkeypatch.setattr(training, "read_data", lambda _: dataset)
     config = Config(data=str(points), model=model, hidden=24, dropout=0.2, epochs=1, batch_size=40)
     training.train(config, tmp_path / "run")
-    predictor = evaluation.Predictor(tmp_path / "run")
+    predictor = made.trained(tmp_path / "run")
     shutil.rmtree(points)
 
     (tmp_path / "elsewhere").mkdir()
@@ -48,8 +48,9 @@ def test_scores_are_those_of_the_run(
     examples, index = predictor.parts.test, predictor.parts.test_index
     raw = examples.take(index)
     with torch.no_grad():
-        torch.testing.assert_close(loaded(raw), predictor.model(predictor.reader(examples, index)))
-    classes, probabilities = predictor.test_guesses(3)
+        scores = predictor.model(predictor.reader(examples, index))
+        torch.testing.assert_close(loaded(raw), scores)
+    probabilities, classes = scores.softmax(1).topk(3)
     for row, numbers, values in zip(loaded.guesses(raw, 3), classes.tolist(), probabilities.tolist(), strict=True):
         assert [name for name, _ in row] == [loaded.classes[number] for number in numbers]
         assert [p for _, p in row] == pytest.approx(values, rel=1e-4)
@@ -90,6 +91,12 @@ def test_a_loaded_model_is_a_module_like_others(tmp_path: Path) -> None:
             model.guesses(images, count)  # type: ignore[arg-type]
 
 
+def test_guesses_are_ranked_by_scores_where_probabilities_underflow() -> None:
+    plan = models.Plan("linear", (3,), ("a", "b", "c"), hidden=4, dropout=0.0)
+    weights = {"1.weight": torch.diag(torch.tensor([1e4, 2e4, 3e4])), "1.bias": torch.zeros(3)}
+    assert models.Classifier(plan, weights).guesses(torch.ones(1, 3), 3) == [[("c", 1.0), ("b", 0.0), ("a", 0.0)]]
+
+
 def test_files_that_are_not_models(tmp_path: Path) -> None:
     plan = models.Plan("linear", (3, 2, 2), ("a", "b"), hidden=4, dropout=0.0, mean=(0.5,) * 3, std=(0.2,) * 3)
     weights = plan.build().state_dict()
@@ -106,23 +113,15 @@ def test_files_that_are_not_models(tmp_path: Path) -> None:
     assert models.load(file).classes == ("crane", "crane")
     for changes, problem in (
         ({"more": 1}, "does not say what model"),
-        ({"format": 4}, "does not say what model"),
         ({"model": "no such"}, "model should be linear, .*attention, module:function or timm:NAME, but is 'no such'"),
-        ({"model": ["linear"]}, "model should be"),
         ({"shape": 3}, "shape should be integers, but is 3"),
-        ({"shape": [3, 2]}, "shape should be"),
-        ({"shape": [3, 2, 2.5]}, "shape should be"),
         ({"model": "cnn", "shape": [12]}, "shape should be 3 positive numbers"),
         ({"classes": "ab"}, "classes should be texts, but is 'ab'"),
-        ({"classes": {"a": 1, "b": 2}}, "classes should be"),
-        ({"classes": ["a", ["b"]]}, "classes should be"),
         ({"classes": []}, "classes should be"),
-        ({"hidden": "4"}, "hidden should be"),
         ({"width": 0}, "width should be a positive number, but is 0"),
         ({"dropout": 1}, "dropout should be"),
         ({"mean": []}, "mean should be 3 numbers"),
         ({"std": [0.2, 0.2, 0.0]}, "std should be 3 numbers"),
-        ({"std": None}, "std should be numbers"),
         ({"mean": [0.5, 0.5, float("nan")]}, "mean should be numbers"),
         ({"classes": ["a", "b", "c"]}, r"weights 1.weight should be torch.float32 \[3, 12\], but are torch.float32 \[2, 12\]"),
         ({"model": "mlp", "hidden": 10**12}, "weights 1.weight should be"),

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import lab_data
+import made
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
-from anyk.lab.run import evaluation, models, own_models, training
+from anyk.lab.run import models, own_models, training
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import Run
 
@@ -58,11 +59,6 @@ MODULE = """
     def narrow(shape, classes):
         return nn.Linear(shape[0], 3)
 
-    def pair(shape, classes):
-        model = nn.Linear(shape[0], classes)
-        model.forward = lambda x: (x, x)
-        return model
-
     def endless(shape, classes):
         model = nn.Linear(shape[0], classes)
         nn.init.constant_(model.weight, float("inf"))
@@ -81,8 +77,6 @@ MODULE = """
         model = nn.Bilinear(1, 1, classes)
         model.forward = lambda x: nn.Bilinear.forward(model, x[:, :1], x[:, :1])
         return model
-
-    NUMBER = 3
 """
 
 
@@ -113,7 +107,7 @@ def test_a_model_of_yours_is_trained_in_processes_and_read_back(here: Path, conf
     assert again["test"] == outcome.result["test"]
     assert str(here) not in sys.path
 
-    predictor = evaluation.Predictor(here / "run", trust=True)
+    predictor = made.trained(here / "run")
     examples = predictor.parts.test.take(predictor.parts.test_index)
     scores = predictor.model(predictor.reader(predictor.parts.test, predictor.parts.test_index))
     make = own_models.find("my_models:make")
@@ -128,16 +122,13 @@ def test_reading_a_file_imports_nothing_that_it_names(here: Path, config: Config
     training.train(config.replace(epochs=1), here / "run")
     sys.modules.pop("my_models")
     (here / "imported.txt").unlink()
-    for read in (models.load, evaluation.Predictor):
-        with pytest.raises(
-            LabError,
-            match=r"names the model my_models:make, .*\(--model my_models:make, in Python model=.* or trust=True\)",
-        ):
-            read(here / "run")
+    with pytest.raises(
+        LabError, match=r"names the model my_models:make, .*\(--model my_models:make, in Python model=.* or trust=True\)"
+    ):
+        models.load(here / "run")
     # A function of the caller's stands in for the one that the file names.
     loaded = models.load(here / "run", model=_net)
     assert loaded(torch.zeros(2, 16)).shape == (2, 12)
-    evaluation.Predictor(here / "run", model=_net)
     assert "my_models" not in sys.modules
     assert not (here / "imported.txt").exists()
 
@@ -212,16 +203,13 @@ def test_weights_that_are_tied_are_saved(here: Path, config: Config) -> None:
         ("no_such_module:make", r"cannot be imported \(ModuleNotFoundError: No module named 'no_such_module'\)"),
         ("broken:make", r"cannot be imported \(AttributeError: module 'math' has no attribute 'nonsense'"),
         ("my_models:missing", "is not found: my_models has no missing"),
-        ("my_models:NUMBER", "should be a function, but is a int"),
         ("my_models:nothing", "should return an nn.Module, but returned a NoneType"),
         ("my_models:mistaken", r"failed when called with \(16,\), 12 \(TypeError: .*, line \d+ of my_models.py\)"),
         ("my_models:picky", r"failed on two examples of shape \(16,\) \(RuntimeError: "),
         ("my_models:narrow", r"should give scores of shape \(2, 12\) for two examples, but gives the shape \(2, 3\)"),
-        ("my_models:pair", r"should give scores of shape \(2, 12\) for two examples, but gives a tuple"),
         ("my_models:endless", "should give finite scores"),
         ("my_models:frozen", "has no parameter that can be trained"),
         ("my_models:odd", "has _extra_state in its state_dict"),
-        ("timm:resnet18", "takes images, but points holds embeddings"),
     ],
 )
 def test_what_is_wrong_with_a_model_is_one_line_before_any_run(word: str, problem: str, here: Path, config: Config) -> None:
@@ -238,19 +226,19 @@ def test_words_that_name_no_model(word: str) -> None:
 
 def test_a_function_becomes_its_word(here: Path) -> None:
     make = own_models.find("my_models:make")
-    assert models.word_of(make) == "my_models:make"
-    assert models.word_of("cnn") == "cnn"
-    assert models.word_of(own_models.find("my_models:Net")) == "my_models:Net"
+    assert own_models.word_of(make) == "my_models:make"
+    assert own_models.word_of("cnn") == "cnn"
+    assert own_models.word_of(own_models.find("my_models:Net")) == "my_models:Net"
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec("def make(shape, classes): ...", scope)
     with pytest.raises(LabError, match=r"model make is defined in the script or notebook itself; runs are processes .*move it"):
-        models.word_of(scope["make"])
+        own_models.word_of(scope["make"])
     with pytest.raises(LabError, match="at the top level"):
-        models.word_of(lambda shape, classes: nn.Linear(1, 1))
+        own_models.word_of(lambda shape, classes: nn.Linear(1, 1))
     with pytest.raises(LabError, match="a function that makes a new model for each run, but is a Linear"):
-        models.word_of(nn.Linear(1, 1))  # type: ignore[arg-type]
+        own_models.word_of(nn.Linear(1, 1))  # type: ignore[arg-type]
     with pytest.raises(LabError, match="but is a int"):
-        models.word_of(3)  # type: ignore[arg-type]
+        own_models.word_of(3)  # type: ignore[arg-type]
 
 
 TIMM = """
@@ -283,16 +271,14 @@ def test_models_of_timm_by_a_stand_in(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "place" / "timm.py").write_text(textwrap.dedent(TIMM))
     monkeypatch.syspath_prepend(tmp_path / "place")
     monkeypatch.delitem(sys.modules, "timm", raising=False)
-    for module in (training, evaluation):
-        monkeypatch.setattr(module, "read_data", lambda _: lab_data.image_set())
+    monkeypatch.setattr(training, "read_data", lambda _: lab_data.image_set())
     config = Config(model="timm:tiny.b1-in1k:pretrained", epochs=1, batch_size=24, head_learning_rate=0.1)
     training.train(config, tmp_path / "run")
     import timm
 
     assert timm.ASKED == [("tiny.b1-in1k", True, 6, 1)]
     assert models.load(tmp_path / "run")(torch.zeros(2, 1, 12, 12, dtype=torch.uint8)).shape == (2, 6)
-    evaluation.Predictor(tmp_path / "run")
-    assert timm.ASKED[1:] == [("tiny.b1-in1k", False, 6, 1)] * 3  # the weights are there; one is only looked at
+    assert timm.ASKED[1:] == [("tiny.b1-in1k", False, 6, 1)] * 2  # the weights are there; one is only looked at
     training.check(config.replace(model="timm:tiny.b1-in1k"))
     assert timm.ASKED[-1][1] is False
     with pytest.raises(LabError, match=r"timm cannot make huge \(RuntimeError: Unknown model \(huge\)\)"):

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 import lab_data
+import made
 from anyk import info
 from anyk.lab.data import split
 from anyk.lab.errors import LabError
@@ -48,7 +49,7 @@ def quick(data: str, **changes: Any) -> Config:
 def outcome(folder: Path) -> tuple[bytes, list[dict[str, Any]], dict[str, Any]]:
     """All that a run leaves behind, but for times."""
     metrics = [{**line, "seconds": 0} for line in Run(folder).metrics()]
-    result = {**json.loads((folder / "result.json").read_text()), "seconds": 0, "seconds_in_model": 0}
+    result = {**json.loads((folder / "result.json").read_text()), "seconds": 0}
     tensors = [path.read_bytes() for path in sorted(folder.glob("*.safetensors"))]
     assert len(tensors) == (1 if result["config"]["select"] == "each" else 2)
     return b"".join(tensors), metrics, result
@@ -273,7 +274,7 @@ def test_p_k_of_each_class_from_a_file(data: str, tmp_path: Path) -> None:
         with pytest.raises(LabError, match=message):
             losses.read_p_k(tmp_path / "bad.json", 12)
     (tmp_path / "bad.csv").write_text("0.5,0.5\n0.5,0.6\n")
-    with pytest.raises(LabError, match="row 2"):
+    with pytest.raises(LabError, match=r"p_k_file .*bad\.csv: expected probabilities that sum to 1"):
         losses.read_p_k(tmp_path / "bad.csv", 2)
 
 
@@ -405,7 +406,7 @@ def test_a_run_keeps_what_it_does_with_each_test_example(tmp_path: Path) -> None
     np.savez(tmp_path / "points.npz", x=inputs.numpy(), y=labels.numpy(), groups=[f"file {group}" for group in groups.tolist()])
     result = training.train(quick(str(tmp_path / "points.npz"), epochs=2, measure=(3,)), tmp_path / "run")
     kept = load_file(tmp_path / "run" / "test.safetensors")
-    predictor = evaluation.Predictor(tmp_path / "run")
+    predictor = made.trained(tmp_path / "run")
     test, index = predictor.parts.test, predictor.parts.test_index
     with torch.no_grad():
         scores = predictor.model(predictor.reader(test, index))

@@ -4,10 +4,8 @@ Each command is a file, and imports what it needs when it is called: `anyk --hel
 """
 
 import os
-import shutil
 import signal
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 
 import anyk
@@ -29,14 +27,10 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "info": info.command,
 }
 
-GROUPS = {
-    "training": ("compare", "train", "reproduce"),
-    "output": ("report",),
-    "model": ("predict", "export"),
-    "data": ("embed", "import"),
-    "installation": ("info",),
-}
-"""the commands as `anyk --help` shows them"""
+DESCRIPTION = f"""Train for 'the right class is among the first k', and find out whether it helps.
+
+anyk COMMAND --help lists the options of a command. With any command, --import MODULE first imports a module of yours that
+registers losses. anyk --version tells which anyk this is: {anyk.__version__}."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -75,20 +69,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(words: Sequence[str]) -> int:
     words = _import_modules(words)
     first = words[0] if words else None
-    if first in ("--version", "-h", "--help"):
+    if first == "--version":
         if processes.is_main():
-            say(f"anyk {anyk.__version__}" if first == "--version" else _overview())
+            say(f"anyk {anyk.__version__}")
         return 0
     if first is None:
         raise LabError(f"a command should be given: {_names()} anyk --help tells what they do.")
-    if first not in COMMANDS and not first.startswith("--tyro-"):  # which write completions for a shell
+    # --tyro-… writes completions for a shell.
+    if first not in COMMANDS and first not in ("-h", "--help") and not first.startswith("--tyro-"):
         if first.startswith("-"):
             raise LabError(f"{first} should stand after a command, or be --help or --version: {_names()}")
         near = nearest(first, COMMANDS)
         raise LabError(f"there is no command {first!r}: {f'did you mean anyk {near[0]}?' if near else _names()}")
-    if processes.launched() > 1 and first != "train":
+    if processes.launched() > 1 and first in COMMANDS and first != "train":
         raise LabError(f"anyk {first} is one process: start it without torchrun, which is for anyk train.")
-    return parsing.call(COMMANDS, words, is_main=processes.is_main())
+    return parsing.call(COMMANDS, words, DESCRIPTION, is_main=processes.is_main())
 
 
 def _import_modules(words: Sequence[str]) -> list[str]:
@@ -109,26 +104,3 @@ def _import_modules(words: Sequence[str]) -> list[str]:
 
 def _names() -> str:
     return f"the commands are {', '.join(COMMANDS)}."
-
-
-def _overview() -> str:
-    """What `anyk --help` says: of each command the first line of its own help."""
-    parts = {
-        group: [(name, (COMMANDS[name].__doc__ or "").split("\n")[0]) for name in names] for group, names in GROUPS.items()
-    }
-    parts["options"] = [
-        ("-h, --help", "this page; anyk COMMAND --help lists the options of a command"),
-        (
-            "--import",
-            "MODULE, with any command: import a module of yours that registers losses first",
-        ),
-        ("--version", f"which anyk this is: {anyk.__version__}"),
-    ]
-    lines = ["usage: anyk COMMAND [OPTIONS]", ""]
-    lines += ["Train for 'the right class is among the first k', and find out whether it helps."]
-    width = min(shutil.get_terminal_size().columns, 110)
-    for part, rows in parts.items():
-        lines += ["", part]
-        for name, text in rows:
-            lines += textwrap.wrap(text, width, initial_indent=f"  {name:12}", subsequent_indent=" " * 14)
-    return "\n".join(lines)

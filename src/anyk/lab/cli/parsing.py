@@ -18,7 +18,7 @@ from anyk.lab.errors import LabError
 from anyk.lab.run.config import describe
 
 
-def call(commands: Mapping[str, Callable[..., int]], words: Sequence[str], *, is_main: bool) -> int:
+def call(commands: Mapping[str, Callable[..., int]], words: Sequence[str], description: str, *, is_main: bool) -> int:
     """Call the command that the first word names with what the others say; its exit code."""
     known = arguments(commands[words[0]]) if words[0] in commands else {}
     words = normalized(words, known)
@@ -32,7 +32,9 @@ def call(commands: Mapping[str, Callable[..., int]], words: Sequence[str], *, is
     # Experimental in tyro, and thus by name: without it, a value that cannot be read is reported in a box.
     on_error = getattr(getattr(tyro, "_errors", None), "on_parse_error", contextlib.nullcontext)
     with on_error(refuse):
-        return tyro.extras.subcommand_cli_from_dict(dict(commands), prog="anyk", args=words, console_outputs=is_main)
+        return tyro.extras.subcommand_cli_from_dict(
+            dict(commands), prog="anyk", description=description, args=words, console_outputs=is_main
+        )
 
 
 class Argument(typing.NamedTuple):

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from anyk.lab.cli.words import Flag, Group, say, tell_failures, warn
-from anyk.lab.errors import LabError, reuse_sentence
+from anyk.lab.cli.words import Flag, Group, say, warn
+from anyk.lab.errors import LabError, failure_sentences, reuse_sentence
 from anyk.lab.tables import Format
 
 
@@ -87,7 +87,10 @@ def command(
     for table in chosen.compare(results, smoke=smoke):
         say(f"{table.title}\n")
         say(tables.render(table, output.format) + "\n")
-    return tell_failures(failures(outcomes))
+    failed = failures(outcomes)
+    for sentence in failure_sentences(failed):
+        warn(sentence)
+    return 1 if failed else 0
 
 
 def _name_and_path(word: str) -> tuple[str, str]:

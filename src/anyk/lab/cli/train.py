@@ -1,7 +1,5 @@
 """`anyk train`."""
 
-import itertools
-import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anyk.lab.cli.words import Flag, Group, Loggers, WholeConfig, say, say_json, slug, warn
-from anyk.lab.errors import LabError
+from anyk.lab.cli.words import Flag, Group, WholeConfig, say, say_json, warn
+from anyk.lab.files import slug
 from anyk.lab.run import processes
-from anyk.lab.run.config import Config
+from anyk.lab.run.loggers import LoggerName
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Output:
 
     out: Path | None = None
     """the run folder; by default anyk-runs/DATA-LOSS-seedSEED"""
-    log: Loggers = ()
+    log: tuple[LoggerName, ...] = ()
     """hand the metrics on: tensorboard, wandb, mlflow, or several"""
     quiet: Flag = False
     """show no progress"""
@@ -38,6 +36,7 @@ def command(config: WholeConfig, *, output: Group[Output]) -> int:
     """
     from anyk.lab.progress import watched
     from anyk.lab.run import evaluation, loggers, training
+    from anyk.lab.run.run_folder import Run
     from anyk.lab.run.summaries import RANKING
     from anyk.lab.tables import percent
 
@@ -46,7 +45,8 @@ def command(config: WholeConfig, *, output: Group[Output]) -> int:
     with processes.joined(config.device) as group:
         group.broadcast(lambda: loggers.check(log))
         training.check(config, group)
-        group.broadcast(lambda: _check_folder(out, config))
+        group.broadcast(Run(out).refuse_other_files)
+        group.broadcast(lambda: Run(out).refuse_other_config(config))
         had_ended = (out / "result.json").exists()
         with (
             watched(1, output.quiet or not group.first, log if group.first else ()) as display,
@@ -95,17 +95,3 @@ def _stop_signal(patient: bool) -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in former.items():
             signal.signal(number, signal.SIG_IGN if patient and stop.is_set() else handler)
-
-
-def _check_folder(folder: Path, config: Config) -> None:
-    """Raise if the folder holds something else; the message suggests one that is free."""
-    from anyk.lab.run.run_folder import FolderRefused, Run
-
-    try:
-        Run(folder).refuse_other_files()
-        Run(folder).refuse_other_config(config)
-    except FolderRefused as error:
-        named = folder if folder.name not in ("", "..") else Path("run")
-        names = (named.with_name(f"{named.name}-{number}") for number in itertools.count(2))
-        free = next(name for name in names if not name.exists())
-        raise LabError(f"{error.why}: choose another folder, such as --out {shlex.quote(str(free))}") from None

@@ -3,22 +3,17 @@
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from json import dumps
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from anyk.lab.errors import Failure, failure_sentences
-from anyk.lab.files import slug as slug
 from anyk.lab.run import processes
-from anyk.lab.run.config import Config, DataFields, LossFields, LossName, ModelFields, Seed, Setting, TrainingFields
-from anyk.lab.run.loggers import LoggerName
+from anyk.lab.run.config import Config, DataFields, LossFields, LossName, ModelFields, Seed, TrainingFields
 
 T = TypeVar("T")
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-Loggers = tuple[LoggerName, ...]
 #: a dataclass whose fields are options that `--help` shows together
 Group = Annotated[T, tyro.conf.OmitArgPrefixes]
 
@@ -33,15 +28,10 @@ class _TrainingOfRun(TrainingFields, Seed):
     """How to train, and what is measured on the way."""
 
 
-def _setting(data: DataFields, model: ModelFields, loss: LossFields, training: TrainingFields) -> Setting:
-    return Setting(**vars(data), **vars(model), **vars(loss), **vars(training))
-
-
 def _config(data: DataFields, model: ModelFields, loss: _LossOfRun, training: _TrainingOfRun) -> Config:
     return Config(**vars(data), **vars(model), **vars(loss), **vars(training))
 
 
-CommonSetting = Annotated[Setting, tyro.conf.OmitArgPrefixes, tyro.conf.arg(constructor=_setting, name="")]
 WholeConfig = Annotated[Config, tyro.conf.OmitArgPrefixes, tyro.conf.arg(constructor=_config, name="")]
 
 
@@ -58,13 +48,6 @@ def say_json(value: Any) -> None:
 def warn(words: str) -> None:
     """To standard error."""
     sys.stderr.write(words.rstrip("\n") + "\n")
-
-
-def tell_failures(failures: Sequence[Failure]) -> int:
-    """Print which runs failed; returns the exit code."""
-    for sentence in failure_sentences(failures):
-        warn(sentence)
-    return 1 if failures else 0
 
 
 def command_line() -> str:

@@ -1,5 +1,6 @@
 """What the best rival of the baseline predicts differently: hits and confusions of each class, and single test examples."""
 
+import dataclasses
 import io
 from collections import Counter
 from collections.abc import Iterable
@@ -14,8 +15,9 @@ from PIL import Image
 from anyk.lab.comparison.outcome import ByClass, Comparison, Confusion, Example, Guess, Moves, tested
 from anyk.lab.data import Dataset, Parts, Split, image_folders
 from anyk.lab.data.tokens import OTHER, SequenceSplit
-from anyk.lab.run import own_models
-from anyk.lab.run.evaluation import Predictor
+from anyk.lab.run import models, own_models
+from anyk.lab.run.batches import Reader
+from anyk.lab.run.config import Config
 
 #: confusions that are kept of each of the two
 KEPT_CONFUSIONS = 20
@@ -116,7 +118,7 @@ def find_moves(comparison: Comparison, out: Path, dataset: Dataset, parts: Parts
     guesses = []
     for run, one in zip(runs, (before, after), strict=True):
         classes = torch.from_numpy(one["guesses"])[places, : min(k, SHOWN_GUESSES)].long()
-        guesses.append(_guesses(out / run.folder, classes, places, dataset, method.config.model))
+        guesses.append(_guesses(out / run.folder, classes, dataset, parts.test, index, method.config))
     images = parts.test.take(index) if dataset.kind == "images" else None
     sources, contexts = _sources(dataset, parts.test, index), _contexts(dataset, parts.test, index, method.config.context)
     examples = tuple(
@@ -142,17 +144,26 @@ def _spread_out(places: NDArray[Any]) -> list[int]:
 
 
 def _guesses(
-    folder: Path, classes: torch.Tensor, places: torch.Tensor, dataset: Dataset, model: str
+    folder: Path, classes: torch.Tensor, dataset: Dataset, examples: Split, index: torch.Tensor, config: Config
 ) -> list[tuple[Guess, ...]]:
     """The classes that a run has guessed for some test examples, with the probabilities that its model gives them."""
     try:
-        # By the word of this comparison: a file's own word imports nothing.
-        predictor = Predictor(folder, model=model if own_models.is_function(model) else None)
-        chances: list[list[float | None]] = predictor.test_probabilities(places).gather(1, classes).tolist()
+        chances: list[list[float | None]] = _probabilities(folder, dataset, examples, index, config).gather(1, classes).tolist()
     except Exception:  # a model that cannot be made any more, by whatever is wrong with its code, has still made its guesses
-        chances = [[None] * classes.shape[1]] * len(places)
+        chances = [[None] * classes.shape[1]] * len(index)
     rows = zip(classes.tolist(), chances, strict=True)
     return [tuple(Guess(dataset.classes[c], p) for c, p in zip(*row, strict=True)) for row in rows]
+
+
+@torch.no_grad()
+def _probabilities(folder: Path, dataset: Dataset, examples: Split, index: torch.Tensor, config: Config) -> torch.Tensor:
+    """The softmax probabilities of some examples, (n, classes), by the model of a run."""
+    # By the word of this comparison: a file's own word imports nothing.
+    classifier = models.load(folder, model=config.model if own_models.is_function(config.model) else None)
+    plan = classifier.plan
+    dataset = dataclasses.replace(dataset, feature_mean=plan.feature_mean, feature_std=plan.feature_std)
+    reader = Reader(dataset, torch.device("cpu"), config.replace(shuffle="full"))
+    return reader.mask(classifier.model(reader(examples, index)), examples, index).float().softmax(1)
 
 
 def _sources(dataset: Dataset, examples: Split, index: torch.Tensor) -> list[str]:

@@ -65,26 +65,19 @@ class Report(Comparison):
             pandas = importlib.import_module("pandas")
         except ImportError:
             raise LabError("to_frame needs pandas: pip install pandas") from None
-        found, rows = self.differences, []
-        for method in self.all_methods:
-            for metric in (*self.metrics, *self.others):
-                value, other = method.measured(metric), found.get((method.name, metric))
-                row: dict[str, Any] = {"method": method.name, "metric": metric}
-                row |= {"mean": value.mean, "std": value.std, "seeds": len(value.values)} if value is not None else {}
-                if other is not None:
-                    row |= {"difference": other.paired.difference, "low": other.paired.low, "high": other.paired.high}
-                    row["p"] = other.p
-                rows.append(row)
-        return pandas.DataFrame(rows, columns=["method", "metric", *_NUMBERS])
+        rows = []
+        for row in self.to_json()["derived"]["table"]:
+            for metric, value in row["test"].items():
+                found = row["difference"].get(metric, {})
+                rows.append({"method": row["method"], "metric": metric, **value, **found, "p": found.get("p_holm")})
+        columns = ["method", "metric", "mean", "std", "seeds", "difference", "low", "high", "p"]
+        return pandas.DataFrame(rows, columns=columns)
 
     def __str__(self) -> str:
         return "\n".join([self.table(), *self.verdict])
 
     def _repr_html_(self) -> str:
         return report_page.embed(self)
-
-
-_NUMBERS = ("mean", "std", "seeds", "difference", "low", "high", "p")
 
 
 def compare(

@@ -5,33 +5,26 @@ The template says what is on the page and how it looks; here are the numbers it 
 
 import base64
 import html
-import keyword
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
-from markupsafe import Markup
 
 from anyk.lab import files, plots
 from anyk.lab.comparison.config import BASELINE
-from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, Confusion, Method, Try
+from anyk.lab.comparison.outcome import Comparison, Confusion, Method, Try
 from anyk.lab.comparison.snippet import code
-from anyk.lab.comparison.verdict import counted, notes, verdict
+from anyk.lab.comparison.verdict import notes, verdict
 from anyk.lab.data.tokens import OTHER
-from anyk.lab.plots import Series, Spot
+from anyk.lab.plots import Mark
 from anyk.lab.statistics import CONFIDENCE, SIGNIFICANT, mean
 from anyk.lab.tables import Difference, duration, hits, interval, p_text, percent, points, text, title
 
-#: points of a curve that can be told apart
-_CURVE_POINTS = 150
 #: classes that gained, as many that lost, and pairs that were confused
 SHOWN_CLASSES = 10
-#: files that could not be read
-SHOWN_FILES = 50
 
 
 def write(comparison: Comparison, file: str | Path) -> None:
@@ -48,8 +41,7 @@ def render(comparison: Comparison) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"title": title, "hits": hits, "words": _words, "joined": joined}
-    environment.filters |= {"data_uri": _data_uri, "is_small": _is_small}
+    environment.filters |= {"title": title, "hits": hits, "words": _words, "data_uri": _data_uri}
     headline, *sentences = verdict(comparison)
     return environment.get_template("report.html").render(
         comparison=comparison,
@@ -61,9 +53,7 @@ def render(comparison: Comparison) -> str:
         others=comparison.others,
         other_rows=_rows(comparison, comparison.others),
         trade=_trade_chart(comparison),
-        accuracies=_accuracy_charts(comparison),
-        curves=_curve_charts(comparison),
-        keys=[(method.name, plots.swatch(series)) for series, method in _series(comparison) if method.tries],
+        curves=_curve_chart(comparison),
         tunings=[_tuning(method) for method in comparison.methods if method.tries],
         classes=_classes(comparison),
         confusions=_confusions(comparison),
@@ -71,7 +61,6 @@ def render(comparison: Comparison) -> str:
         best=comparison.choice.name if comparison.methods else None,
         codes=[(method.name, code(method.config, comparison.data.get("classes"))) for method in comparison.methods],
         shown_classes=SHOWN_CLASSES,
-        shown_files=SHOWN_FILES,
         other=OTHER,
         intervals=any(one.paired.low is not None for one in comparison.differences.values()),
         confidence=f"{100 * CONFIDENCE:.0f} %",
@@ -93,43 +82,11 @@ def _data_uri(image: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(image).decode("ascii")
 
 
-def _is_small(image: bytes) -> bool:
-    """Whether a PNG has fewer pixels than it is shown with: then they may be seen."""
-    return bool(max(struct.unpack(">II", image[16:24])) < 64)
-
-
 def _words(value: Any) -> str:
     """A setting as people read it."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_words(item)}" for name, item in value.items())
     return ", ".join(map(_words, value)) or "–" if isinstance(value, (list, tuple)) else text(value, "field")
-
-
-#: the ends of lines and blocks of Python source, in a line
-_MARKS = {"<newline>": "⏎", "<indent>": "⇥", "<dedent>": "⇤"}
-_AFTER_NO_SPACE = frozenset("([{.")
-_BEFORE_NO_SPACE = frozenset((*".,:;)]}", "!", "?"))
-
-
-def joined(tokens: Sequence[str], kind: str) -> str:
-    """The tokens of a text, or of Python source, as people write them.
-
-    >>> joined(["<newline>", "<indent>", "return", "self", ".", "f", "(", "x", ")", "[", "<number>", ":", "]"], "python")
-    '⏎ ⇥ return self.f(x)[<number>:]'
-    >>> joined(["if", "(", "…", "=", "-", "x", ")", ":"], "python")
-    'if (… = - x):'
-    >>> joined(["Stop", ",", "he", "said", "(", "twice", ")", "."], "words")
-    'Stop, he said (twice).'
-    """
-    text, before = "", ""
-    for token in tokens:
-        # What is called or looked into stands close to its bracket, in Python.
-        follows = (before.isidentifier() and not keyword.iskeyword(before)) or before in (")", "]", OTHER)
-        called = kind == "python" and token in ("(", "[") and follows
-        close = token in _BEFORE_NO_SPACE or before in _AFTER_NO_SPACE or called
-        text += ("" if close or not text else " ") + (_MARKS.get(token, token) if kind == "python" else token)
-        before = token
-    return text
 
 
 def _rows(comparison: Comparison, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -189,20 +146,10 @@ def _classes(comparison: Comparison) -> list[dict[str, Any]]:
             sorted((one for one in changes if sign * one.difference > 0), key=lambda one: -abs(one.difference))
             for sign in (1, -1)
         )
-        summary = f"{_total(gains, 'gain')}, {_total(losses, 'lose')}." if gains or losses else "no class gains or loses."
-        found.append({"metric": metric, "gains": gains, "losses": losses, "summary": summary[0].upper() + summary[1:]})
+        hits = [sum(abs(one.difference) for one in side) for side in (gains, losses)]
+        summary = f"Classes that gain: {len(gains):,}, by {hits[0]:,} hits. Classes that lose: {len(losses):,}, by {hits[1]:,}."
+        found.append({"metric": metric, "gains": gains, "losses": losses, "summary": summary})
     return found
-
-
-def _total(side: Sequence[_Change], verb: str) -> str:
-    """
-    >>> _total([_Change("a", 2, 1, 3, 9)], "gain"), _total([], "lose")
-    ('1 class gains 2 hits', 'no class loses')
-    """
-    if not side:
-        return f"no class {verb}s"
-    classes = f"1 class {verb}s" if len(side) == 1 else f"{len(side):,} classes {verb}"
-    return f"{classes} {counted(abs(sum(one.difference for one in side)), 'hit')}"
 
 
 def _confusions(comparison: Comparison) -> list[Confusion]:
@@ -269,69 +216,45 @@ def _mean_score(point: Try) -> float | None:
 # Charts --------------------------------------------------------------------------------------------------------------------
 
 
-def _series(comparison: Comparison) -> list[tuple[Series, Method]]:
-    """The methods with the baseline first, whose colour is the quiet one; then the controls."""
-    methods = [*sorted(comparison.methods, key=lambda method: method.name != BASELINE), *comparison.controls]
-    found = []
-    for number, method in enumerate(methods):
-        is_control = method.name.startswith(LEARNING_RATE_OF)
-        short = f"{BASELINE} at {method.config.learning_rate:g}" if is_control else ""
-        found.append((Series(number, method.name, short), method))
-    return found
+def _baseline_first(methods: Sequence[Method]) -> list[Method]:
+    return sorted(methods, key=lambda method: method.name != BASELINE)
 
 
-def _accuracy_charts(comparison: Comparison) -> list[Markup]:
-    """The test accuracies, a chart for each metric."""
-    charts = []
-    for metric in comparison.metrics:
-        tests = [
-            (series, {run.seed: run.test[metric] for run in method.runs if metric in run.test})
-            for series, method in _series(comparison)
-        ]
-        charts.append(plots.accuracy_chart(metric, [(series, seeds) for series, seeds in tests if seeds]))
-    return charts
-
-
-def _trade_chart(comparison: Comparison) -> Markup | None:
-    """Top-1 against the largest k."""
+def _trade_chart(comparison: Comparison) -> str | None:
+    """Top-1 against the largest k; None where the baseline has no two metrics, or nothing to be compared with."""
     up = next((metric for metric in (_largest_and_first(comparison)[0], *comparison.metrics) if metric != "top1"), None)
     if up is None:
         return None
-    found, spots = comparison.differences, []
+    found, marks = comparison.differences, []
 
-    def span(method: Method, metric: str, center: float) -> tuple[float, float] | None:
-        pair = found[method.name, metric].paired if (method.name, metric) in found else None
-        if pair is None or pair.low is None or pair.high is None:
-            return None
-        low, high = (center + 100 * (bound - pair.difference) for bound in (pair.low, pair.high))
-        return max(low, 0.0), min(high, 100.0)
+    def half_interval(method: Method, metric: str) -> float | None:
+        high = found[method.name, metric].paired.high if (method.name, metric) in found else None
+        return None if high is None else 100 * (high - found[method.name, metric].paired.difference)
 
-    for series, method in _series(comparison):
+    for method in (*_baseline_first(comparison.methods), *comparison.controls):
         both = [run for run in method.runs if "top1" in run.test and up in run.test]
         if both:
-            seeds = {run.seed: (100 * run.test["top1"], 100 * run.test[up]) for run in both}
-            x, y = (mean([values[way] for values in seeds.values()]) for way in (0, 1))
-            spans = span(method, "top1", x), span(method, up, y)
-            spots.append(Spot(series, (x, y), seeds, spans, method.name == BASELINE))
-    return plots.trade_chart(up, spots) if len(spots) > 1 else None
+            seeds = [(100 * run.test["top1"], 100 * run.test[up]) for run in both]
+            x, y = (mean([values[way] for values in seeds]) for way in (0, 1))
+            marks.append(Mark(method.name, (x, y), (half_interval(method, "top1"), half_interval(method, up)), seeds))
+    return plots.trade_chart(up, marks) if len(marks) > 1 and marks[0].name == BASELINE else None
 
 
-def _curve_charts(comparison: Comparison) -> list[Markup]:
-    """Validation accuracy over the epochs."""
-    charts = []
+def _curve_chart(comparison: Comparison) -> str | None:
+    """Validation accuracy over the epochs, a panel for each metric."""
+    methods = [method for method in _baseline_first(comparison.methods) if method.tries]
+    panels = {}
     for metric in reversed(_largest_and_first(comparison)):
-        tuned = [(series, _curves(method, metric)) for series, method in _series(comparison) if method.tries]
-        if drawn := [(series, curves) for series, curves in tuned if curves]:
-            charts.append(plots.curve_chart(metric, drawn))
-    return charts
+        drawn = {method.name: curves for method in methods if (curves := _curves(method, metric))}
+        if drawn:
+            panels[metric] = drawn
+    return plots.curve_chart(panels) if panels else None
 
 
 def _curves(method: Method, metric: str) -> list[plots.Curve]:
-    """The curve of each seed, in percent, thinned to what can be seen."""
+    """The curve of each seed, in percent."""
     curves = []
     for run in method.runs:
         points = [(float(line["epoch"]), line.get("validation", {}).get(metric)) for line in run.curve if "epoch" in line]
-        curve = [(x, 100 * y) for x, y in points if y is not None and math.isfinite(y)]
-        every = max(1, math.ceil(len(curve) / _CURVE_POINTS))
-        curves.append(curve[(len(curve) - 1) % every :: every] if curve else [])
+        curves.append([(x, 100 * y) for x, y in points if y is not None and math.isfinite(y)])
     return [curve for curve in curves if curve]

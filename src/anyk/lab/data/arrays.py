@@ -11,7 +11,6 @@ import hashlib
 import json
 import re
 import warnings
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ import safetensors
 import torch
 from torch import Tensor
 
+from anyk.lab import files
 from anyk.lab.data import embeddings, images, labels, pickles, tables, untrusted
 from anyk.lab.data.sets import Dataset, Split, check_classes, with_statistics
 from anyk.lab.errors import LabError, first_line
@@ -93,14 +93,13 @@ def read(source: str | Path) -> Dataset:
     dataset = _load(Path(source))
     hashed = hashlib.sha256(json.dumps(dataset.classes).encode())
     splits = {}
-    for split, examples in (("train", dataset.train), ("test", dataset.test)):
-        if examples is not None:
-            if dataset.kind == "embeddings":
-                rows = (part if part.dtype in (torch.float16, torch.float32) else part.float() for part in examples.parts)
-                examples = dataclasses.replace(examples, parts=tuple(rows))
-            stored = [*examples.parts, examples.labels, *([examples.groups] if examples.groups is not None else [])]
-            hashed.update("".join(embeddings.digest(tensor, dataset.name) for tensor in stored).encode())
-            splits[split] = examples
+    for split, examples in dataset.splits.items():
+        if dataset.kind == "embeddings":
+            rows = (part if part.dtype in (torch.float16, torch.float32) else part.float() for part in examples.parts)
+            examples = dataclasses.replace(examples, parts=tuple(rows))
+        stored = [*examples.parts, examples.labels, *([examples.groups] if examples.groups is not None else [])]
+        hashed.update("".join(embeddings.digest(tensor, dataset.name) for tensor in stored).encode())
+        splits[split] = examples
     if dataset.validation is not None:
         hashed.update(embeddings.digest(dataset.validation, dataset.name).encode())
     fingerprint = hashed.hexdigest()[:16]
@@ -144,8 +143,12 @@ def _safetensors_blocks(source: Path, shape: tuple[int, ...], rows: int) -> Iter
     try:
         with safetensors.safe_open(source, "pt") as file:
             stored = file.get_slice("embeddings")
-            _check_shape(tuple(stored.get_shape()), shape, source)
-            for first in range(0, stored.get_shape()[0], rows):
+            count, *found = stored.get_shape()
+            if tuple(found) != shape:
+                raise LabError(
+                    f"embeddings in {source} should have the shape {_of_examples(shape)}, but have {(count, *found)}."
+                )
+            for first in range(0, count, rows):
                 yield stored[first : first + rows]
     except safetensors.SafetensorError as error:
         raise LabError(f'{source} cannot be read as embeddings ({error}): it should have the tensor "embeddings".') from None
@@ -178,13 +181,6 @@ def _load(
     if _are_images(pairs["train"].examples):
         shaped = {split: images.channels_first(pair.examples, f"{source} ({split})") for split, pair in pairs.items()}
         pairs = {split: pair._replace(examples=shaped[split]) for split, pair in pairs.items()}
-    for pair in pairs.values():
-        if pair.examples.dim() in (3, 4) and not _are_images(pairs["train"].examples):
-            shape, dtype = tuple(pair.examples.shape), str(pair.examples.dtype).removeprefix("torch.")
-            raise LabError(
-                f"embeddings in {source} should have the shape (examples, dimensions), but have {shape}; "
-                f"images should be uint8, pixels from 0 to 255, but these are {dtype}."
-            )
     return dataset_of(pairs, names, name or source.stem, {"train": str(source), "test": str(test or source)}, note)
 
 
@@ -206,9 +202,9 @@ def dataset_of(
     classes, numbers = labels.number_classes({split: pair.labels for split, pair in pairs.items()}, names, source, note)
     splits = {split: Split((pair.examples,), numbers[split], groups=pair.groups) for split, pair in pairs.items()}
     train, test = splits["train"], splits.get("test")
-    if pairs["train"].examples.dim() != 4:
+    if not _are_images(pairs["train"].examples):
         dataset = Dataset(name, "embeddings", classes, train, test, "")
-        embeddings.check(dataset, {split: [each] for split, each in sources.items()}, strict=False)
+        embeddings.check(dataset, {split: [each] for split, each in sources.items()})
         return dataset
     for split, examples in splits.items():
         count, shape = len(examples.parts[0]), tuple(examples.shape)
@@ -280,7 +276,7 @@ def _find_pairs(tree: Any, source: Path, note: labels.Note) -> tuple[dict[str, P
                 if (split, role) in found:
                     raise LabError(f"{source} has {found[split, role]} and {key}: keep one array of {role} for {split}.")
                 found[split, role] = key
-    keys = ", ".join(map(tables.printable, arrays)) or "nothing"
+    keys = ", ".join(map(files.shortened, arrays)) or "nothing"
     pairs = {}
     for split in ("train", *_TEST_WORDS):
         given = [role for role in ("embeddings", "labels") if (split, role) in found]
@@ -320,7 +316,7 @@ def _find(source: Path, shape: tuple[int, ...]) -> Tensor:
     if len(fitting) > 1:
         fitting = [key for key in fitting if "test" in re.split(r"[^a-z]+", key.lower())] or fitting
     if len(fitting) != 1:
-        message = ", ".join(f"{tables.printable(key)} {found}".strip() for key, found in shapes.items()) or "no array"
+        message = ", ".join(f"{files.shortened(key)} {found}".strip() for key, found in shapes.items()) or "no array"
         raise LabError(f"{source} should have one array of the shape {_of_examples(shape)}, but has {message}.")
     return _pair(arrays[fitting[0]], [0], source).examples
 
@@ -331,11 +327,6 @@ def _fits(found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
         return True
     stored = images.image_shape(found) if len(shape) == 3 else None
     return stored is not None and stored[0] == shape[0] and (stored == shape or shape[1] == shape[2])
-
-
-def _check_shape(found: tuple[int, ...], shape: tuple[int, ...], source: Path) -> None:
-    if found[1:] != shape:
-        raise LabError(f"embeddings in {source} should have the shape {_of_examples(shape)}, but have {found}.")
 
 
 def _of_examples(shape: tuple[int, ...]) -> str:
@@ -401,7 +392,7 @@ def _read_tree(path: Path) -> Any:
     except LabError:
         raise
     except pickles.NotDataError as error:
-        message = tables.printable(str(error))
+        message = files.shortened(str(error))
         raise LabError(f"{path} holds {message}, which is not data: nothing was run; save plain arrays or tensors.") from None
     except Exception as error:  # a damaged file makes zip, zlib, numpy and the unpickler raise anything
         kind = "numpy" if path.suffix.lower() in (".npy", ".npz") else "torch or pickle"
@@ -418,12 +409,11 @@ def _read_numpy(path: Path) -> Any:
             # Copy on write: nothing is read before it is needed, and torch wants memory that could be written to.
             return np.load(path, mmap_mode="c", allow_pickle=False)
         with untrusted.opened_zip(path) as archive:
-            members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
-            return {member.filename.removesuffix(".npy"): _read_member(archive, member) for member in members}
-
-
-def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
-    with archive.open(member) as file:
-        untrusted.check_npy(file, member.file_size)
-    with archive.open(member) as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
+            found = {}
+            for member in archive.infolist():
+                if member.filename.endswith(".npy"):
+                    with archive.open(member) as file:
+                        untrusted.check_npy(file, member.file_size)
+                    with archive.open(member) as file:
+                        found[member.filename.removesuffix(".npy")] = np.lib.format.read_array(file, allow_pickle=False)
+            return found

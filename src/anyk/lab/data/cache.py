@@ -97,14 +97,13 @@ def _facts(dataset: Dataset) -> dict[str, Any]:
 
 def _tensors(dataset: Dataset) -> dict[str, Tensor]:
     tensors: dict[str, Tensor | None] = {"validation": dataset.validation}
-    for name, examples in (("train", dataset.train), ("test", dataset.test)):
-        if examples is not None:
-            stored = examples.parts[0] if len(examples.parts) == 1 else torch.cat(examples.parts)
-            if isinstance(examples, SequenceSplit):
-                tensors |= {"stream": stored, "begins": examples.begins, name: examples.places}
-            else:
-                tensors |= {name: stored}
-            tensors |= {f"{name}_labels": examples.labels, f"{name}_groups": examples.groups}
+    for name, examples in dataset.splits.items():
+        stored = examples.parts[0] if len(examples.parts) == 1 else torch.cat(examples.parts)
+        if isinstance(examples, SequenceSplit):
+            tensors |= {"stream": stored, "begins": examples.begins, name: examples.places}
+        else:
+            tensors |= {name: stored}
+        tensors |= {f"{name}_labels": examples.labels, f"{name}_groups": examples.groups}
     return {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
 
 

@@ -1,6 +1,5 @@
 """CIFAR-100 from the official archives, read without running anything that is in them."""
 
-import gzip
 import hashlib
 import pickle
 import tarfile
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pooch
 import torch
-from filelock import FileLock
 from torch.nn import functional
 
 from anyk.lab.data import cache as caches
@@ -26,7 +24,6 @@ CHECKSUM = "md5:eb9058c3a382ffc7106e4002c42a8d85"
 _VERSION = 1  # of the prepared file
 _SHAPE = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
-_OTHER_METHODS = {b"\xfd7zXZ\0": "xz", b"BZh": "bzip2"}
 _PYTHON_FILES = ("train", "test", "meta")
 _BINARY_FILES = ("train.bin", "test.bin", "fine_label_names.txt")
 
@@ -35,7 +32,7 @@ def load(path: Path | None = None, *, url: str = URL, checksum: str = CHECKSUM) 
     """CIFAR-100 with its 100 fine classes, from an archive or folder at ``path``, or downloaded.
 
     ``path`` is cifar-100-python.tar.gz, cifar-100-binary.tar.gz or the folder extracted from one of them. Without a path
-    the archive at ``url`` is downloaded once into the cache; an interrupted download is resumed.
+    the archive at ``url`` is downloaded once into the cache.
     """
     if path is None:
         key = hashlib.sha256(checksum.encode()).hexdigest()[:12]
@@ -94,24 +91,15 @@ def _contents(path: Path) -> dict[str, bytes]:
         return {name: (path / name).read_bytes() for name in wanted if (path / name).is_file()}
     contents = {}
     try:
-        with open(path, "rb") as raw:
-            start = raw.read(6)
-        other = next((name for mark, name in _OTHER_METHODS.items() if start.startswith(mark)), None)
-        if other is not None:
-            raise LabError(f"{path} is packed with {other}, but only gzip or a plain archive is taken: unpack it.")
-        with open(path, "rb") as raw, gzip.open(raw) if start.startswith(b"\x1f\x8b") else raw as unpacked:
-            bounded: Any = untrusted.BoundedFile(unpacked, path)  # type: ignore[arg-type]
-            with tarfile.open(fileobj=bounded, mode="r:") as archive:
-                for member in archive:
-                    name = PurePosixPath(member.name).name
-                    # A sparse member claims any number of zeros.
-                    if name in wanted and member.isfile() and member.sparse is None:
-                        bounded.seek(member.offset_data)
-                        contents[name] = bounded.read(member.size)
-                        if len(contents[name]) < member.size:
-                            raise EOFError(f"{name} in it is cut short")
-                while bounded.read(1 << 20):
-                    pass  # gzip compares its checksum only at the very end
+        with tarfile.open(fileobj=untrusted.unpacked(path), mode="r:") as archive:
+            for member in archive:
+                name = PurePosixPath(member.name).name
+                # A sparse member claims any number of zeros.
+                if name in wanted and member.isfile() and member.sparse is None:
+                    archive.fileobj.seek(member.offset_data)
+                    contents[name] = archive.fileobj.read(member.size)
+                    if len(contents[name]) < member.size:
+                        raise EOFError(f"{name} in it is cut short")
     except LabError:
         raise
     except Exception as error:  # damaged archives make tarfile, gzip and zlib raise half a dozen kinds
@@ -175,64 +163,10 @@ def _download(url: str, checksum: str) -> Path:
     name = PurePosixPath(url).name
     by_hand = f"download {name} by hand and pass cifar100:PATH to it"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f".{name}.lock"):  # another process may be at it
-            resume = _Resume(folder / f"{name}.part")
-            return Path(pooch.retrieve(url, checksum, fname=name, path=folder, downloader=resume))
+        return Path(pooch.retrieve(url, checksum, fname=name, path=folder))
     except requests.RequestException as error:
-        raise LabError(f"{url} could not be downloaded ({_innermost(error)}): run again to go on, or {by_hand}.") from error
+        raise LabError(f"{url} could not be downloaded ({first_line(error, 500)}): run again, or {by_hand}.") from error
     except ValueError as error:
         raise LabError(f"{url} arrived with a wrong checksum and was thrown away: run again, or {by_hand}.") from error
     except OSError as error:
         raise LabError(f"{url} could not be stored in {folder} ({error}).") from error
-
-
-def _innermost(error: Exception) -> str:
-    """The innermost message: the libraries wrap it several times."""
-    inner: BaseException = error
-    while (inner.__cause__ or inner.__context__) is not None:
-        inner = inner.__cause__ or inner.__context__ or inner
-    return str(inner) or type(inner).__name__
-
-
-class _Resume:
-    """A downloader for pooch that keeps what came before an interruption, and asks the server for the rest.
-
-    pooch's own begins again from nothing, and the server of CIFAR is slow: its 169 MB take long enough to be interrupted.
-    """
-
-    def __init__(self, part: Path) -> None:
-        self.part = part
-
-    def __call__(self, url: str, output_file: str, _: Any, check_only: bool = False) -> None:
-        import requests
-
-        while True:
-            before = self._length()
-            try:
-                self._fetch(url, before)
-                break
-            except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
-                if self._length() <= before:
-                    raise
-        self.part.replace(output_file)
-
-    def _length(self) -> int:
-        return self.part.stat().st_size if self.part.exists() else 0
-
-    def _fetch(self, url: str, have: int) -> None:
-        import requests
-
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-        with requests.get(url, headers=headers, stream=True, timeout=30) as response:
-            if response.status_code == 416:  # there is nothing after what we have
-                if response.headers.get("Content-Range") == f"bytes */{have}":
-                    return
-                self.part.unlink()
-                return self._fetch(url, 0)
-            response.raise_for_status()
-            # A server that does not know ranges sends everything, from the start.
-            goes_on = response.status_code == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-            with self.part.open("ab" if goes_on else "wb") as file:
-                for piece in response.iter_content(1 << 16):
-                    file.write(piece)

@@ -65,12 +65,12 @@ def load(classes: int = DEFAULT_CLASSES, *, library: Path | None = None) -> Data
                 corpus.add(found)
         if not modules:
             raise LabError(f"completion reads the source of Python's standard library, but {library} has no .py files.")
-        parts = [_part(module) for module in modules]
         begins = corpus.begins
-        vocabulary, stream = corpus.encode(tokens.trained(parts, begins), classes)
+        part = tokens.parts_of_tokens([_part(module) for module in modules], begins)
+        vocabulary, stream = corpus.encode(part == 0, classes)
         numbers = {module: place for place, module in enumerate(dict.fromkeys(modules))}
         groups = torch.tensor([numbers[module] for module in modules])
-        return tokens.divided(f"completion:{classes}", vocabulary, stream, begins, parts, groups, tokens="python")
+        return tokens.dataset_of(f"completion:{classes}", vocabulary, stream, begins, part, groups, tokens="python")
 
     return caches.remember(f"completion-v{_VERSION}-{classes}-{version}-{key}", build)
 

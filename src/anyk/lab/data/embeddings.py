@@ -22,7 +22,7 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,18 +39,7 @@ from anyk.lab.errors import LabError, first_line
 _BLOCK_BYTES = 1 << 24
 _STALE_SECONDS = 3600
 _NAMES = {torch.float16: "F16", torch.float32: "F32", torch.int64: "I64"}
-_DTYPES = {
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "I64": torch.int64,
-    "F64": torch.float64,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items() if dtype.is_floating_point}
 
 
 def read(folder: str | Path) -> Dataset:
@@ -67,12 +56,7 @@ def read(folder: str | Path) -> Dataset:
         opened = [read_split(path)[0] for path in paths]
         digests += [[path.name, _inspected(path, part)] for path, part in zip(paths, opened, strict=True)]
         if paths:
-            maps = tuple(part.maps[0] for part in opened)
-            grouped = [part.groups for part in opened if part.groups is not None]
-            if len(grouped) not in (0, len(paths)):
-                raise LabError(f'{folder} has "groups" in some {split} files and not in others: give them to all or to none.')
-            labels, groups = torch.cat([part.labels for part in opened]), torch.cat(grouped) if grouped else None
-            splits[split] = Split(tuple(part.rows for part in maps), labels, maps, groups)
+            splits[split] = joined(opened, f"the {split} files of {folder}")
     fingerprint = hashlib.sha256(json.dumps([description["classes"], digests]).encode()).hexdigest()[:16]
     dataset = Dataset(
         name=str(description.get("name") or folder.resolve().name),
@@ -83,7 +67,19 @@ def read(folder: str | Path) -> Dataset:
         fingerprint=fingerprint,
     )
     check(dataset, {split: [str(path) for path in paths] for split, paths in found.items()})
+    if len({part.dtype for examples in splits.values() for part in examples.parts}) > 1:
+        raise LabError(f"some files of {folder} have embeddings in float16, and others in float32: save all in one dtype.")
     return dataset
+
+
+def joined(parts: Sequence[Split], source: str) -> Split:
+    """Memory-mapped examples that follow one another as one split."""
+    grouped = [part.groups for part in parts if part.groups is not None]
+    if len(grouped) not in (0, len(parts)):
+        raise LabError(f'{source} have "groups" in some and not in others: give them to all or to none.')
+    maps = tuple(each for part in parts for each in part.maps)
+    labels = torch.cat([part.labels for part in parts])
+    return Split(tuple(part.rows for part in maps), labels, maps, torch.cat(grouped) if grouped else None)
 
 
 def write(
@@ -113,11 +109,10 @@ def write(
     """
     folder = Path(folder)
     refuse_to_overwrite(folder, force)
-    check(dataset, strict=False)
-    splits = {"train": dataset.train} | ({"test": dataset.test} if dataset.test is not None else {})
+    check(dataset)
     description = {**(about or {}), "name": dataset.name, "classes": list(dataset.classes)}
     with _appears_whole(folder) as building:
-        for split, examples in splits.items():
+        for split, examples in dataset.splits.items():
             with open(building / f"{split}.safetensors", "wb") as file:
                 write_split(file, examples, dtype, source=dataset.name)
         for name, text in {**(texts or {}), "dataset.json": json.dumps(description, indent=1)}.items():
@@ -179,23 +174,23 @@ def refuse_to_overwrite(folder: Path, force: bool) -> None:
         raise LabError(f"{folder} is not only an embedding set, it holds {(foreign or present)[0]}: name another folder.")
 
 
-def check(dataset: Dataset, sources: Mapping[str, list[str]] | None = None, *, strict: bool = True) -> None:
+def check(dataset: Dataset, sources: Mapping[str, list[str]] | None = None) -> None:
     """Raise where embeddings, labels and classes do not fit together.
 
     Args:
         dataset: embeddings and labels
         sources: for "train" and "test", what to call each part in a message; None: the dataset's name
-        strict: also refuse dtypes that an embedding set does not store
     """
-    splits = {"train": dataset.train} | ({"test": dataset.test} if dataset.test is not None else {})
+    splits = dataset.splits
     if sources is None:
         sources = {split: [f"{dataset.name} ({split})"] * len(examples.parts) for split, examples in splits.items()}
     first = dataset.train.parts[0]
     for split, examples in splits.items():
         for source, part in zip(sources[split], examples.parts, strict=True):
             if part.dim() != 2 or not part.shape[1]:
+                kind = f"{tuple(part.shape)} in {str(part.dtype).removeprefix('torch.')}"
                 raise LabError(
-                    f"embeddings in {source} should have the shape (examples, dimensions), but have {tuple(part.shape)}."
+                    f"embeddings in {source} should have the shape (examples, dimensions), but have {kind}; images are uint8."
                 )
             if not len(part):
                 raise LabError(f"{source} has no examples: remove it or make it again.")
@@ -203,13 +198,6 @@ def check(dataset: Dataset, sources: Mapping[str, list[str]] | None = None, *, s
                 raise LabError(
                     f"embeddings in {source} have {part.shape[1]} dimensions, but {first.shape[1]} in {sources['train'][0]}: "
                     "all parts should come from one backbone."
-                )
-            if strict and part.dtype not in (torch.float16, torch.float32):
-                raise LabError(f"embeddings in {source} are {_dtype_name(part)}: save them as float16 or float32.")
-            if strict and part.dtype != first.dtype:
-                raise LabError(
-                    f"embeddings in {source} are {_dtype_name(part)}, but {_dtype_name(first)} in {sources['train'][0]}: "
-                    "save all files in one dtype."
                 )
         source = sources[split][0]
         rows = sum(len(part) for part in examples.parts)
@@ -282,6 +270,8 @@ def read_split(path: Path) -> tuple[Split, dict[str, str]]:
         with open(path, "rb") as raw:
             (length,) = struct.unpack("<Q", raw.read(8))
             about = json.loads(raw.read(length))["embeddings"]
+        if about["dtype"] not in _DTYPES:
+            raise LabError(f"embeddings in {path} are {about['dtype']}: save them as float16 or float32.")
         part = MappedRows(path, 8 + length + about["data_offsets"][0], about["shape"], _DTYPES[about["dtype"]])
     except LabError:
         raise
@@ -294,7 +284,7 @@ def read_split(path: Path) -> tuple[Split, dict[str, str]]:
         raise LabError(f"{path} is damaged or not a safetensors file ({reason}): copy it or make it again.") from None
     for name, values in numbers.items():
         if values.dtype != torch.int64:
-            raise LabError(f"{name} in {path} are {_dtype_name(values)}: save them as int64.")
+            raise LabError(f"{name} in {path} are {str(values.dtype).removeprefix('torch.')}: save them as int64.")
         if values.dim() != 1 or part.rows.dim() != 2 or len(values) != len(part.rows):
             shapes = f"{tuple(part.rows.shape)} and {tuple(values.shape)}"
             raise LabError(f"{path} should have embeddings (N, d) and {name} (N,), but has {shapes}.")
@@ -375,7 +365,3 @@ def _appears_whole(folder: Path) -> Iterator[Path]:
         raise LabError(f"{folder} cannot be written ({error.strerror}): make room or name another folder.") from None
     finally:
         shutil.rmtree(building, ignore_errors=True)
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -53,10 +53,9 @@ def load(folder: Path, *, size: int = images.SIZE) -> Dataset:
     key = caches.key_of(sources, classes, None if test is None else tuple(test), size)
     dataset = caches.remember(f"images-v{_VERSION}-{key}", build)
     if dataset.unreadable:
-        what = "image could not be read and is" if len(dataset.unreadable) == 1 else "images could not be read and are"
-        reasons = itertools.zip_longest(dataset.unreadable, dataset.reasons)
-        paths = ", ".join(f"{folder / name} ({reason})" if reason else f"{folder / name}" for name, reason in reasons)
-        warn_once(f"{len(dataset.unreadable)} {what} left out: {paths}")
+        reasons = zip(dataset.unreadable, dataset.reasons, strict=True)
+        paths = ", ".join(f"{folder / name} ({reason})" for name, reason in reasons)
+        warn_once(f"Images that could not be read and are left out ({len(dataset.unreadable)}): {paths}")
     return dataclasses.replace(dataset, folder=str(folder))
 
 
@@ -90,11 +89,9 @@ def find(folder: Path, suffixes: Iterable[str] | None = images.SUFFIXES) -> tupl
     nested = [path for path in itertools.chain(*train.values()) if path.parent.parent != train_root]
     if nested:
         first = nested[0].relative_to(train_root)
-        count = f"{len(nested)} {'image lies' if len(nested) == 1 else 'images lie'}"
-        classes = "is 1 class" if len(train) == 1 else f"are {len(train)} classes"
         warn_once(
-            f"{count} in folders inside of a class folder of {train_root} and count for that class: {first} is of the class "
-            f"{first.parts[0]!r}. There {classes}."
+            f"Images in folders inside of a class folder of {train_root} count for that class ({len(nested)} of them): "
+            f"{first} is of the class {first.parts[0]!r}, one of {len(train)}."
         )
     return train, test
 

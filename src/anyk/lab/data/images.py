@@ -57,18 +57,10 @@ def read_image(path: str | Path, draft: tuple[int, int] | None = None) -> Image.
         return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def read_pixels(path: str | Path, size: int | tuple[int, int] = SIZE) -> Tensor:
-    """An image file as (3, height, width) uint8: the image resized to fit, and its middle.
-
-    Args:
-        path: the file.
-        size: height and width; one number for both.
-    """
-    height, width = (size, size) if isinstance(size, int) else size
-    if min(height, width) < 1:
-        raise ValueError(f"size: expected at least 1, got {size}")
-    image = ImageOps.fit(read_image(path, (2 * width, 2 * height)), (width, height), Image.Resampling.BICUBIC)
-    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
+def read_pixels(path: str | Path, size: int = SIZE) -> Tensor:
+    """An image file as (3, size, size) uint8: the image resized to fit, and its middle."""
+    image = ImageOps.fit(read_image(path, (2 * size, 2 * size)), (size, size), Image.Resampling.BICUBIC)
+    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(size, size, 3).permute(2, 0, 1)
 
 
 def decode_all(

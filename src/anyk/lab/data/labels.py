@@ -67,15 +67,14 @@ def _integers_or_texts(values: Array, source: str | Path) -> Array:
         if kinds == {str}:
             return _texts(values, source)
         values = np.asarray(values.tolist()) if kinds <= {int, bool} else values
-        problem = "are too large for 64 bits" if kinds <= {int, bool} else f"hold {sorted(k.__name__ for k in kinds)[0]}"
-    if values.dtype.kind == "f" and not (np.isfinite(values).all() and (values == np.floor(values)).all()):
+    if values.dtype.kind not in "iubf":
+        problem = f"are {values.dtype}"
+    elif values.dtype.kind == "f" and not (np.isfinite(values).all() and (values == np.floor(values)).all()):
         problem = "there are numbers with a fraction or NaN"
     elif values.dtype.kind in "fu" and values.size and values.max().item() >= 2**63:
         problem = f"{values.max():g} is too large for 64 bits"
-    elif values.dtype.kind in "iubf":
-        problem = ""
-    if problem or values.dtype.kind not in "iubf":
-        raise LabError(f"labels in {source} should be integers or texts, but {problem or f'are {values.dtype}'}.")
+    if problem:
+        raise LabError(f"labels in {source} should be integers or texts, but {problem}.")
     negative = np.flatnonzero(values < 0)
     if len(negative):
         raise missing_labels(len(negative), source, f"row {negative[0]}", negative=True)

@@ -1,7 +1,6 @@
 """MovieLens' own files: the movies that a user has rated, in the order of the times, are a sequence."""
 
 import array
-import codecs
 import csv
 import re
 from collections import Counter
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from anyk.lab import files
 from anyk.lab.data import sequences, tokens
 from anyk.lab.data.sets import Dataset
 from anyk.lab.errors import LabError
@@ -85,7 +85,7 @@ def _find(path: Path) -> Path:
 
 def _form_of(file: Path) -> _Form:
     """The form of a file of ratings, by its first line: files are renamed, and the folds of MovieLens have other names."""
-    first = next(filter(None, _lines(file)), "")
+    first = next(filter(None, sequences.read_lines(file)), "")
     if not first:
         raise LabError(f"{file} is empty: it should have ratings.")
     form = next((form for form in _FORMS if form.separator in first), None)
@@ -94,25 +94,15 @@ def _form_of(file: Path) -> _Form:
     return form
 
 
-def _lines(file: Path) -> Iterator[str]:
-    # Latin-1 takes every byte; what is no number is found later, with the number of its line.
-    try:
-        with file.open(encoding="latin-1", newline="\n") as opened:
-            for line in opened:
-                yield line.rstrip("\r\n")
-    except OSError as error:
-        raise LabError(f"{file} cannot be read: {error.strerror}.") from None
-
-
 def _malformed(file: Path, line: int, expected: str, got: str) -> LabError:
-    return LabError(f"{file}, line {line}: expected {expected}, got {sequences.shortened(got)!r}.")
+    return LabError(f"{file}, line {line}: expected {expected}, got {files.shortened(got)!r}.")
 
 
 def _read_ratings(file: Path, form: _Form) -> tuple[Numbers, Numbers, Numbers]:
     """Users, movies and times, in the order of the file."""
-    lines = enumerate(_lines(file), 1)
+    lines = enumerate(sequences.read_lines(file), 1)
     if form.header:
-        header = next(lines)[1].removeprefix(codecs.BOM_UTF8.decode("latin-1"))
+        _, header = next(lines)
         if header != ",".join(_COLUMNS):
             raise _malformed(file, 1, f"the header {','.join(_COLUMNS)}", header)
     whole = r"(\d{1,18})"  # what is longer does not fit into 64 bits

@@ -13,8 +13,7 @@ import pickle
 import re
 import struct
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -62,10 +61,15 @@ def _unpickled(content: bytes, storage: PersistentLoad | None = None) -> Any:
 # --- what is to be made -----------------------------------------------------------------------------------------------
 
 
+class _Note:
+    """Something that is to be made at the end."""
+
+
 class _DataUnpickler(pickle._Unpickler):
     """Notes down containers, numpy arrays and torch tensors. Every other name is refused before it is imported.
 
-    Python's own unpickler in Python: the one in C makes room for as many things as a number in the file says.
+    Python's own unpickler in Python: the one in C makes room for as many things as a number in the file says. Instructions that
+    would hash keys, set attributes or allocate memory before anything is checked are replaced.
     """
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(pickle._Unpickler.dispatch)
@@ -85,49 +89,41 @@ class _DataUnpickler(pickle._Unpickler):
             raise NotDataError("a storage")
         return self._storage(pid)
 
+    def load_empty_dict(self: Any) -> None:
+        self.append(_Dict())
 
-def _check_key(key: Any) -> None:
-    """Raise for keys that are slow to hash or to compare: nested tuples, and large integers, which can all have one hash."""
-    if key is not None and not isinstance(key, (str, bytes, int, float)):
-        raise NotDataError(f"a {type(key).__name__} as a key")
-    if isinstance(key, int) and abs(key) > 1 << 64:
-        raise NotDataError("an integer beyond 64 bits as a key")
+    def load_dict(self: Any) -> None:
+        items = self.pop_mark()  # which changes what append appends to
+        self.append(_Dict(items))
 
+    def load_empty_set(self: Any) -> None:
+        self.append(_Set())
 
-def _watched(code: bytes, step: int, marked: bool) -> None:
-    """Check what an instruction will take as keys, before it does."""
-    usual = pickle._Unpickler.dispatch[code[0]]
+    def load_frozenset(self: Any) -> None:
+        items = self.pop_mark()
+        self.append(_Set(items))
 
-    def checked(self: Any) -> None:
-        # Items since the last mark are a stack of their own; a single item is on top of all.
-        for key in self.stack[::step] if marked else self.stack[-2:-1]:
-            if not isinstance(key, _Bytes):
-                _check_key(key)
-        usual(self)
+    def load_bytearray8(self: Any) -> None:
+        (length,) = struct.unpack("<Q", self.read(8))
+        self.append(bytearray(self.read(length)))
 
-    _DataUnpickler.dispatch[code[0]] = checked
+    def load_build(self: Any) -> None:
+        """Set the state of what is written in two steps, and of nothing else."""
+        state, made = self.stack.pop(), self.stack[-1]
+        if isinstance(made, (_Dtype, _Array)):
+            made.set_state(state)
+        elif not isinstance(made, _Dict):  # the attributes of a dict, as state_dict() gives it, are left out
+            raise NotDataError("a change of the reader")
 
-
-class _Maker:
-    """A function that a pickle may call and may not change: pickles can set attributes of what they are given."""
-
-    __slots__ = ("_make",)
-
-    def __init__(self, make: Callable[..., Any]):
-        object.__setattr__(self, "_make", make)
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._make(*arguments)  # type: ignore[attr-defined]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise NotDataError("a change of the reader")
-
-
-class _Note:
-    """Something that is to be made. A pickle may not set its state, except for kinds that are written in two steps."""
-
-    def __setstate__(self, state: Any) -> None:
-        raise NotDataError("a change of the reader")
+    for _code, _load in (
+        (pickle.EMPTY_DICT, load_empty_dict),
+        (pickle.DICT, load_dict),
+        (pickle.EMPTY_SET, load_empty_set),
+        (pickle.FROZENSET, load_frozenset),
+        (pickle.BYTEARRAY8, load_bytearray8),
+        (pickle.BUILD, load_build),
+    ):
+        dispatch[_code[0]] = _load
 
 
 class _Dtype(_Note):
@@ -138,12 +134,12 @@ class _Dtype(_Note):
             raise NotDataError(f"an array of {code}")
         self.code, self.order = code, "="
 
-    def __setstate__(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
         self.order = state[1] if state[1] in ("<", ">") else "="
 
     def numpy(self) -> "np.dtype[Any]":
         """The dtype, of anything but objects."""
-        if not re.fullmatch(r"[fiu][1248]|b1|[US]\d{1,6}", self.code) or self.order not in ("<", ">", "="):
+        if self.code.startswith("O"):
             raise NotDataError("an array of objects")
         return np.dtype(self.order + self.code)
 
@@ -155,7 +151,7 @@ class _Array(_Note):
         self.state: Any = None
         self.axes: Any = None  # the order of them, where another one than in memory
 
-    def __setstate__(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
         self.state = state
 
 
@@ -184,18 +180,24 @@ def _plain_bytes(content: Any) -> bytes | bytearray:
     return content
 
 
-class _Pairs(_Note):
-    """The items of a dict: in a list, as Python 2 wrote an OrderedDict, or in another dict, as a Counter is written."""
+class _Dict(_Note):
+    """A dict as the list of its keys and values in turn: keys that are slow to hash are refused before they are hashed."""
 
-    def __init__(self, items: Any):
-        self.items = items
+    def __init__(self, items: list[Any] | None = None):
+        self.items = [] if items is None else items
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.items += key, value
 
 
 class _Set(_Note):
-    """The items of a set in a list, as older protocols have it."""
+    """A set as the list of its items."""
 
-    def __init__(self, items: Any = ()):
-        self.items = items
+    def __init__(self, items: Any = None):
+        self.items = [] if items is None else items
+
+    def add(self, item: Any) -> None:
+        self.items.append(item)
 
 
 class _Storage(_Note):
@@ -221,20 +223,9 @@ def _scalar(dtype: _Dtype, content: Any = None) -> Any:
     return np.frombuffer(value, dtype=dtype.numpy()).reshape(()).item()
 
 
-def _device(kind: str, index: int | None = None) -> str:
-    """A device as a text: nothing is put there."""
-    if not isinstance(kind, str) or not isinstance(index, int | None):
-        raise NotDataError("a device without a name")
-    return kind if index is None else f"{kind}:{index}"
-
-
-def _not_called(*_: Any) -> Any:
-    raise NotDataError("a call of numpy.ndarray")
-
-
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "collections.OrderedDict": lambda *items: _Pairs(*items) if items else OrderedDict(),
-    "collections.Counter": lambda items=(): _Pairs(items),
+_FUNCTIONS: dict[str, Any] = {
+    "collections.OrderedDict": lambda: _Dict(),
+    "collections.Counter": lambda counts: counts,
     "builtins.set": _Set,
     "__builtin__.set": _Set,
     "_codecs.encode": _Bytes,
@@ -242,7 +233,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "__builtin__.bytearray": _Bytes,
     "__builtin__.bytes": _Bytes,  # how older pickles have none
     "numpy.dtype": _Dtype,
-    "numpy.ndarray": _not_called,  # only named, as the kind of array to make
+    "numpy.ndarray": "the kind of array to make, which is not called",
     "numpy._core.multiarray._reconstruct": _Array,
     "numpy._core.multiarray.scalar": _scalar,
     "numpy._core.numeric._frombuffer": _of_buffer,
@@ -251,7 +242,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
     "torch.storage._load_from_bytes": lambda content: _Storage(content),
     "torch.Size": lambda size=(): size,
-    "torch.device": _device,
+    "torch.device": lambda kind, *_: kind,
 }
 _STORAGES = {
     **{"Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16},
@@ -259,30 +250,11 @@ _STORAGES = {
     **{"Bool": torch.bool, "Untyped": torch.uint8},
 }
 _MAKERS: dict[str, Any] = {
-    **{name: _Maker(make) for name, make in _FUNCTIONS.items()},
+    **_FUNCTIONS,
     **{f"torch.{name}Storage": dtype for name, dtype in _STORAGES.items()},
     "torch.storage.UntypedStorage": torch.uint8,
     **{f"torch.{name}": value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
 }
-
-
-for _code, _step, _marked in (
-    (pickle.SETITEM, 2, False),
-    (pickle.SETITEMS, 2, True),
-    (pickle.DICT, 2, True),
-    (pickle.ADDITEMS, 1, True),
-    (pickle.FROZENSET, 1, True),
-):
-    _watched(_code, _step, _marked)
-
-
-def _bytearray(unpickler: Any) -> None:
-    """Python's own instruction allocates the memory before it reads."""
-    (length,) = struct.unpack("<Q", unpickler.read(8))
-    unpickler.append(bytearray(unpickler.read(length)))
-
-
-_DataUnpickler.dispatch[pickle.BYTEARRAY8[0]] = _bytearray
 
 
 # --- files of torch ---------------------------------------------------------------------------------------------------
@@ -354,6 +326,18 @@ def _of_old_torch(content: bytes) -> Any:
 # --- making -----------------------------------------------------------------------------------------------------------
 
 
+def _key(key: Any) -> Any:
+    """A key of a dict or a set. Those that are slow to hash or to compare are refused: nested tuples, and large integers, which
+    can all have one hash."""
+    if isinstance(key, _Bytes):
+        key = bytes(_plain_bytes(key))
+    if key is not None and not isinstance(key, (str, bytes, int, float)):
+        raise NotDataError(f"a {type(key).__name__.strip('_').lower()} as a key")
+    if isinstance(key, int) and abs(key) > 1 << 64:
+        raise NotDataError("an integer beyond 64 bits as a key")
+    return key
+
+
 class _Making:
     """Makes what was noted, each object once; raises ValueError where the result would be much larger than the file.
 
@@ -397,15 +381,15 @@ class _Making:
         return known
 
     def _new(self, value: Any) -> tuple[Any, int]:
-        if isinstance(value, dict):
-            return self._dict(list(dict.items(value)))  # not value.items(), which a pickle can replace
-        if isinstance(value, _Pairs):
-            items = self._use(value.items)
-            return self._dict(list(dict.items(items) if isinstance(items, dict) else ((key, item) for key, item in items)))
+        if isinstance(value, _Dict):
+            made, total = {}, 1
+            for key, item in zip(value.items[::2], value.items[1::2], strict=True):
+                key = _key(key)
+                made[key], size = self._make(item)
+                total += size + len(key) if isinstance(key, (str, bytes)) else size + 1
+            return made, total
         if isinstance(value, _Set):
-            keys = [_plain_bytes(key) if isinstance(key, _Bytes) else key for key in self._use(value.items)]
-            for key in keys:
-                _check_key(key)
+            keys = [_key(key) for key in self._use(value.items)]
             return set(keys), 1 + len(keys)
         if isinstance(value, (list, tuple)):
             items = [self._make(item) for item in value]
@@ -422,19 +406,9 @@ class _Making:
         if isinstance(value, _Storage):
             whole, _ = self._bytes_of(value)
             return whole, 1 + len(whole)
-        if isinstance(value, (complex, set, frozenset, torch.dtype)):
+        if isinstance(value, (complex, torch.dtype)):
             return value, 1
         raise NotDataError(f"a {type(value).__name__.strip('_').lower()}")
-
-    def _dict(self, items: Sequence[tuple[Any, Any]]) -> tuple[dict[Any, Any], int]:
-        made, total = {}, 1
-        for key, item in items:
-            if isinstance(key, (bytes, _Bytes)):
-                key = _plain_bytes(key)
-            _check_key(key)
-            made[key], size = self._make(item)
-            total += size + len(key) if isinstance(key, (str, bytes)) else size + 1
-        return made, total
 
     def _array(self, value: _Array) -> tuple[Any, int]:
         _, shape, dtype, by_columns, content = value.state

@@ -1,9 +1,7 @@
 """Text files as sequences: the items on each line (`sequences:FILE`), or the words of a text (`words:FILE_OR_FOLDER`)."""
 
 import array
-import codecs
 import functools
-import io
 import re
 import sys
 import unicodedata
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from anyk.lab import files
 from anyk.lab.data import cache as caches
 from anyk.lab.data import tokens
 from anyk.lab.data.sets import Dataset
@@ -22,12 +21,6 @@ _SALT = "anyk"
 #: the classes of a text: words that occur at least so often in the training part, and at most so many of them
 LEAST_OCCURRENCES, MOST_WORDS = 3, 50_000
 TEXTS = (".txt", ".md")
-_MARKS = (
-    (codecs.BOM_UTF32_LE, "UTF-32"),  # before UTF-16, whose mark it begins with
-    (codecs.BOM_UTF32_BE, "UTF-32"),
-    (codecs.BOM_UTF16_LE, "UTF-16"),
-    (codecs.BOM_UTF16_BE, "UTF-16"),
-)
 
 
 def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.2)) -> Dataset:
@@ -56,9 +49,9 @@ def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.
         if not len(corpus):
             raise LabError(f"{path} is empty: it should have one sequence on each line.")
         if len(corpus.vocabulary) == 1:
-            only = shortened(next(iter(corpus.vocabulary)))
+            only = files.shortened(next(iter(corpus.vocabulary)))
             raise LabError(f"{path} has one kind of item only, {only!r}: there is nothing to guess.")
-        remarks = tokens.counted(empty, "line is", "lines are", "empty and left out.")
+        remarks = [f"Empty lines that are left out: {empty:,}."] if empty else []
         return of_items(path.stem, corpus, lambda: list(map(str, range(len(corpus)))), split, shares, remarks)
 
     return remembered("sequences", [path], build, split, *([shares] if split == "lines" else []))
@@ -77,13 +70,13 @@ def load_words(path: Path, split: str = "auto", shares: tuple[float, float] = (0
     if split == "last":
         raise LabError("split last is for sequences of items; words are divided by file, or by line with split lines.")
     check_shares(shares)
-    files = _text_files(path)
+    texts = _text_files(path)
     root = path if path.is_dir() else path.parent
 
     def build() -> Dataset:
         # The lines that have words, and where they are.
         corpus, names, numbers = tokens.Corpus(), list[str](), array.array("q")
-        for file in files:
+        for file in texts:
             name = file.relative_to(root).as_posix()
             for number, line in enumerate(read_lines(file), 1):
                 words = words_of(line)
@@ -94,7 +87,8 @@ def load_words(path: Path, split: str = "auto", shares: tuple[float, float] = (0
         if not names:
             raise LabError(f"{path} has no words: it should be plain text.")
         with_words = list(dict.fromkeys(names))
-        remarks = tokens.counted(len(files) - len(with_words), "file without words is", "files without words are", "left out.")
+        without = len(texts) - len(with_words)
+        remarks = [f"Files without words that are left out: {without:,}."] if without else []
         begins = corpus.begins
         if split == "auto" and round(min(shares) * len(with_words)) >= 1:
             keys = with_words
@@ -105,17 +99,17 @@ def load_words(path: Path, split: str = "auto", shares: tuple[float, float] = (0
             if split == "auto":
                 count = "There is one file" if len(with_words) == 1 else f"{len(with_words)} files are too few to be divided"
                 remarks.append(f"{count}: whole lines are for training, validation or the test.")
-        parts = parts_by_hash(keys, shares)
-        classes, stream = corpus.encode(tokens.trained(parts, begins), MOST_WORDS, LEAST_OCCURRENCES)
+        part = tokens.parts_of_tokens(parts_by_hash(keys, shares), begins)
+        classes, stream = corpus.encode(part == 0, MOST_WORDS, LEAST_OCCURRENCES)
         if len(classes) < 2:
             count = "one word that occurs" if classes else "no word that occurs"
             raise LabError(
                 f"{path} has {count} {LEAST_OCCURRENCES} times in its training part, but two are needed: give more text."
             )
         name = path.absolute().name if path.is_dir() else path.stem
-        return tokens.divided(name, classes, stream, begins, parts, remarks=remarks, tokens="words")
+        return tokens.dataset_of(name, classes, stream, begins, part, remarks=remarks, tokens="words")
 
-    return remembered("words", files, build, str(path.absolute()), split, shares)
+    return remembered("words", texts, build, str(path.absolute()), split, shares)
 
 
 def of_items(
@@ -137,13 +131,15 @@ def of_items(
         shares: of the sequences, for validation and the test.
         remarks: sentences about the data for whoever reads the results.
     """
-    begins = corpus.begins
+    begins, remarks = corpus.begins, list(remarks)
     if split == "lines":
-        parts = parts_by_hash(keys(), shares)
-        classes, stream = corpus.encode(tokens.trained(parts, begins))
-        return tokens.divided(name, classes, stream, begins, parts, out_of_vocabulary=True, remarks=remarks, tokens="items")
-    classes, stream = corpus.encode(tokens.last_parts(begins) == 0)
-    return tokens.last_of_each(name, classes, stream, begins, remarks=remarks, tokens="items")
+        part = tokens.parts_of_tokens(parts_by_hash(keys(), shares), begins)
+    else:
+        part = tokens.last_parts(begins)
+        if short := int((begins.diff() < 3).sum()):
+            remarks.append(f"Sequences of fewer than three tokens, which are for training alone: {short:,}.")
+    classes, stream = corpus.encode(part == 0)
+    return tokens.dataset_of(name, classes, stream, begins, part, tokens="items", out_of_vocabulary=True, remarks=remarks)
 
 
 def parts_by_hash(keys: Sequence[str], shares: tuple[float, float]) -> list[int]:
@@ -179,24 +175,17 @@ def remembered(name: str, sources: Iterable[Path], build: Callable[[], Dataset],
 def read_lines(path: Path) -> Iterator[str]:
     """The lines of a file in UTF-8. Raises LabError for any other encoding, and names the line."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                line = raw.rstrip(b"\r\n").decode("utf-8-sig" if number == 1 else "utf-8")
+                if "\0" in line:
+                    raise LabError(f"{path} has a NUL byte in line {number}, so it is no text in UTF-8: save it as UTF-8.")
+                yield line
     except OSError as error:
         raise LabError(f"{path} cannot be read: {error.strerror}.") from None
-    other = next((name for mark, name in _MARKS if data.startswith(mark)), None)
-    if other is not None:
-        raise LabError(f"{path} is in {other}: save it as UTF-8.")
-    data = data.removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    nul = data.find(b"\0")
-    if nul >= 0:
-        line = 1 + data.count(b"\n", 0, nul)
-        raise LabError(f"{path} has a NUL byte in line {line}, so it is no text in UTF-8: save it as UTF-8.")
-    # One line is decoded at a time: in a whole text, one character beyond 16 bits would make every other take four bytes.
-    for number, raw in enumerate(io.BytesIO(data), 1):
-        try:
-            yield raw.removesuffix(b"\n").decode()
-        except UnicodeDecodeError as error:
-            byte = f"the byte 0x{raw[error.start]:02X} in line {number}"
-            raise LabError(f"{path} is not in UTF-8 ({byte}): save it as UTF-8.") from None
+    except UnicodeDecodeError as error:
+        byte = f"the byte 0x{raw[error.start]:02X} in line {number}"
+        raise LabError(f"{path} is not in UTF-8 ({byte}): save it as UTF-8.") from None
 
 
 def words_of(text: str) -> list[str]:
@@ -231,8 +220,3 @@ def _text_files(path: Path) -> list[Path]:
     if not kept:
         raise LabError(f"{path} has no {' or '.join(TEXTS)} files.")
     return [path / file for file in sorted(kept, key=lambda file: file.as_posix())]
-
-
-def shortened(text: str, most: int = 60) -> str:
-    """A text for a message."""
-    return text if len(text) <= most else f"{text[:most]}…"

@@ -116,6 +116,11 @@ class Dataset:
     """of sequences, what their tokens are"""
 
     @property
+    def splits(self) -> dict[str, Split]:
+        """The training examples, and the test examples where there are such, by name."""
+        return {"train": self.train} | ({} if self.test is None else {"test": self.test})
+
+    @property
     def training(self) -> Tensor:
         """Positions in ``train``, in ascending order, without those that the source keeps for validation."""
         kept = torch.ones(len(self.train), dtype=torch.bool)
@@ -230,15 +235,14 @@ def check_classes(dataset: Dataset, sources: Mapping[str, str]) -> None:
         dataset: its labels and classes.
         sources: for "train" and "test", what to call it in a message.
     """
-    for split, examples in (("train", dataset.train), ("test", dataset.test)):
-        if examples is not None:
-            low, high = (int(value) for value in examples.labels.aminmax())
-            if low < 0 or high >= len(dataset.classes):
-                wrong = low if low < 0 else high
-                raise LabError(
-                    f"{sources[split]} has the label {wrong}, but there are {len(dataset.classes)} classes: "
-                    f"labels should be 0 to {len(dataset.classes) - 1}, in the order of the class names."
-                )
+    for split, examples in dataset.splits.items():
+        low, high = (int(value) for value in examples.labels.aminmax())
+        if low < 0 or high >= len(dataset.classes):
+            wrong = low if low < 0 else high
+            raise LabError(
+                f"{sources[split]} has the label {wrong}, but there are {len(dataset.classes)} classes: "
+                f"labels should be 0 to {len(dataset.classes) - 1}, in the order of the class names."
+            )
     labels = dataset.train.labels if dataset.validation is None else dataset.train.labels[dataset.training]
     missing = (torch.bincount(labels, minlength=len(dataset.classes)) == 0).nonzero().flatten().tolist()
     if missing:

@@ -131,9 +131,7 @@ class Stream:
     def take(self, index: Tensor) -> Tensor:
         """The examples at (B,) positions, in that order, as they are stored."""
         rows = index.numpy()
-        part = self._first_rows.searchsorted(rows, side="right") - 1
-        piece, within = np.divmod(rows - self._first_rows[part], self._block)
-        piece += self._first_pieces[part]
+        piece, within = self._places(rows)
         wanted = np.unique(piece)
         self._time += 1
         if _is_scan(rows) or len(wanted) > len(self._held):
@@ -150,8 +148,19 @@ class Stream:
             self._announced.append(rows)
             self._fetch_rows(rows)
             return
+        pieces = np.unique(self._places(rows)[0])
+        fresh = pieces[(self._slot[pieces] < 0) & (self._asked[pieces] <= self._time - _FORGOTTEN)]
+        self._asked[fresh] = self._time
+        self._waiting.extend(fresh.tolist())
+        count = min(len(self._waiting), 1 + _HASTE * len(rows) // self._block)
+        for part, first, end in self._runs([self._waiting.popleft() for _ in range(count)]):
+            self._examples.maps[part].fetch(first, end)
+
+    def _places(self, rows: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """The pieces of some rows, and the places in them."""
         part = self._first_rows.searchsorted(rows, side="right") - 1
-        self._fetch(np.unique(self._first_pieces[part] + (rows - self._first_rows[part]) // self._block), len(rows))
+        piece, within = np.divmod(rows - self._first_rows[part], self._block)
+        return piece + self._first_pieces[part], within
 
     def _load(self, missing: _Numbers) -> None:
         """Put pieces into the slots that were used longest ago."""
@@ -194,14 +203,6 @@ class Stream:
         limits = rows.searchsorted(self._first_rows)
         for part in np.flatnonzero(np.diff(limits)).tolist():
             self._examples.maps[part].fetch_rows(rows[limits[part] : limits[part + 1]] - self._first_rows[part])
-
-    def _fetch(self, pieces: _Numbers, rows: int) -> None:
-        fresh = pieces[(self._slot[pieces] < 0) & (self._asked[pieces] <= self._time - _FORGOTTEN)]
-        self._asked[fresh] = self._time
-        self._waiting.extend(fresh.tolist())
-        count = min(len(self._waiting), 1 + _HASTE * rows // self._block)
-        for part, first, end in self._runs([self._waiting.popleft() for _ in range(count)]):
-            self._examples.maps[part].fetch(first, end)
 
     def _runs(self, pieces: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """Part, first row and end of some pieces; neighbours in one."""

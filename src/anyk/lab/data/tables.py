@@ -10,7 +10,7 @@ import csv
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anyk.lab import files
 from anyk.lab.data import labels
 from anyk.lab.did_you_mean import nearest
 from anyk.lab.errors import LabError
@@ -26,7 +27,6 @@ SUFFIXES = (".csv", ".tsv")
 GROUPS = "groups"
 """The column, or the array of other files, that tells which examples belong together."""
 LABEL_WORDS = frozenset(("y", "label", "labels", "target", "targets"))
-_LABEL_TITLES = LABEL_WORDS | {"class", "category", "kind"}
 _TITLES_SHOWN = 100
 
 
@@ -64,11 +64,11 @@ def read(path: Path, label_column: str | None, is_test: bool) -> Labelled:
     """
     chosen: _Columns | None = None
 
-    def choose(first: list[str], following: Iterator[list[str]]) -> _Columns:
+    def choose(first: list[str]) -> _Columns:
         nonlocal chosen
         if len(first) < 2:
             raise LabError(f"{path} has one column only: it needs numbers and a label, with , ; or tab between.")
-        label = len(first) - 1 if label_column is None else _place(label_column, first, path, following)
+        label = len(first) - 1 if label_column is None else _place(label_column, first, path)
         titles = [title.strip() for title in first] if label_column is not None or _is_header(first, label) else None
         group = next((place for place, title in enumerate(titles or ()) if title == GROUPS and place != label), None)
         chosen = _Columns(titles, label, group)
@@ -106,11 +106,11 @@ def blocks(path: Path, width: int, rows: int, label_column: str | None = None) -
         label_column: the title of a column to leave out; None: the last one, where there is one more than ``width``.
     """
 
-    def choose(first: list[str], following: Iterator[list[str]]) -> _Columns:
+    def choose(first: list[str]) -> _Columns:
         has_titles = label_column is not None or _is_header(first, len(first) - 1 if len(first) > width else None)
         titles = [title.strip() for title in first] if has_titles else None
         group = titles.index(GROUPS) if titles and len(first) > width and GROUPS in titles else None
-        label = None if label_column is None else _place(label_column, first, path, following)
+        label = None if label_column is None else _place(label_column, first, path)
         if label is None and len(first) - (group is not None) == width + 1:
             label = max(place for place in range(len(first)) if place != group)
         found = len(first) - (label is not None) - (group is not None)
@@ -124,8 +124,8 @@ def blocks(path: Path, width: int, rows: int, label_column: str | None = None) -
         yield torch.from_numpy(np.frombuffer(values, dtype=np.float32)).view(len(block), -1)
 
 
-def _rows(path: Path, choose: Callable[[list[str], Iterator[list[str]]], _Columns]) -> Iterator[_Row]:
-    """The rows of a table; ``choose`` decides from the first one, and those that follow, which columns are what."""
+def _rows(path: Path, choose: Callable[[list[str]], _Columns]) -> Iterator[_Row]:
+    """The rows of a table; ``choose`` decides from the first one which columns are what."""
     found = False
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -135,7 +135,7 @@ def _rows(path: Path, choose: Callable[[list[str], Iterator[list[str]]], _Column
             cells = filter(None, reader)
             first = next(cells, None)
             if first is not None:
-                columns = choose(first, cells)
+                columns = choose(first)
                 width = len(first)
                 left_out = sorted((place for place in columns[1:] if place is not None), reverse=True)
                 for row in itertools.chain([first] if columns.titles is None else [], cells):
@@ -159,28 +159,18 @@ def _rows(path: Path, choose: Callable[[list[str], Iterator[list[str]]], _Column
         raise LabError(f"{path} has no rows of numbers.")
 
 
-def _place(title: str, first: list[str], path: Path, following: Iterable[list[str]]) -> int:
-    """The column of this title. The error lists the others, those first that may hold the labels."""
+def _place(title: str, first: list[str], path: Path) -> int:
+    """The column of this title."""
     titles = [each.strip() for each in first]
     if title not in titles:
-        ordered = _likeliest_first(titles, title, next(iter(following), []))
+        near = nearest(title, titles)
+        ordered = near + [each for each in titles if each not in near]
         raise LabError(f"{path} has no column {title!r}: its columns are, the likeliest first, {_listed(ordered)}.")
     return titles.index(title)
 
 
-def _likeliest_first(titles: list[str], typed: str = "", cells: Sequence[str] = ()) -> list[str]:
-    """Titles with those first that resemble what was typed, are usual for labels, or stand above what is no number."""
-    near = nearest(typed, titles) if typed else []
-    values = dict(zip(titles, cells, strict=False))
-
-    def unlikely(title: str) -> tuple[bool, ...]:
-        return title not in near, title.lower() not in _LABEL_TITLES, _number(values.get(title, "0")) is not None
-
-    return sorted(titles, key=unlikely)
-
-
 def _listed(titles: list[str]) -> str:
-    shown = [printable(title) for title in titles[:_TITLES_SHOWN]]
+    shown = [files.shortened(title) for title in titles[:_TITLES_SHOWN]]
     return ", ".join(shown) + (f" and {len(titles) - len(shown)} more" if len(titles) > len(shown) else "")
 
 
@@ -199,14 +189,12 @@ def _refuse_measurements(path: Path, columns: _Columns, names: Iterable[str], re
     if fraction is None and repeated:
         return
     problem = f"holds numbers with a fraction, such as {fraction}" if fraction is not None else "has no value twice"
-    if columns.titles is None or columns.label is None:
-        taken = f"the last column of {path}"
-        remedy = "add a line of titles, and name the right one with anyk import --label-column"
-    else:
-        taken = f"the column {printable(columns.titles[columns.label])!r} of {path}"
-        others = [title for place, title in enumerate(columns.titles) if place != columns.label]
-        remedy = f"name the right one with anyk import --label-column; the others are {_listed(_likeliest_first(others))}"
-    raise LabError(f"{taken} was taken for the labels, but {problem}: {remedy}.")
+    taken, others = "the last column", "after a line of titles"
+    if columns.titles is not None and columns.label is not None:
+        taken = f"the column {files.shortened(columns.titles[columns.label])!r}"
+        others = f"the others are {_listed([title for title in columns.titles if title != columns.titles[columns.label]])}"
+    remedy = f"name the right one with anyk import --label-column; {others}"
+    raise LabError(f"{taken} of {path} was taken for the labels, but {problem}: {remedy}.")
 
 
 def _number(cell: str) -> float | None:
@@ -214,8 +202,3 @@ def _number(cell: str) -> float | None:
         return float(cell)
     except ValueError:
         return None
-
-
-def printable(text: str) -> str:
-    """A name from a file, fit for a message of one line."""
-    return text[:100] if text.isprintable() else repr(text[:100])

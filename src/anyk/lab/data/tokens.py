@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyk.lab.data.sets import Dataset, Split
+from anyk.lab.data.sets import Dataset, Split, Tokens
 from anyk.lab.errors import LabError
 
 #: the label of a target that is no class, because the training part does not have it: no guess is right
@@ -132,9 +132,20 @@ def number(texts: Iterable[str], below: int = 100) -> int:
     return int.from_bytes(hashlib.sha256("\0".join(texts).encode()).digest()[:8], "big") % below
 
 
-def trained(parts: Sequence[int], begins: Tensor) -> Tensor:
-    """(T,), bool: which tokens are of sequences whose part is 0, training."""
-    return torch.tensor([part == 0 for part in parts]).repeat_interleave(begins.diff())
+def parts_of_tokens(parts: Sequence[int], begins: Tensor) -> Tensor:
+    """(T,), int8: the part of each token, from that of its sequence: 0 (training), 1 (validation) or 2 (test)."""
+    return torch.tensor(parts, dtype=torch.int8).repeat_interleave(begins.diff())
+
+
+def last_parts(begins: Tensor) -> Tensor:
+    """(T,), int8: the part of each token where the last of a sequence is for the test, and the one before it for validation.
+
+    Sequences of fewer than three are for training alone.
+    """
+    part = torch.zeros(int(begins[-1]), dtype=torch.int8)
+    ends = begins[1:][begins.diff() >= 3]
+    part[ends - 1], part[ends - 2] = 2, 1
+    return part
 
 
 class Corpus:
@@ -175,92 +186,34 @@ class Corpus:
         return classes, torch.from_numpy(numbers[items])
 
 
-def divided(
+def dataset_of(
     name: str,
     classes: Sequence[str],
     stream: Tensor,
     begins: Tensor,
-    parts: Sequence[int],
+    part: Tensor,
     groups: Tensor | None = None,
     *,
+    tokens: Tokens = "",
     out_of_vocabulary: bool = False,
     remarks: Iterable[str] = (),
-    **facts: Any,
 ) -> Dataset:
-    """A data set of which whole sequences are for training, validation or the test. Targets are the classes.
+    """A data set of sequences. Targets are the classes.
 
     Args:
         name: of the set.
         classes: the classes by name.
         stream: the tokens.
         begins: where the sequences begin, and the end.
-        parts: for each sequence 0 (training), 1 (validation) or 2 (test).
+        part: of each token: :func:`parts_of_tokens` where whole sequences are divided, or :func:`last_parts`.
         groups: for each sequence, which ones belong together; None: each is a group of its own.
+        tokens: what they are.
         out_of_vocabulary: whether tokens that are no class are targets of validation and test, which no guess hits;
             otherwise they are only read.
         remarks: sentences about the data for whoever reads the results.
-        facts: further fields of the :class:`Dataset`.
     """
     sequence = torch.arange(len(begins) - 1).repeat_interleave(begins.diff())
-    part = torch.tensor(parts, dtype=torch.int8)[sequence]
     groups = sequence if groups is None else groups[sequence]
-    return _dataset(name, classes, stream, begins, part, groups, out_of_vocabulary, remarks, facts)
-
-
-def last_of_each(
-    name: str, classes: Sequence[str], stream: Tensor, begins: Tensor, *, remarks: Iterable[str] = (), **facts: Any
-) -> Dataset:
-    """A data set whose test is the last token of each sequence, and validation the one before it, as is usual for recommenders.
-
-    Sequences of fewer than three tokens are for training alone. A token that is no class is a target all the same, which no
-    guess hits. The arguments are those of :func:`divided`.
-    """
-    sequence = torch.arange(len(begins) - 1).repeat_interleave(begins.diff())
-    of = "of fewer than three tokens"
-    short = counted(int((begins.diff() < 3).sum()), f"sequence {of} is", f"sequences {of} are", "for training alone.")
-    return _dataset(name, classes, stream, begins, last_parts(begins), sequence, True, (*remarks, *short), facts)
-
-
-def last_parts(begins: Tensor) -> Tensor:
-    """(T,): 2 (test) for the last token of each sequence of three or more, 1 (validation) for the one before it, else 0."""
-    part = torch.zeros(int(begins[-1]), dtype=torch.int8)
-    ends = begins[1:][begins.diff() >= 3]
-    part[ends - 1], part[ends - 2] = 2, 1
-    return part
-
-
-def counted(count: int, one: str, many: str, rest: str) -> list[str]:
-    """A sentence about ``count`` things in the singular or plural; no sentence about none.
-
-    >>> counted(1, "line is", "lines are", "empty."), counted(1200, "line is", "lines are", "empty."), counted(0, "", "", "")
-    (['1 line is empty.'], ['1,200 lines are empty.'], [])
-    """
-    return [f"{count:,} {one if count == 1 else many} {rest}"] if count else []
-
-
-def _percent(share: float) -> str:
-    """A positive fraction in percent, for a sentence.
-
-    >>> [_percent(share) for share in (0.08, 0.254, 0.0123, 0.0001)]
-    ['8 %', '25 %', '1.2 %', 'less than 0.1 %']
-    """
-    if share < 0.001:
-        return "less than 0.1 %"
-    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f}".removesuffix(".0") + " %"
-
-
-def _dataset(
-    name: str,
-    classes: Sequence[str],
-    stream: Tensor,
-    begins: Tensor,
-    part: Tensor,
-    groups: Tensor,
-    out_of_vocabulary: bool,
-    remarks: Iterable[str],
-    facts: dict[str, Any],
-) -> Dataset:
-    """A data set from the part, 0, 1 or 2, and the group of each token."""
     if len(classes) < 2:
         kinds = "one kind" if classes else "no kind"
         raise LabError(f"{name} has {kinds} of token to guess in its training part, but at least two are needed.")
@@ -283,9 +236,9 @@ def _dataset(
             raise LabError(f"{name} has no token to guess for {what}: give more or longer sequences.")
     remarks = list(remarks)
     if out_of_vocabulary:
-        of, count = f"of the {len(test):,} test targets", int((test.labels == OUT_OF_VOCABULARY).sum())
-        remarks += counted(count, f"{of} is", f"{of} are", "not in the training part: no guess is right.")
+        if unseen := int((test.labels == OUT_OF_VOCABULARY).sum()):
+            remarks.append(f"Test targets that are not in the training part, so no guess hits: {unseen:,} of {len(test):,}.")
     elif share := float(outside[tested].double().mean()):
-        outsiders = f"{_percent(share)} of the test tokens are outside the vocabulary"
-        remarks.append(f"{outsiders}: they are read, but not to be guessed.")
-    return Dataset(name, "sequences", tuple(classes), train, test, "", validation=validation, remarks=tuple(remarks), **facts)
+        remarks.append(f"Test tokens outside the vocabulary, which are read but not to be guessed: {share:.1%}.")
+    facts: dict[str, Any] = {"validation": validation, "remarks": tuple(remarks), "tokens": tokens}
+    return Dataset(name, "sequences", tuple(classes), train, test, "", **facts)

@@ -1,5 +1,6 @@
 """Limits for files that come from elsewhere: sizes that a file claims are checked before memory is allocated for them."""
 
+import gzip
 import io
 import math
 import zipfile
@@ -26,6 +27,20 @@ def refuse_bomb(path: str | Path, packed: int, unpacked: int) -> None:
             f"{path} would unpack to {unpacked / 1e6:,.0f} MB, {unpacked / max(packed, 1):,.0f} times its size, but at most "
             f"{MOST} times are taken: if you trust it, save it unpacked."
         )
+
+
+def unpacked(path: Path) -> io.BytesIO:
+    """The content of a file, unpacked where it is a gzip file; refused where it unpacks to many times its size."""
+    packed, out = path.stat().st_size, io.BytesIO()
+    with open(path, "rb") as raw:
+        is_gzip = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        file: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
+        while piece := file.read(_PIECE):
+            refuse_bomb(path, packed, out.tell() + len(piece))
+            out.write(piece)
+    out.seek(0)
+    return out
 
 
 @contextmanager
@@ -75,37 +90,3 @@ class SizedFile:
             if len(content) == count:
                 return content
         raise EOFError("Ran out of input")
-
-
-class BoundedFile:
-    """A compressed file that is unpacked as it is read, and refused where it unpacks to many times its size.
-
-    Args:
-        file: gives the unpacked bytes, and can seek.
-        path: the compressed file.
-    """
-
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        self._file, self._path, self._packed = file, path, path.stat().st_size
-
-    def read(self, count: int = -1) -> bytes:
-        """``count`` bytes, or all that are left; allocates no memory for more than there are."""
-        out = io.BytesIO()
-        while count:
-            piece = self._file.read(_PIECE if count < 0 else min(count, _PIECE))
-            if not piece:
-                break
-            refuse_bomb(self._path, self._packed, self._file.tell())
-            out.write(piece)
-            count -= len(piece) if count > 0 else 0
-        return out.getvalue()
-
-    def seek(self, place: int, whence: int = 0) -> int:
-        """Go to a place, which unpacks all before it."""
-        if whence == 0:
-            refuse_bomb(self._path, self._packed, place)
-        return self._file.seek(place, whence)
-
-    def tell(self) -> int:
-        """The position in the unpacked bytes."""
-        return self._file.tell()

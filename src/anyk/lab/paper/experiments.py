@@ -74,8 +74,8 @@ class Experiment:
     notes: tuple[str, ...] = ()
     more_cells: Callable[[str], tuple[Cell, ...]] | None = None
     """cells for a data set of any other name"""
-    also: Callable[["Experiment", Mapping[str, Mapping[str, Any]]], tuple[Table, ...]] | None = None
-    """tables that belong to the comparison"""
+    also: Callable[["Experiment", Mapping[str, Mapping[str, Any]]], Table] | None = None
+    """a table that belongs to the comparison"""
 
     @property
     def needs(self) -> dict[str, str]:
@@ -87,7 +87,7 @@ class Experiment:
         data: str | Mapping[str, str] | None = None,
         *,
         smoke: bool = False,
-        seeds: int | Sequence[int] | None = None,
+        seeds: int | None = None,
         source: Source = "paper",
         network: str = "splitter",
         grid: Sequence[float] = (1.0,),
@@ -98,7 +98,7 @@ class Experiment:
             data: for each data set of ``needs`` the config's ``data`` (a folder of embeddings; ``cifar100`` needs none), or
                 one text where it needs only one. Data sets that are left out are left out of the experiment.
             smoke: shrunk to seconds, for :meth:`write_smoke_data`.
-            seeds: how many, or which; None: as many as in the paper (with ``smoke`` one).
+            seeds: how many; None: as many as in the paper (with ``smoke`` one).
             source: ``"paper"`` or ``"official"``, where they differ.
             network: the network of DiffSortNets.
             grid: factors of the published temperature; :meth:`compare` takes the best on validation.
@@ -106,21 +106,19 @@ class Experiment:
         Returns:
             Run name -> config. Nothing, where there is nothing to train.
         """
-        if source not in ("paper", "official"):
-            raise LabError(f"source should be paper or official, but is {source!r}.")
         loss_names.check("network", network)
         if not grid or not all(factor > 0 for factor in grid):
             raise LabError(f"grid should be positive factors of the temperature, but is {list(grid)}.")
-        if isinstance(seeds, int) and seeds < 1:
+        if seeds is not None and seeds < 1:
             raise LabError(f"seeds should be at least 1, but is {seeds}.")
         places = self._places(data)
         runs = {}
         for cell in self._cells_for(places):
-            numbers = range(1 if smoke else cell.seeds) if seeds is None else range(seeds) if isinstance(seeds, int) else seeds
+            count = seeds or (1 if smoke else cell.seeds)
             for factor in grid if cell.method != "softmax" else (1.0,):
                 config = _config(cell, places[cell.data], source, network, factor, smoke)
                 name = cell.name if factor == 1 else f"{cell.name}-t{factor:g}"
-                runs.update({f"{name}-seed{seed}": config.replace(seed=seed) for seed in numbers})
+                runs.update({f"{name}-seed{seed}": config.replace(seed=seed) for seed in range(count)})
         return runs
 
     def write_smoke_data(self, folder: str | Path) -> dict[str, str]:
@@ -151,7 +149,7 @@ class Experiment:
                 row += _beside(_percents(runs, metric), paper)[: 3 if smoke else 4]
             rows.append(tuple(row))
         notes = (_SMOKE, *self.notes) if smoke else self.notes
-        return Table(tuple(columns), tuple(rows), notes, self.title), *(self.also(self, results) if self.also else ())
+        return Table(tuple(columns), tuple(rows), notes, self.title), *([self.also(self, results)] if self.also else [])
 
     def _places(self, data: str | Mapping[str, str] | None) -> dict[str, str]:
         needs = self.needs
@@ -250,7 +248,7 @@ def _list(p_k: Sequence[float]) -> str:
     return f"[{','.join(entries)}]"
 
 
-def _significance(experiment: Experiment, results: Mapping[str, Mapping[str, Any]]) -> tuple[Table, ...]:
+def _significance(experiment: Experiment, results: Mapping[str, Mapping[str, Any]]) -> Table:
     """Table 5's t-tests: DiffSortNets and SinkhornSort against the baseline's runs (Welch) and its reported accuracy."""
     from scipy import stats  # half a second, and only here
 
@@ -273,18 +271,12 @@ def _significance(experiment: Experiment, results: Mapping[str, Mapping[str, Any
                 row += [p, paper]
             rows.append(tuple(row))
     columns = [*_columns("field", "data", "method", "baseline"), *_columns("number", "p top1", "paper", "p top5", "paper")]
-    tests = Table(
+    return Table(
         tuple(columns),
         tuple(rows),
         ("observed: Welch's test against the softmax runs. reported: against the backbone's published accuracy.",),
         "t-tests against the baseline (two-sided, over seeds; the paper calls p < 0.01 significant)",
     )
-    models = Table(
-        tuple(_columns("field", "model", "public", "top1", "top5")),
-        numbers.PUBLISHED_MODELS,
-        title="Other models, as their authors report them",
-    )
-    return tests, models
 
 
 def _columns(kind: Literal["field", "count", "number", "signed"], *titles: str) -> list[Column]:

@@ -248,22 +248,6 @@ TABLE_5 = _cells(
     [("softmax", TOP1, "88.33|98.65"), ("sinkhorn", QUARTER, "88.32|98.66"), ("diffsortnets", QUARTER, "88.37|98.68")],
     seeds=10,
 )
-PUBLISHED_MODELS = (
-    ("ResNet50", "yes", "79.26", "94.75"),
-    ("ResNet152", "yes", "80.62", "95.51"),
-    ("ResNeXt-101 32x48d WSL", "yes", "85.43", "97.57"),
-    ("ViT-L/16", "yes", "87.76", "—"),
-    ("Noisy Student EfficientNet-L2", "yes", "88.35", "98.65"),
-    ("BiT-L", "no", "87.54", "98.46"),
-    ("CLIP (w/ Noisy Student EffNet-L2)", "no", "≈88.4", "—"),
-    ("ViT-H/14", "no", "88.55", "—"),
-    ("ALIGN (EfficientNet-L2)", "no", "88.64", "98.67"),
-    ("Meta Pseudo Labels (EffNet-L2)", "no", "90.20", "≈98.8"),
-    ("ViT-G/14", "no", "90.45", "—"),
-    ("CoAtNet-7", "no", "90.88", "—"),
-)
-"""Table 5's other models: name, publicly available, top-1, top-5, as reported by their authors."""
-
 REPORTED = {RESNEXT: (85.43, 97.57), EFFICIENTNET: (88.35, 98.65)}
 """The reported accuracies of the backbones' own heads, against which table 5 also tests."""
 

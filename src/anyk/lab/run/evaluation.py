@@ -1,10 +1,8 @@
-"""Evaluation: the metrics of a model on some examples, and the predictions of a trained one."""
+"""Evaluation: the metrics of a model on some examples."""
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +12,8 @@ from torch.nn import functional
 import anyk
 from anyk import candidates, metrics
 from anyk.lab.data import Split
-from anyk.lab.run import models, own_models
-from anyk.lab.run.batches import Reader, divide, find_device, read_data, resolved
+from anyk.lab.run.batches import Reader
 from anyk.lab.run.processes import ALONE, ProcessGroup
-from anyk.lab.run.run_folder import Run
 
 KS = (1, 5, 10, 20)
 #: of these, and of those that are wanted, also the mean over the classes
@@ -95,50 +91,6 @@ def examine(
     known_targets = int((labels >= 0).sum())
     mean = float(group.all_reduce(cross_entropy)) / known_targets if known_targets else math.nan
     return Examined(every_rank, labels, every_guess, mean)
-
-
-class Predictor:
-    """The model of a run that has ended, with its data.
-
-    Args:
-        folder: the run.
-        device: where to compute.
-        model: the function that made the model, or its word; for a model of your own.
-        trust: import the function that the run's config names. See :func:`anyk.lab.run.models.load`.
-    """
-
-    def __init__(
-        self, folder: str | Path, device: str = "cpu", *, model: str | own_models.Maker | None = None, trust: bool = False
-    ) -> None:
-        run = Run(folder)
-        plan, weights = models.read(run.folder / "model.safetensors")
-        made_by = own_models.maker(plan.model, str(run.folder), model, trust)
-        config = run.config()
-        self.dataset = dataclasses.replace(read_data(config), feature_mean=plan.feature_mean, feature_std=plan.feature_std)
-        config = resolved(config, self.dataset)
-        self.parts = divide(self.dataset, config)
-        self.reader = Reader(self.dataset, find_device(device), config)
-        self.model = plan.build(made_by, pretrained=False).to(device)
-        self.model.load_state_dict(weights)
-        self.model.eval()
-
-    @torch.no_grad()
-    def test_guesses(self, count: int) -> tuple[Tensor, Tensor]:
-        """The first ``count`` classes of every test example, and their softmax probabilities: (N, count) each."""
-        classes, probabilities = [], []
-        for block in self.reader.blocks(self.parts.test, self.parts.test_index):
-            best = self._scores(block).float().softmax(1).topk(count)
-            classes.append(best.indices.cpu())
-            probabilities.append(best.values.cpu())
-        return torch.cat(classes), torch.cat(probabilities)
-
-    @torch.no_grad()
-    def test_probabilities(self, places: Tensor) -> Tensor:
-        """The softmax probabilities of some test examples, given as positions in ``parts.test_index``: (n, classes)."""
-        return self._scores(self.parts.test_index[places]).float().softmax(1).cpu()
-
-    def _scores(self, index: Tensor) -> Tensor:
-        return self.reader.mask(self.model(self.reader(self.parts.test, index)), self.parts.test, index)
 
 
 def unfinished(result: Mapping[str, Any]) -> str:

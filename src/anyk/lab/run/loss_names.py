@@ -69,15 +69,6 @@ class Loss:
     operator: str | None = None
 
     @property
-    def title(self) -> str:
-        """The name to show."""
-        if self.operator is None:
-            return {"softmax": "Softmax", "gce": "Generalised cross-entropy"}.get(self.family) or self.make.__name__
-        network = registry.NETWORKS.get(self.operator)
-        title: str = network.title if network else registry.OPERATORS[self.operator].__name__
-        return title if self.family == "cross_entropy" else f"Top-k error, {title}"
-
-    @property
     def make(self) -> type[nn.Module]:
         """The class of the loss."""
         if self.family == "one k":

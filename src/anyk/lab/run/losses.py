@@ -128,8 +128,7 @@ def read_p_k(path: Path, classes: int) -> torch.Tensor:
         raise LabError(f"p_k_file {path} should hold one row of weights for each class, all of one length: {error}.") from None
     if p_k.ndim != 2 or len(p_k) != classes:
         raise LabError(f"p_k_file {path} has {len(p_k)} rows, but there are {classes} classes: write one row for each.")
-    sums = p_k.sum(1)
-    if not bool(((p_k >= 0).all(1) & ((sums - 1).abs() < 1e-4)).all()):
-        row = int(((p_k < 0).any(1) | ~((sums - 1).abs() < 1e-4)).nonzero()[0])
-        raise LabError(f"row {row + 1} of p_k_file {path} should be weights of at least 0 that sum to 1.")
-    return p_k
+    try:
+        return p_ks.read(p_k, f"p_k_file {path}").values
+    except ValueError as error:
+        raise LabError(f"{error}.") from None

@@ -22,7 +22,6 @@ from anyk.lab.errors import LabError
 from anyk.lab.run import own_models, sequence_models
 from anyk.lab.run.config import LARGEST_IMAGE, LONGEST_CONTEXT, Setting, accept, describe
 from anyk.lab.run.own_models import BUILT_IN, SEQUENCE_MODELS, Maker
-from anyk.lab.run.own_models import word_of as word_of
 from anyk.lab.run.run_folder import read_tensors
 
 #: of the description in a model's file
@@ -60,8 +59,8 @@ class Plan:
     @classmethod
     def of(cls, config: Setting, dataset: Dataset) -> "Plan":
         """The plan of a resolved config for a data set."""
-        name, shape = config.model, example_shape(config, dataset)
-        tokens = dataset.kind == "sequences"
+        name, tokens = config.model, dataset.kind == "sequences"
+        shape = (config.context,) if tokens else tuple(dataset.train.shape)
         if tokens and name not in SEQUENCE_MODELS and not own_models.is_function(name):
             words = f"choose {', '.join(SEQUENCE_MODELS)} or module:function"
             raise LabError(f"model {name} takes no tokens, but {dataset.name} holds sequences of them: {words}.")
@@ -171,11 +170,6 @@ class Plan:
         if self.model == "gru":
             return sequence_models.GRUModel(classes, self.embedding, self.hidden, self.layers, self.dropout, self.tied)
         return sequence_models.ContextModel(length, classes, self.embedding, self.hidden, self.dropout, self.tied)
-
-
-def example_shape(setting: Setting, dataset: Dataset) -> tuple[int, ...]:
-    """The shape of one example as a model of the resolved setting gets it; of tokens, as many as it sees."""
-    return (setting.context,) if dataset.kind == "sequences" else tuple(dataset.train.shape)
 
 
 def build(config: Setting, dataset: Dataset) -> nn.Module:

@@ -60,9 +60,6 @@ class ProcessGroup:
         self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
         self.first = rank == 0
 
-    def __repr__(self) -> str:
-        return f"ProcessGroup({self.rank}, {self.world_size})"
-
     # Sharing the work ------------------------------------------------------------------------------------------------------
 
     def shard(self, index: Tensor) -> Tensor:

@@ -35,22 +35,11 @@ class FolderTaken(LabError):
     """Another process holds the folder's lock."""
 
 
-class FolderRefused(LabError):
-    """The folder holds something else; ``why`` is what it is."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{why}: choose another folder with --out.")
-        self.why = why
-
-
 class Run:
     """One run folder."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-
-    def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r})"
 
     @contextmanager
     def locked(self, patience: float = 0.0) -> Iterator[None]:
@@ -79,7 +68,9 @@ class Run:
         names = sorted(path.name for path in shown if not path.is_dir() or any(not inner.is_dir() for inner in path.rglob("*")))
         if names:
             shown_names = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
-            raise FolderRefused(f"{self.folder} holds files that are not of a run ({shown_names})")
+            raise LabError(
+                f"{self.folder} holds files that are not of a run ({shown_names}): choose another folder with --out."
+            )
 
     def refuse_other_config(self, config: Config) -> None:
         """Raise if the folder holds a run of another config, unless that came to nothing."""
@@ -88,7 +79,7 @@ class Run:
         differences = self.differences(config)
         if differences and self._has_begun():
             changes = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, (old, new) in differences.items())
-            raise FolderRefused(f"{self.folder} holds a run of another config ({changes})")
+            raise LabError(f"{self.folder} holds a run of another config ({changes}): choose another folder with --out.")
 
     def _has_begun(self) -> bool:
         """Whether there is anything to lose: a run that failed before its first evaluation leaves only its error."""

@@ -141,7 +141,8 @@ def curves(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
     fields = dict.fromkeys(["loss", "seed", *_varied(summaries)])
     rows = []
     for run in summaries:
-        about = {"run": str(run.folder), **{name: _plain(_field(run, name)) for name in fields}}
+        own = {name: _field(run, name) for name in fields}
+        about = {"run": str(run.folder), **{name: "" if own[name] is None else text(own[name], "field") for name in own}}
         for line in Run(run.folder).metrics():
             if not isinstance(line.get("validation"), dict):
                 raise LabError(f"{run.folder / 'metrics.jsonl'} has a line without validation: train the run again.")
@@ -150,10 +151,6 @@ def curves(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
             measured = {name: line.get(name) for name in ("step", "epoch", "train_loss")}
             rows.append({**about, **measured, **validation, **now, "seconds": line.get("seconds")})
     return rows
-
-
-def _plain(value: Any) -> str:
-    return "" if value is None else text(value, "field")
 
 
 def metrics_of(configs: Iterable[Config]) -> list[str]:
@@ -212,18 +209,12 @@ def _notes(summaries: Sequence[RunSummary], repeated: int) -> list[str]:
     left_out = [run for run in summaries if run.state != "finished"]
     notes = []
     if repeated:
-        notes.append(f"{_count(repeated, 'run repeats', 'runs repeat')} a seed of the same setting; the first one counts.")
+        notes.append(f"Runs that repeat a seed of the same setting: {repeated}; the first one counts.")
     if left_out:
-        counts = [
-            f"{number} {state}" for state in ("failed", "unfinished") if (number := sum(r.state == state for r in left_out))
-        ]
-        notes.append(f"{_count(len(left_out), 'run is', 'runs are')} not in the table: {', '.join(counts)}.")
+        failed = sum(run.state == "failed" for run in left_out)
+        notes.append(f"Runs that are not in the table: {failed} failed, {len(left_out) - failed} unfinished.")
         notes += [f"{run.state}: {run.folder}{': ' + run.error if run.error else ''}" for run in left_out]
     return notes
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
 
 
 def _sorted(columns: Sequence[Column], rows: list[tuple[Value, ...]], sort: str | None) -> list[tuple[Value, ...]]:

@@ -157,7 +157,6 @@ class _Training:
         self.loss_sum = torch.zeros((), dtype=torch.float64 if self.device.type != "mps" else torch.float32, device=self.device)
         self.loss_count = 0
         self.seconds = 0.0
-        self.seconds_in_model = 0.0
         self.saved_at = time.monotonic()
         self.pause = CHECKPOINT_SECONDS
 
@@ -226,7 +225,6 @@ class _Training:
         losses.reschedule(self.criterion, config, progress)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, progress) * group["factor"]
-        started = time.perf_counter()
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=config.amp):
             scores = self.replica(inputs, **asked)
@@ -236,7 +234,6 @@ class _Training:
         if config.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         self.optimizer.step()
-        self.seconds_in_model += time.perf_counter() - started
         self.loss_sum += loss.detach() * len(target)
         self.loss_count += whole
         self.step += 1
@@ -294,9 +291,7 @@ class _Training:
         train_loss = float(self.group.all_reduce(self.loss_sum)) / max(self.loss_count, 1)
         self.loss_sum.zero_()
         self.loss_count = 0
-        started = time.perf_counter()
         validation = self._examine(self.dataset.train, self.parts.validation).accuracies(self.ks, self.config.ks)
-        self.seconds_in_model += time.perf_counter() - started
         line = {
             "step": self.step,
             "epoch": self.step / self.steps_per_epoch,
@@ -364,7 +359,6 @@ class _Training:
             "best": self.best,
             "loss_count": self.loss_count,
             "seconds": self.seconds,
-            "seconds_in_model": self.seconds_in_model,
             "data": self.dataset.fingerprint,
             "shuffle": batches.shuffle_of(self.config),
         }
@@ -387,7 +381,6 @@ class _Training:
         self.reader = Reader(self.dataset, self.device, self.config)
         self.step, self.evaluations, self.best = state["step"], state["evaluations"], state["best"]
         self.loss_count, self.seconds = state["loss_count"], state["seconds"]
-        self.seconds_in_model = state["seconds_in_model"]
         loss_sums = tensors.pop("loss_sum")
         if len(loss_sums) == self.group.world_size:
             self.loss_sum.copy_(loss_sums[self.group.rank])
@@ -436,7 +429,6 @@ class _Training:
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "epochs": self.step / self.steps_per_epoch,
             "seconds": round(self.seconds, 3),
-            "seconds_in_model": round(self.seconds_in_model, 3),
             "selected": {metric: best["epoch"] for metric, best in self.best.items()},
             "validation": validation,
             "test": test,
