@@ -32,7 +32,7 @@ from anyk import candidates, checks, metrics
 from anyk.checks import working_dtype
 from anyk.conventions import Conventions, Counted
 from anyk.docstrings import documented
-from anyk.losses import Spec, TopKLoss, row_losses
+from anyk.losses import Spec, TopKLoss, check_is_topk_loss, row_losses
 from anyk.rows import Rows, smoothed_rows
 
 __all__ = ["Sharded", "topk_accuracy", "topk_hits"]
@@ -52,10 +52,10 @@ class Sharded(nn.Module):
     Args:
         loss: a :class:`anyk.TopKLoss`. Its ``weight`` and a P_K by class are those of all classes. A
             :class:`anyk.TopKCrossEntropyLoss` has a ``label_smoothing`` below 1.
-        {group}
+        {group_slices}
 
     Shape:
-        {sharded}
+        {sharded_scores_target}
         example_p_k: (B, k), comes like the target.
 
     Example:
@@ -70,8 +70,7 @@ class Sharded(nn.Module):
 
     def __init__(self, loss: TopKLoss, *, group: dist.ProcessGroup | None = None, slices: Sequence[int] | None = None) -> None:
         super().__init__()
-        if not isinstance(loss, TopKLoss):
-            raise TypeError(f"loss: expected a TopKCrossEntropyLoss or a TopKErrorLoss, got {loss!r}")
+        check_is_topk_loss(loss)
         self.criterion, self.group, self.slices = loss, group, slices
 
     def forward(
@@ -153,10 +152,10 @@ def topk_hits(
     """:func:`anyk.topk_hits` of sharded classes: every process counts its classes that are not behind the target.
 
     Args:
-        {sharded}
+        {sharded_scores_target}
         {ks}
         {ignore_index}
-        {group}
+        {group_slices}
 
     Returns:
         ``{k: count}``, the same in every process.
@@ -203,10 +202,10 @@ def topk_accuracy(
     """:func:`anyk.topk_accuracy` of sharded classes.
 
     Args:
-        {sharded}
+        {sharded_scores_target}
         {ks}
         {ignore_index}
-        {group}
+        {group_slices}
 
     Returns:
         ``{k: fraction}``, the same in every process; NaN for an empty batch.
