@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from anyk import candidates, checks
 from anyk.checks import working_dtype
+from anyk.conventions import Conventions
 from anyk.losses import Spec, TopKLoss, check_is_topk_loss, row_losses
 from anyk.rows import Rows, smoothed_rows
 

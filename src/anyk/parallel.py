@@ -55,8 +55,8 @@ class Sharded(nn.Module):
         {group_slices}
 
     Shape:
-        {sharded_scores_target}
-        example_p_k: (B, k), comes like the target.
+        local_scores (B, n_local), or a DTensor; target (B,), indices among all classes; example_p_k (B, k). ``forward`` has
+        the details.
 
     Example:
         >>> store = torch.distributed.HashStore()
@@ -73,6 +73,7 @@ class Sharded(nn.Module):
         check_is_topk_loss(loss)
         self.criterion, self.group, self.slices = loss, group, slices
 
+    @documented
     def forward(
         self,
         local_scores: Float[Tensor, "batch n_local"],
@@ -80,7 +81,12 @@ class Sharded(nn.Module):
         *,
         example_p_k: Float[Tensor, "batch k"] | None = None,
     ) -> Tensor:
-        """As :func:`anyk.losses.topk_loss`, with candidates that come from all processes."""
+        """The loss.
+
+        Args:
+            {sharded_scores_target}
+            example_p_k: (B, k), one distribution for each example, instead of that of the loss; comes like the target.
+        """
         spec, conventions = self.criterion.arguments()
         shard = _Shard.of(local_scores, target, self.group)
         if example_p_k is not None:

@@ -157,8 +157,8 @@ class SinkhornSort(Operator, name="sinkhorn"):
         self._warned = True
         warnings.warn(
             f"SinkhornSort: {int((error > self.tolerance).sum())} of {error.numel()} rows did not converge in "
-            f"max_iterations = {self.max_iterations} steps: give more, or a larger temperature. This warning comes once; the attribute "
-            "unconverged counts the rows of each call.",
+            f"max_iterations = {self.max_iterations} steps: give more, or a larger temperature. This is said "
+            "once; the attribute unconverged counts the rows of each call.",
             stacklevel=2,
         )
 
