@@ -99,7 +99,7 @@ def test_a_module_imported_by_the_command_line(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--loss", "mine"), "got 'mine'; --import MODULE brings those of another package."),
-        (("--import", "nowhere"), "anyk: --import nowhere failed (ModuleNotFoundError: No module named 'nowhere')."),
+        (("--import", "nowhere"), "anyk: the import of nowhere failed (ModuleNotFoundError: No module named 'nowhere')."),
     ],
 )
 def test_what_cannot_be_imported_is_one_line(words: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -417,7 +417,7 @@ X, TARGET = torch.zeros(2, D), torch.tensor([0, 1])
     [
         (lambda: make(d=0), ValueError, "in_features: expected at least 1, got 0"),
         (lambda: make(m=24), ValueError, "m: expected 1 <= m <= num_classes = 23, got 24"),
-        (lambda: LinearHead(D, N, torch.nn.CrossEntropyLoss()), TypeError, "loss: expected a TopKCross"),
+        (lambda: LinearHead(D, N, torch.nn.CrossEntropyLoss()), TypeError, "loss: expected an anyk.TopKLoss"),
         (lambda: LinearHead(D, N, anyk.TopKErrorLoss(P_K, m=8), sparse=True), ValueError, "sparse: .* ce_weight=0"),
         (lambda: make(chunk_size=0), ValueError, "chunk_size: expected at least 1, got 0"),
         (lambda: make(weight=torch.ones(4)), ValueError, r"weight: expected shape \(23,\), one for each class, got \(4,\)"),

@@ -17,7 +17,6 @@ from anyk import candidates, checks, kernels
 from anyk.checks import working_dtype
 from anyk.conventions import Conventions, CrossEntropyModule, Keywords
 from anyk.docstrings import documented
-from anyk.kernels import native
 from anyk.operators.ksubset import log_polynomial_ratios
 from anyk.registry import LOSSES, register
 from anyk.rows import Batch, Measure, Rows
@@ -93,7 +92,7 @@ class SmoothTopKLoss(FixedKLoss, name="smooth"):
         temperature: t > 0.
         margin: by how much the target must be ahead, in the mean of k scores.
         hard_threshold: where to switch; None never does. The smooth form is stable everywhere, so that is safe.
-        {reduction}
+        {reduction_ignore_index_weight}
         {label_smoothing}
 
     Example:
@@ -130,7 +129,7 @@ class SmoothTopKLoss(FixedKLoss, name="smooth"):
             return None
         if not 1e-25 < self.temperature < 1e25:
             return None
-        prepared = native.prepare_smooth(scores.shape[1], self.k, self.temperature, self.margin, self.hard_threshold)
+        prepared = kernels.prepare_smooth(scores.shape[1], self.k, self.temperature, self.margin, self.hard_threshold)
         if isinstance(prepared, str):
             return None
         loss = kernels.loss(prepared, None, *rows, conventions, lambda scores, target, _: self._plain(scores, target))
@@ -180,7 +179,7 @@ class TopKHingeLoss(FixedKLoss, name="hinge"):
         k: the k of top-k.
         variant: ``"alpha"`` or ``"beta"``.
         margin: by how much the target must be ahead.
-        {reduction}
+        {reduction_ignore_index_weight}
         {label_smoothing}
 
     Example:
@@ -215,7 +214,7 @@ class TruncatedTopKEntropyLoss(FixedKLoss, name="truncated"):
 
     Args:
         k: the k of top-k; 1 is softmax cross-entropy.
-        {reduction}
+        {reduction_ignore_index_weight}
         {label_smoothing}
 
     Example:
@@ -247,7 +246,7 @@ class SoftmaxAtKLoss(FixedKLoss, name="softmax_at_k"):
         k: the k of top-k.
         temperature: t > 0, in units of the scores. The paper has two, for the weight and for the softmax; this is their
             quotient, which its code tries from 1 to 300.
-        {reduction}
+        {reduction_ignore_index_weight}
         {label_smoothing}
 
     Example:

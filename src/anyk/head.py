@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from anyk import candidates, checks
 from anyk.checks import working_dtype
-from anyk.losses import TopKLoss, row_losses
+from anyk.conventions import Conventions
+from anyk.losses import Spec, TopKLoss, check_is_topk_loss, row_losses
 from anyk.rows import Rows, smoothed_rows
 
 __all__ = ["LinearHead"]
@@ -78,8 +79,7 @@ class LinearHead(nn.Module):
         in_features = checks.at_least_one("in_features", in_features)
         n = checks.at_least_one("num_classes", num_classes)
         self.chunk_size = checks.at_least_one("chunk_size", chunk_size)
-        if not isinstance(loss, TopKLoss):
-            raise TypeError(f"loss: expected a TopKCrossEntropyLoss or a TopKErrorLoss, got {loss!r}")
+        check_is_topk_loss(loss)
         if loss.m is not None and loss.m != "auto":
             checks.count("m", loss.m, 1, n, "num_classes")
         if loss.weight is not None and len(loss.weight) != n:
@@ -119,6 +119,8 @@ class LinearHead(nn.Module):
                 "large as the scores that this module avoids: use as_linear() and the loss"
             )
         spec, conventions = loss.arguments()
+        if example_p_k is not None:
+            spec = spec.for_examples()
         target = checks.class_indices(target, x.shape[:-1], n, conventions.ignore_index)
         p_k, k, m = spec.fit(self._like(x), n, target.shape, example_p_k)
         self._check_sparse(m)
@@ -127,13 +129,12 @@ class LinearHead(nn.Module):
         if m is None or m == n:
             scores = self.linear(x)
             return loss(scores.movedim(-1, 1) if x.ndim > 1 else scores, target, example_p_k=example_p_k)
-        rows = self._rows(x, target, m, k)
+        rows = self._rows(x, target, spec, conventions, m, k)
         return rows.reduce(row_losses(spec, rows, k, p_k))
 
-    def _rows(self, x: Tensor, target: Tensor, m: int, k: int) -> Rows:
+    def _rows(self, x: Tensor, target: Tensor, spec: Spec, conventions: Conventions, m: int, k: int) -> Rows:
         """What the loss may depend on, from one pass over the classes."""
-        spec, conventions, n = self.criterion.spec, self.criterion.conventions, self.linear.out_features
-        amount, inputs = conventions.label_smoothing, x.reshape(-1, x.shape[-1])
+        n, amount, inputs = self.linear.out_features, conventions.label_smoothing, x.reshape(-1, x.shape[-1])
         weight = conventions.class_weights(n, self._like(x))
         flat, counted = conventions.count(target, weight, self._like(x))
         inputs = counted.only(inputs)

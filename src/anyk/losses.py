@@ -36,7 +36,7 @@ M = int | Literal["auto"] | None
 _TOP1, _SOFTMAX_OVER = get_args(Top1), get_args(SoftmaxOver)
 _FAMILIES = {"separate": SEPARATE, "mixed": MIXED, "operator": OPERATOR}
 # Up to so many classes the kernels also compute a loss that needs no operator: there they cost less than the calls of torch.
-MOST_RANKED_FOR_NOTHING = 256
+MOST_CLASSES_WITHOUT_OPERATOR = 256
 
 
 def topk_loss(
@@ -336,7 +336,7 @@ def _prepared(
         return None
     if smoothing and (conventions.weight is not None or not spec.added_smoothing(smoothing)):
         return None
-    if not spec.uses_operator and n > MOST_RANKED_FOR_NOTHING:
+    if not spec.uses_operator and n > MOST_CLASSES_WITHOUT_OPERATOR:
         return None
     description = spec.describe(n, k, m, smoothing)
     prepared = description if isinstance(description, str) else kernels.prepare(description, backend)
@@ -395,10 +395,10 @@ def topk_cross_entropy(
             probabilities r the loss is ``sum_c r_c L(s, c)``; r outside the candidates goes to softmax cross-entropy. Each
             row is then ranked once for each candidate (the same holds for label smoothing).
         {p_k}
-        {network}
+        {operator_network}
         {m}
-        {top1}
-        {reduction}
+        {top1_softmax_over}
+        {reduction_ignore_index_weight}
         {label_smoothing}
         {example_p_k}
 
@@ -448,10 +448,10 @@ def topk_error(
             probabilities r the loss is ``sum_c r_c L(s, c)``; r outside the candidates costs its cross-entropy in that share
             and 1 / q in the rest (its cross-entropy if q is 0).
         {p_k}
-        {lapsum}
+        {operator_lapsum}
         {m}
-        {ce_weight}
-        {reduction}
+        {ce_weight_q}
+        {reduction_ignore_index_weight}
         {ce_smoothing}
         {example_p_k}
 
@@ -589,16 +589,21 @@ class TopKLoss(CrossEntropyModule, ABC):
     _own_arguments: ClassVar[tuple[str, ...]]
 
 
+def check_is_topk_loss(loss: object) -> None:
+    if not isinstance(loss, TopKLoss):
+        raise TypeError(f"loss: expected an anyk.TopKLoss, TopKCrossEntropyLoss or TopKErrorLoss, got {loss!r}")
+
+
 @documented
 class TopKCrossEntropyLoss(TopKLoss):
     """:func:`topk_cross_entropy` as a module: a drop-in for ``torch.nn.CrossEntropyLoss``.
 
     Args:
         {p_k}
-        {network}
+        {operator_network}
         {m}
-        {top1}
-        {reduction}
+        {top1_softmax_over}
+        {reduction_ignore_index_weight}
         {label_smoothing}
 
     {shape}
@@ -641,10 +646,10 @@ class TopKErrorLoss(TopKLoss):
 
     Args:
         {p_k}
-        {lapsum}
+        {operator_lapsum}
         {m}
-        {ce_weight}
-        {reduction}
+        {ce_weight_q}
+        {reduction_ignore_index_weight}
         {ce_smoothing}
 
     {shape}

@@ -28,7 +28,7 @@ def target_ranks(scores: Scores, target: ClassIndices) -> ClassIndices:
     A NaN score counts as higher than any; a target whose own score is NaN is ranked last.
 
     Args:
-        {metric}
+        {metric_scores_target}
 
     Example:
         >>> anyk.target_ranks(torch.tensor([[0.1, 0.7, 0.7], [0.5, 0.3, 0.2]]), torch.tensor([1, 0]))
@@ -54,7 +54,7 @@ def topk_hits(
     """How many targets are among the first k classes, for each k: counts, which add up over batches and processes.
 
     Args:
-        {metric}
+        {metric_scores_target}
         {ks}
         {ignore_index}
 
@@ -88,7 +88,7 @@ def topk_accuracy(
     """The fraction of targets among the first k classes, for each k.
 
     Args:
-        {metric}
+        {metric_scores_target}
         {ks}
         {ignore_index}
         {average}
@@ -115,7 +115,7 @@ def mean_reciprocal_rank(
     """The mean of 1 / r over the targets, r the rank of each (MRR): 1 if every target comes first.
 
     Args:
-        {metric}
+        {metric_scores_target}
         {ignore_index}
         {average}
 
@@ -145,7 +145,7 @@ def ndcg(
     There is one relevant class for each example, so that the best possible gain, by which it is divided, is 1.
 
     Args:
-        {metric}
+        {metric_scores_target}
         {ks}
         {ignore_index}
         {average}

@@ -32,7 +32,7 @@ from anyk import candidates, checks, metrics
 from anyk.checks import working_dtype
 from anyk.conventions import Conventions, Counted
 from anyk.docstrings import documented
-from anyk.losses import Spec, TopKLoss, row_losses
+from anyk.losses import Spec, TopKLoss, check_is_topk_loss, row_losses
 from anyk.rows import Rows, smoothed_rows
 
 __all__ = ["Sharded", "topk_accuracy", "topk_hits"]
@@ -52,11 +52,11 @@ class Sharded(nn.Module):
     Args:
         loss: a :class:`anyk.TopKLoss`. Its ``weight`` and a P_K by class are those of all classes. A
             :class:`anyk.TopKCrossEntropyLoss` has a ``label_smoothing`` below 1.
-        {group}
+        {group_slices}
 
     Shape:
-        {sharded}
-        example_p_k: (B, k), comes like the target.
+        local_scores (B, n_local), or a DTensor; target (B,), indices among all classes; example_p_k (B, k). ``forward`` has
+        the details.
 
     Example:
         >>> store = torch.distributed.HashStore()
@@ -70,10 +70,10 @@ class Sharded(nn.Module):
 
     def __init__(self, loss: TopKLoss, *, group: dist.ProcessGroup | None = None, slices: Sequence[int] | None = None) -> None:
         super().__init__()
-        if not isinstance(loss, TopKLoss):
-            raise TypeError(f"loss: expected a TopKCrossEntropyLoss or a TopKErrorLoss, got {loss!r}")
+        check_is_topk_loss(loss)
         self.criterion, self.group, self.slices = loss, group, slices
 
+    @documented
     def forward(
         self,
         local_scores: Float[Tensor, "batch n_local"],
@@ -81,7 +81,12 @@ class Sharded(nn.Module):
         *,
         example_p_k: Float[Tensor, "batch k"] | None = None,
     ) -> Tensor:
-        """As :func:`anyk.losses.topk_loss`, with candidates that come from all processes."""
+        """The loss.
+
+        Args:
+            {sharded_scores_target}
+            example_p_k: (B, k), one distribution for each example, instead of that of the loss; comes like the target.
+        """
         spec, conventions = self.criterion.arguments()
         shard = _Shard.of(local_scores, target, self.group)
         if example_p_k is not None:
@@ -153,10 +158,10 @@ def topk_hits(
     """:func:`anyk.topk_hits` of sharded classes: every process counts its classes that are not behind the target.
 
     Args:
-        {sharded}
+        {sharded_scores_target}
         {ks}
         {ignore_index}
-        {group}
+        {group_slices}
 
     Returns:
         ``{k: count}``, the same in every process.
@@ -203,10 +208,10 @@ def topk_accuracy(
     """:func:`anyk.topk_accuracy` of sharded classes.
 
     Args:
-        {sharded}
+        {sharded_scores_target}
         {ks}
         {ignore_index}
-        {group}
+        {group_slices}
 
     Returns:
         ``{k: fraction}``, the same in every process; NaN for an empty batch.

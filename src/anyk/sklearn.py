@@ -58,9 +58,9 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Fits NumPy arrays, data frames and sparse matrices. Predictions do not depend on torch.
 
     Args:
-        p_k: weights of top-1, top-2, …, summing to 1, a mapping such as {1: .5, 5: .5}, or one such row for each class, in the
-            order of ``classes_``. Among n classes every top-n guess is right: entries from the n-th on are dropped and the
-            others scaled to sum to 1 (top-1 alone if none is left); ``p_k_`` is what was used.
+        p_k: weights of top-1, top-2, …, summing to 1, a mapping such as {1: .5, 5: .5}, an integer k for {k: 1}, or one such
+            row for each class, in the order of ``classes_``. Among n classes every top-n guess is right: entries from the n-th
+            on are dropped and the others scaled to sum to 1 (top-1 alone if none is left); ``p_k_`` is what was used.
         operator: "splitter", "bitonic", "odd_even", "lapsum", "ksubset", "softsort", "neuralsort", "sinkhorn", or an
             ``anyk.Operator``, which then brings its own temperature; None: that of the loss, "splitter" or "lapsum".
         loss: "cross_entropy", -log of the probability that the label is among the first k (:func:`anyk.topk_cross_entropy`), or

@@ -151,6 +151,9 @@ def prepare(description: Description, backend: Backend) -> Prepared | str:
     return native.prepare(description) if backend == "native" else description
 
 
+prepare_smooth = native.prepare_smooth
+
+
 def loss(
     prepared: Prepared,
     p_k: PK | None,

@@ -109,8 +109,8 @@ def _stamp(sanitize: bool) -> str:
     """What the library is made of, as a word that is put into it: times of files say little after a checkout or a copy."""
     sources = [*sorted(file for file in (HERE / "csrc").iterdir() if file.suffix in (".c", ".h")), ABI, Path(__file__)]
     made_of = [(file.name, file.read_text(encoding="utf-8")) for file in sources]
-    told = (made_of, sysconfig.get_platform(), os.environ.get("CC"), sanitize)
-    return "anyk-native-" + hashlib.sha256(repr(told).encode()).hexdigest()
+    parts = (made_of, sysconfig.get_platform(), os.environ.get("CC"), sanitize)
+    return "anyk-native-" + hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def _is_current(library: Path, sanitize: bool) -> bool:
@@ -131,7 +131,7 @@ def _compiler() -> list[str]:
 
 
 def _objects(compiler: list[str], folder: Path, sanitize: bool) -> list[Path]:
-    """The compiled files: kernels.c for each instruction set, then the others, which are told what there is."""
+    """The compiled files: kernels.c for each instruction set, then the others, which know what there is."""
     (folder / "abi.h").write_text(runpy.run_path(str(ABI))["header"]())
     flags = [*FLAGS, f"-I{folder}", *(SANITIZE if sanitize else ())]
     x86 = sysconfig.get_platform().endswith(("x86_64", "amd64"))
@@ -178,9 +178,9 @@ def _run(command: list[str], doing: str) -> None:
     done = subprocess.run(command, cwd=HERE / "csrc", env=environment, capture_output=True, text=True, errors="replace")
     if done.returncode:
         lines = (done.stderr + done.stdout).strip().splitlines()
-        told = [line for line in lines if "error" in line or "undefined" in line] or lines  # and not what it warns of
+        errors = [line for line in lines if "error" in line or "undefined" in line] or lines  # and not what it warns of
         ended = f" ended by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else " failed"
-        raise Failed("\n  ".join([f"{Path(command[0]).name}{ended}, {doing}", *told[:5]]))
+        raise Failed("\n  ".join([f"{Path(command[0]).name}{ended}, {doing}", *errors[:5]]))
 
 
 def _move(made: Path, library: Path) -> None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anyk.lab.comparison.compare import Report, compare
+    from anyk.lab.run.loss_names import import_modules
 
-__all__ = ["Report", "compare"]
+__all__ = ["Report", "compare", "import_modules"]
 
 #: what the extra installs, by the names that are imported
 PACKAGES = (
@@ -34,4 +35,5 @@ def __getattr__(name: str) -> Any:
     # Only when asked for: a run, which imports a part of the lab, need not load what makes a comparison.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("anyk.lab.comparison.compare"), name)
+    place = "anyk.lab.run.loss_names" if name == "import_modules" else "anyk.lab.comparison.compare"
+    return getattr(import_module(place), name)

@@ -26,7 +26,7 @@ class SinkhornSort(Operator, name="sinkhorn"):
 
     The plan is found by damped Newton steps on the dual, in double precision, from a start that is exact both for small
     and for large temperatures. Rows of the batch that have met the tolerance are frozen. Rows that have not after
-    ``max_iterations`` steps are counted in ``unconverged``, told once by a warning (in eager mode on the CPU), and like all
+    ``max_iterations`` steps are counted in ``unconverged``, warned of once (in eager mode on the CPU), and like all
     others they satisfy ``sum_r P[r, c] = 1``. The gradient follows from the implicit function theorem.
 
     Cost: O(n^3) for each of a few Newton steps, with ``anchors="topk"`` O(k^2 n). Cheap steps with the same matrix follow each.
@@ -176,8 +176,8 @@ class SinkhornSort(Operator, name="sinkhorn"):
         self._warned = True
         warnings.warn(
             f"SinkhornSort: {int((error > self.tolerance).sum())} of {error.numel()} rows did not converge in "
-            f"max_iterations = {self.max_iterations} steps: give more, or a larger temperature. Told once; the attribute "
-            "unconverged counts the rows of each call.",
+            f"max_iterations = {self.max_iterations} steps: give more, or a larger temperature. This is said "
+            "once; the attribute unconverged counts the rows of each call.",
             stacklevel=2,
         )
 

@@ -1,7 +1,7 @@
 """`anyk.lab.compare`: the command as a function."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ def compare(
         **options,
         "model": word_of(model),
         "losses": [losses] if isinstance(losses, str) else list(losses),
-        "ks": [ks] if isinstance(ks, int) else list(ks),
+        "ks": list(ks) if isinstance(ks, Iterable) else [ks],
     }
     if isinstance(out := options.get("out"), Path):
         given["out"] = str(out)

@@ -69,7 +69,7 @@ class Method:
     capped: str = ""
     """what ended the tuning before the best point lay inside what was tried, an option: "--budget 14\"; "" if nothing did"""
     bounds: tuple[str, ...] = ()
-    """where the best point lies at the end of what is possible, in words: "label smoothing 0, the smallest there is\""""
+    """where the best point lies at the end of what is possible, in words: "label smoothing 0, the smallest that is tried\""""
     longer: Mapping[str, float] | None = None
     """the validation metrics of a run of twice the epochs with the tuned config, on the tuning seed"""
     same_length: Mapping[str, float] | None = None

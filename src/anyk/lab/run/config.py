@@ -148,7 +148,7 @@ class TrainingFields:
     evaluate_every: int = 0
     """steps between evaluations on validation; 0: once an epoch"""
     select: Metric | Literal["each", "last"] = "mean"
-    """the evaluation that counts: the best on validation by this metric (mean: of what you want); each: every metric has
+    """the evaluation that counts: the best on validation by this metric (mean: of the ks); each: every metric has
     its own, as in the paper; last: the last"""
     patience: int = 0
     """stop after so many evaluations without improvement; 0: never"""

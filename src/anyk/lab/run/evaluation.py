@@ -16,7 +16,7 @@ from anyk.lab.run.batches import Reader
 from anyk.lab.run.processes import ALONE, ProcessGroup
 
 KS = (1, 5, 10, 20)
-#: of these, and of those that are wanted, also the mean over the classes
+#: of these, and of those that are judged, also the mean over the classes
 MACRO_KS = (1, 5)
 #: guesses that are kept of each test example
 GUESSES = 20
@@ -37,7 +37,7 @@ class Examined:
     """its mean over the targets that are classes"""
 
     def accuracies(self, ks: Iterable[int], judged: Iterable[int] = ()) -> dict[str, float]:
-        """Top-k accuracies, the mean of those that are wanted (by default of top-1 and top-5), the mean reciprocal rank, the
+        """Top-k accuracies, the mean of those that are judged (by default of top-1 and top-5), the mean reciprocal rank, the
         NDCG of every k above 1, some accuracies as the mean over the classes of the examples ("macro"), and the cross-entropy.
         """
         ks, judged = list(ks), tuple(judged)

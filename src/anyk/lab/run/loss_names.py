@@ -49,7 +49,7 @@ def import_modules(modules: Iterable[str]) -> None:
             try:
                 importlib.import_module(module)
             except Exception as error:  # whatever the module does while it is imported
-                raise LabError(f"--import {module} failed ({type(error).__name__}: {error}).") from None
+                raise LabError(f"the import of {module} failed ({type(error).__name__}: {error}).") from None
         if module not in imported:
             imported.append(module)
 
