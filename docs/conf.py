@@ -52,6 +52,7 @@ CONTENTS = {
         "start",
         "choosing",
         "settings",
+        "operators",
         "explore",
         "gallery",
         "own-data",
