@@ -110,16 +110,3 @@ def test_the_classes_stand_where_the_loss_has_them():
     best = torch.nn.functional.cross_entropy(scores, target, reduction="none") < 0.5
     assert (anyk.target_ranks(scores, target)[best] == 1).all()
     assert anyk.target_ranks(scores[0, :, 0], target[0, 0]) == anyk.target_ranks(scores, target)[0, 0]
-
-
-def test_what_is_ignored_does_not_count():
-    generator = torch.Generator().manual_seed(0)
-    scores, target = torch.randn(50, 9, generator=generator), torch.randint(9, (50,), generator=generator)
-    some = torch.where(torch.arange(50) % 3 == 0, -100, target)
-    kept = some != -100
-    expected = anyk.topk_accuracy(scores[kept], target[kept], (1, 3))
-    assert anyk.topk_accuracy(scores, some, (1, 3)) == expected
-    assert anyk.topk_accuracy(scores, torch.where(kept, target, 7), (1, 3), ignore_index=-1) != expected
-    with pytest.raises(ValueError, match=r"target: .* got -100"):
-        anyk.topk_hits(scores, some, ignore_index=-1)
-    assert anyk.topk_accuracy(scores[:2], torch.tensor([-100, -100]))[1].isnan()

@@ -96,19 +96,6 @@ def test_methods_with_a_learning_rate_each_make_no_lines(drawn):
     assert "gce, learning rate 0.3" in names_in(drawn(*runs).legends[0])
 
 
-def test_of_many_points_the_best_are_named(drawn):
-    runs = [
-        (BASE.replace(loss=loss, learning_rate=rate, weight_decay=decay), {"top1": 0.5 + rate, "top5": 0.9 - rate - decay})
-        for loss in ("softmax", "splitter", "lapsum")
-        for rate in (0.01, 0.0234567, 0.03)
-        for decay in (0.0, 0.1)
-    ]
-    names = names_in(drawn(*runs).legends[0])
-    assert len(names) == 9
-    assert "lapsum, learning rate 0.0235, weight decay 0" in names
-    assert not any("0.1" in name for name in names)  # which are beaten
-
-
 def test_bars_where_neither_a_number_nor_the_loss_differs(drawn):
     runs = [(BASE.replace(optimizer=optimizer), {"top1": 0.5, "top5": 0.9}) for optimizer in ("adam", "sgd")]
     (axes,) = drawn(*runs).get_axes()

@@ -34,7 +34,6 @@ STYLE: dict[Any, Any] = {
 }
 _COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 _MARKERS = "osD^vP"
-_NAMED = 12  # points with a name; of more, those that are beaten in both metrics have none
 
 # --- tables as plots --------------------------------------------------------------------------------------------------
 
@@ -193,10 +192,7 @@ def _draw_mark(axes: Axes, mark: Mark, **look: Any) -> None:
 
 
 def _trade(table: Table, fields: list[int], measures: list[int]) -> Figure:
-    """Top-1 against the first other metric, as points with their deviations; those that no other one beats in both are joined.
-
-    Of many points, the others are grey and have no name.
-    """
+    """Top-1 against the first other metric, with deviations; a dotted line joins the points that no other beats in both."""
     across, up = measures[0], next((place for place in measures if table.columns[place].key == "top5"), measures[1])
     marks = []
     for row in table.rows:
@@ -205,14 +201,10 @@ def _trade(table: Table, fields: list[int], measures: list[int]) -> Figure:
             errors = (100 * (x.std or 0.0), 100 * (y.std or 0.0))
             marks.append(Mark(_label(table, row, fields), (100 * x.mean, 100 * y.mean), errors))
     front = [mark for mark in marks if not any(_beats(other, mark) for other in marks)]
-    named = marks if len(marks) <= _NAMED else front
-    figure = Figure(figsize=(6.4, 4.4 + 0.2 * len(named)), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.4 + 0.2 * len(marks)), layout="constrained")
     axes = figure.add_subplot()
-    for mark in marks:
-        look = (
-            {**_look(named.index(mark)), "label": _no_math(mark.name)} if mark in named else {"color": "#bbbbbb", "marker": "."}
-        )
-        _draw_mark(axes, mark, **look)
+    for number, mark in enumerate(marks):
+        _draw_mark(axes, mark, **_look(number), label=_no_math(mark.name))
     steps = sorted(mark.center for mark in front)
     axes.step([x for x, _ in steps], [y for _, y in steps], where="pre", color=INK, lw=0.8, ls=":")
     axes.set_xlabel(f"{table.columns[across].title} in %, mean ± std")

@@ -22,19 +22,19 @@ from rich.progress import Progress as Bars
 from rich.table import Column
 
 from anyk.lab.errors import LabError
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
 from anyk.lab.run.loggers import Forwarder
-from anyk.lab.run.losses import SETTINGS, settings_of
 from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import OnProgress, Progress
-from anyk.lab.tables import text, title
+from anyk.lab.tables import title
 
 
 @contextmanager
 def count_up(what: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A bar for one long task, moved by calling what this yields with the numbers done and in all."""
     bars = _bars(quiet)
-    task = bars.add_task(what, total=None, count="", left="left")
+    task = bars.add_task(what, total=None, count="")
 
     def show(done: int, total: int) -> None:
         bars.start()  # not before: an error at once should not stand below an empty bar
@@ -54,7 +54,7 @@ def _bars(quiet: bool) -> Bars:
         BarColumn(),
         TextColumn("{task.fields[count]}"),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
+        TextColumn("left"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
         disable=quiet,
@@ -62,11 +62,11 @@ def _bars(quiet: bool) -> Bars:
 
 
 @contextmanager
-def watched(runs: int | None, quiet: bool = False, log: Sequence[str] = ()) -> Iterator["Display"]:
+def watched(runs: int, quiet: bool = False, log: Sequence[str] = ()) -> Iterator["Display"]:
     """A display of runs that also hands on the metrics of those it is shown.
 
     Args:
-        runs: how many there will be; None: not known.
+        runs: how many there will be.
         quiet: True shows nothing.
         log: where the metrics go, by name of :data:`anyk.lab.run.loggers.LOGGERS`.
     """
@@ -78,14 +78,14 @@ class Display:
     """A bar for all runs, with the time left, and a line for each run that is at work. Written to standard error.
 
     Args:
-        runs: how many runs there will be; None: not known.
+        runs: how many runs there will be.
         quiet: True shows nothing.
         on_show: called as :meth:`show` is.
     """
 
-    def __init__(self, runs: int | None, quiet: bool = False, on_show: OnProgress = lambda folder, progress: None) -> None:
+    def __init__(self, runs: int, quiet: bool = False, on_show: OnProgress = lambda folder, progress: None) -> None:
         self._bars = _bars(quiet)
-        self._all = self._bars.add_task("all runs", total=runs, count=self._count(0, runs), left="left" if runs else "")
+        self._all = self._bars.add_task("all runs", total=runs, count=f"0/{runs}")
         # Apart from the bar: its columns would take the room that the words need.
         words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self._each = Bars(TextColumn("{task.description}", table_column=words), TextColumn("{task.fields[count]}"), expand=True)
@@ -95,7 +95,6 @@ class Display:
         self._tasks: dict[Path, TaskID] = {}
         self._parts: dict[Path, float] = {}
         self._configs: dict[Path, Config] = {}
-        self._values: dict[str, set[Any]] = {}
         self._lines: dict[Path, Mapping[str, Any]] = {}
         self._guard = threading.Lock()
 
@@ -120,7 +119,8 @@ class Display:
             self._live.start()  # not before: an error at once should not stand below an empty bar
             if folder not in self._tasks:
                 self._tasks[folder] = self._each.add_task("", count="")
-                self._read(folder)
+                with suppress(LabError, OSError):  # a run that cannot be read has a name all the same
+                    self._configs[folder] = Run(folder).config()
             self._parts[folder] = progress.step / max(progress.steps, 1)
             if progress.line is not None:
                 self._lines[folder] = progress.line
@@ -131,36 +131,19 @@ class Display:
                 visible=self._parts[folder] < 1,
             )
             finished = sum(part >= 1 for part in self._parts.values())
-            self._bars.update(self._all, completed=sum(self._parts.values()), count=self._count(finished, self._runs))
-
-    def _read(self, folder: Path) -> None:
-        with suppress(LabError, OSError):  # a run that cannot be read has a name all the same
-            self._configs[folder] = Run(folder).config()
-            for name, value in vars(self._configs[folder]).items():
-                self._values.setdefault(name, set()).add(value)
+            self._bars.update(self._all, completed=sum(self._parts.values()), count=f"{finished}/{self._runs}")
 
     def _name(self, folder: Path) -> str:
-        """The line of a run: its loss and learning rate, its accuracies so far, and the fields in which the runs differ."""
+        """The line of a run: its loss and learning rate, its own hyperparameter, its seed and its accuracies so far."""
         config, line = self._configs.get(folder), self._lines.get(folder, {})
         if config is None:
             return folder.name
-        differing = {name for name, values in self._values.items() if len(values) > 1} - _not_shown(config)
         # By the kind of data, unless it was given: the current one then tells more than nothing.
         rate = config.learning_rate or line.get("learning_rate")
-        words = [config.loss, f"learning rate {rate:.2g}" if rate else ""]
+        own = loss_names.find(config.loss).hyperparameter
+        words = [config.loss, f"learning rate {rate:.2g}" if rate else "", f"{own.replace('_', ' ')} {getattr(config, own):g}"]
+        words.append(f"seed {config.seed}")
         measured = line.get("validation", {})
         shown = dict.fromkeys(metric for metric in (config.select, "top1", "top5") if metric in measured)
         words += [f"{title(metric)} {100 * measured[metric]:.1f} %" for metric in shown if metric != "mean"]
-        # Last: where a line is too long, this is what is cut off.
-        for name in (name for name in vars(config) if name in differing):
-            words.append(f"{name.replace('_', ' ')} {text(getattr(config, name), 'field')}")
         return "  ".join(filter(None, words))
-
-    @staticmethod
-    def _count(finished: int, runs: int | None) -> str:
-        return f"{finished}/{runs}" if runs is not None else f"{finished} ended"
-
-
-def _not_shown(config: Config) -> frozenset[str]:
-    """The fields that are not shown to distinguish a run from others: it does not depend on them, or they are shown anyway."""
-    return frozenset(SETTINGS) - settings_of(config.loss) | {"loss", "learning_rate", "data"}

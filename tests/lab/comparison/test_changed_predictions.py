@@ -156,11 +156,6 @@ def test_as_many_losses_as_wins_are_shown(tmp_path):
     assert len(set(rows)) == len(rows)
 
 
-def test_nothing_moves(tmp_path):
-    found = moved(tmp_path, dataset([0, 0]), [FIRST, FIRST], [FIRST, FIRST])
-    assert (found.into, found.out_of, found.examples) == (0, 0, ())
-
-
 def test_probabilities_are_asked_for_what_is_shown_only(tmp_path, monkeypatch):
     asked = []
 

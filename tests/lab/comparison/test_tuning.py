@@ -160,14 +160,6 @@ def test_if_all_diverges_it_goes_down_and_ends():
     assert {tuner.values(trial.point)[0] for trial in tuner.scores} >= {1e-11, 1e-1}
 
 
-def test_on_a_plateau_it_stays_where_it_started():
-    given_axes = [learning_rates(1e-3), TEMPERATURE]
-    tuner = Tuner(given_axes, examples=100)
-    make(tuner.search(), tuner, lambda trial: 0.5)
-    assert tuner.best is not None
-    assert tuner.values(tuner.best) == (1e-3, 1.0)
-
-
 def test_a_bound_is_named():
     tuner = Tuner([learning_rates(1e-3), SMOOTHING], examples=10**6)
     make(tuner.search(), tuner, hill([learning_rates(1e-3), SMOOTHING], [0.0, -1.0]))

@@ -208,19 +208,3 @@ def test_images_of_another_size(anyk: Any, channels: int, tmp_path: Path) -> Non
         code, out, err = anyk("predict", "run", "wrong.npy")
         assert (code, err.count("\n")) == (1, 1)
         assert message in err
-
-
-def test_one_image_of_ones_own(anyk: Any, tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", X=COLOUR, y=Y)
-    words = ("--p-k", ".5", ".5", "--batch-size", "3", "--epochs", "1", "--width", "4", "--out", "run", "--quiet")
-    assert anyk("train", "a.npz", *words)[0] == 0
-    for name, stored in (("last", COLOUR[:1]), ("first", COLOUR[:1].transpose(0, 3, 1, 2))):
-        np.save(tmp_path / f"{name}.npy", stored)
-    code, out, err = anyk("predict", "run", "last.npy", "first.npy", "--k", "2")
-    assert (code, err) == (0, "")
-    first, second = (row for row in csv.DictReader(io.StringIO(out)))
-    assert first["guess_1"] == second["guess_1"]
-    # Not a square: another size cannot be brought to it.
-    np.save(tmp_path / "other.npy", COLOUR[:, :8])
-    code, _, err = anyk("predict", "run", "other.npy")
-    assert (code, "should have one array of the shape (examples, 3, 9, 8), but has (12, 8, 8, 3)" in err) == (1, True)

@@ -95,12 +95,6 @@ def test_files_of_python_2(tmp_path):
     assert cifar.load(folder).train.parts[0].numpy().tobytes() == pixels
 
 
-def test_a_change_of_the_files_is_seen(python):
-    before = cifar.load(python).fingerprint
-    cifar.write_small(python, 5, classes=4)
-    assert cifar.load(python).fingerprint != before
-
-
 def test_a_malicious_pickle_is_not_run(python, tmp_path):
     class Evil:
         def __reduce__(self):
@@ -120,7 +114,6 @@ def test_a_malicious_pickle_is_not_run(python, tmp_path):
     ("train", "reason"),
     [
         (b"", "Ran out of input"),
-        (pickle.dumps([1, 2]), "not a file of CIFAR-100"),
         (pickle.dumps({b"fine_labels": [0]}), "'data'"),
         (pickle.dumps({b"data": np.zeros((1, 3072), np.float32), b"fine_labels": [0]}, 4), "not an array of bytes but float32"),
         (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": [0, 1]}, 4), "2 labels for pixels of shape"),
@@ -128,7 +121,6 @@ def test_a_malicious_pickle_is_not_run(python, tmp_path):
             pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": [4]}, 4),
             "from 4 to 4, but there are 4 classes",
         ),
-        (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": ["cat"]}, 4), "not a file of CIFAR-100"),
     ],
 )
 def test_damaged_or_mislabelled_python_files(python, train, reason):

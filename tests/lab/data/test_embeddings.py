@@ -224,11 +224,6 @@ def test_flipped_bits_never_give_a_traceback(folder):
     assert all("train.safetensors" in message and "\n" not in message for message in refused)
 
 
-def test_not_a_folder(tmp_path):
-    with pytest.raises(LabError, match=r"nowhere is not a folder"):
-        embeddings.read(tmp_path / "nowhere")
-
-
 # --- whole or not at all ----------------------------------------------------------------------------------------------
 
 

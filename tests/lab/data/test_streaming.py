@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,6 @@ def test_every_position_comes_exactly_once(block: int, window: int, held_out: fl
     order = order_of(count, UNEVEN, block, window, index=index)
     assert order.sort().values.tolist() == index.tolist()
     assert order.tolist() != index.tolist() or len(index) == 1
-
-
-def test_the_order_follows_from_the_seed_alone() -> None:
-    first, again, other = (order_of(sum(UNEVEN), UNEVEN, 8, 40, seed=seed) for seed in (3, 3, 4))
-    assert first.tolist() == again.tolist()
-    assert first.tolist() != other.tolist()
 
 
 def test_where_classes_are_stored_together_every_window_has_all_of_them_in_proportion() -> None:
@@ -226,16 +221,12 @@ def points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return lab_data.write_shards(tmp_path / "points", dataset, 37, torch.float16)
 
 
-def test_a_run_stopped_in_the_middle_of_an_epoch_ends_with_the_same_bits(points: Path, tmp_path: Path) -> None:
+def test_a_run_stopped_in_the_middle_of_an_epoch_ends_with_the_same_bits(
+    points: Path, tmp_path: Path, train_in_parts: Callable[[Config, Path], int]
+) -> None:
     config = streamed(points, evaluate_every=5)
     training.train(config, tmp_path / "one")
-    stops = iter([False, False, False, True] * 100)
-    for _ in range(100):
-        try:
-            training.train(config, tmp_path / "parts", should_stop=stops.__next__)
-            break
-        except training.Stopped:
-            continue
+    assert train_in_parts(config, tmp_path / "parts") > 3
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "one")
 
 
@@ -295,6 +286,7 @@ def test_another_machine_goes_on_with_the_order_that_was_begun(
     monkeypatch.setattr(info, "usable_memory", lambda: 10**12)
     result = training.train(config, tmp_path / "moved")
     assert result["shuffle"]["shuffle"] == "block"
+    assert result["config"]["shuffle"] == "auto"  # a machine with other memory makes no other config
     assert outcome(tmp_path / "moved") == outcome(tmp_path / "small machine")
     assert training.train(config, tmp_path / "large machine")["shuffle"]["shuffle"] == "full"
     assert outcome(tmp_path / "large machine") != outcome(tmp_path / "small machine")

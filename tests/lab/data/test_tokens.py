@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from anyk.lab.data import cache, tokens
-from anyk.lab.data.sets import split as split_set
 from anyk.lab.data.tokens import IGNORED, OUT_OF_VOCABULARY, SequenceSplit, Windows
 from anyk.lab.errors import LabError
 
@@ -208,22 +207,6 @@ def test_sequences_are_divided(seed, way):
     share = f"{sum(tested) / max(len(tested), 1):.1%}."
     expected_end = f"{outside} of {len(expected[2])}." if unseen else share
     assert [remark.split(": ")[1] for remark in others] == ([expected_end] if (outside if unseen else any(tested)) else [])
-
-
-def test_each_sequence_is_a_group_unless_told():
-    _, stream, begins = made(0, shortest=4)
-    dataset = divided(stream, begins, [2, 1] + [0] * (len(begins) - 3))
-    assert set(dataset.test.groups.tolist()) == {0}
-    assert set(dataset.train.groups.tolist()) == set(range(1, len(begins) - 1))
-
-
-def test_the_lab_takes_the_parts_as_they_are():
-    _, stream, begins = made(3, shortest=5)
-    dataset = divided(stream, begins)
-    parts = split_set(dataset, 0.5, 0.5, seed=0)
-    assert parts.validation.tolist() == dataset.validation.tolist()
-    assert parts.test is dataset.test
-    assert (dataset.train.labels[parts.train] >= 0).all()
 
 
 @pytest.mark.parametrize(

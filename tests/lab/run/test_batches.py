@@ -108,23 +108,6 @@ def test_contradictions_are_one_line(changes: dict[str, Any], problem: str, poin
         batches.check_setting(Setting(data=points, select="top10"), few)
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"), [({"model": "cnn"}, "takes images"), ({"data": "no such file"}, "does not exist")], ids=str
-)
-def test_of_many_runs_each_data_set_is_read_once_and_each_setting_checked(
-    changes: dict[str, Any], problem: str, points: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, checked = [], []
-    monkeypatch.setattr(batches, "load", lambda *words: read.append(words[0]) or load(*words))
-    check = batches.check_setting
-    monkeypatch.setattr(batches, "check_setting", lambda *words, **more: checked.append(words) or check(*words, **more))
-    many = [config(points, seed=seed, loss=loss, device="cuda:7") for seed in range(3) for loss in ("softmax", "lapsum")]
-    batches.check_all([*many, config(points, epochs=7)], here=False)  # devices of other machines are not looked at
-    assert (len(read), len(checked)) == (1, 2)
-    with pytest.raises(LabError, match=problem):
-        batches.check_all([config(points), config(points).replace(**changes)])
-
-
 def test_a_check_leaves_the_random_numbers_alone(points: str) -> None:
     state = torch.get_rng_state()
     batches.check_setting(config(points, head_learning_rate=0.1, model="mlp"), load(points))

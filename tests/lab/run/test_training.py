@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 
 import lab_data
 import made
-from anyk import info
 from anyk.lab.data import split
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, loss_names, losses, summaries, training
@@ -205,12 +204,6 @@ def test_changed_data_are_noticed(tmp_path: Path) -> None:
     lab_data.write_embedding_set(folder, per_class=21)
     with pytest.raises(LabError, match="has changed since"):
         training.train(quick(str(folder)), tmp_path / "run")
-
-
-def test_a_diverging_run_fails_with_advice(data: str, tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="lower the learning rate"):
-        training.train(quick(data, optimizer="sgd", learning_rate=1e30, weight_decay=1.0, loss="softmax"), tmp_path)
-    assert "lower the learning rate" in (Run(tmp_path).error() or "")
 
 
 @pytest.mark.parametrize(
@@ -434,16 +427,6 @@ def test_a_run_that_is_not_tested_is_the_same_run_without_a_test(data: str, tmp_
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
     shown = summaries.table(summaries.collect([tmp_path]))
     assert len(shown.rows) == 2
-
-
-def test_what_auto_comes_to_stands_beside_the_config(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with other memory makes no other config: its runs belong to the same row of a report."""
-    results = []
-    for memory in (1_000, 10**12):
-        monkeypatch.setattr(info, "usable_memory", lambda memory=memory: memory)
-        results.append(training.train(quick(data), tmp_path / str(memory)))
-    assert [result["shuffle"]["shuffle"] for result in results] == ["block", "full"]
-    assert [result["config"]["shuffle"] for result in results] == ["auto", "auto"]
 
 
 def test_checkpoints_take_a_small_share_of_the_time(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,14 +72,14 @@ def arguments(source: Any) -> dict[str, Argument]:
 
 
 def normalized(words: Sequence[str], known: Mapping[str, Argument]) -> list[str]:
-    """The words of a command as tyro wants them: None with a capital, lists with spaces, --sort=-top5 with its sign.
+    """The words of a command as tyro wants them: None with a capital and lists with spaces.
 
-    Here and not by tyro's constructors: these see a value when it has been told apart from options, which is too late for
-    -top5, and a rule for tuples and for None would have to do again what tyro does with every type inside them.
+    Here and not by tyro's constructors: a rule for tuples and for None would have to do again what tyro does with every type
+    inside them.
 
-    >>> options = {"m": Argument(int | None), "p-k": Argument(tuple[float, ...]), "sort": Argument(str)}
-    >>> normalized(["train", "--m", "none", "--p-k=.5,0,.5", "--sort", "-top5"], options)
-    ['train', '--m', 'None', '--p-k', '.5', '0', '.5', '--sort=-top5']
+    >>> options = {"m": Argument(int | None), "p-k": Argument(tuple[float, ...])}
+    >>> normalized(["train", "--m", "none", "--p-k=.5,0,.5"], options)
+    ['train', '--m', 'None', '--p-k', '.5', '0', '.5']
     """
     result: list[str] = []
     option, argument = "", Argument(None)
@@ -96,8 +96,6 @@ def normalized(words: Sequence[str], known: Mapping[str, Argument]) -> list[str]
         follows = bool(result) and result[-1].replace("_", "-") == option
         if follows and argument.optional and word.lower() == "none":
             result.append("None")
-        elif follows and option == "--sort" and word.startswith("-"):
-            result[-1] = f"--sort={word}"
         elif argument.listed and "," in word:
             result += [piece for piece in word.split(",") if piece.strip()]
         else:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from anyk.lab.cli.words import Flag, Group, say, warn
-from anyk.lab.errors import LabError, failure_sentences, reuse_sentence
+from anyk.lab.errors import Failure, LabError, failure_sentences, reuse_sentence
 from anyk.lab.tables import Format
 
 
@@ -31,8 +31,6 @@ def command(
     smoke: Flag = False,
     seeds: int | None = None,
     source: Literal["paper", "official"] = "paper",
-    network: str = "splitter",
-    grid: tuple[float, ...] = (1.0,),
     jobs: int = 0,
     output: Group[Output],
 ) -> int:
@@ -44,16 +42,14 @@ def command(
         smoke: the same path in a minute, on small made data in the same formats.
         seeds: how many; by default as many as in the paper.
         source: the paper's settings or the official code's, where they differ.
-        network: of the rows called DiffSortNets.
-        grid: factors of the published temperature to try; validation chooses.
         jobs: runs at a time; 0 is one for each core.
     """
     from anyk.lab import tables
-    from anyk.lab.engines.engine import ended, failures
+    from anyk.lab.engines.engine import ended
     from anyk.lab.engines.local import Pool
     from anyk.lab.paper import experiments
     from anyk.lab.progress import watched
-    from anyk.lab.run.batches import check_all
+    from anyk.lab.run.batches import check_setting, read_data
     from anyk.lab.run.run_folder import Run
 
     if jobs < 0:
@@ -69,10 +65,12 @@ def command(
     else:
         places = dict(_name_and_path(word) for word in data) or None
     Run(out).refuse_other_files()
-    named = chosen.configs(places, smoke=smoke, seeds=seeds, source=source, network=network, grid=grid)
+    named = chosen.configs(places, smoke=smoke, seeds=seeds, source=source)
     configs = {out / "runs" / name: config for name, config in named.items()}
     before = {folder: ended(folder, config) for folder, config in configs.items()}
-    check_all(config for folder, config in configs.items() if before[folder] is None)
+    # Before any of them starts; all runs on one data set have the same model and training.
+    for config in {config.data: config for folder, config in configs.items() if before[folder] is None}.values():
+        check_setting(config, read_data(config))
     if reused := sum(outcome is not None and outcome.result is not None for outcome in before.values()):
         warn(reuse_sentence(reused))
     outcomes = {}
@@ -84,10 +82,10 @@ def command(
         ):
             outcomes = {folder.name: outcome for folder, outcome in pool.run(configs).items()}
     results = {name: outcome.result for name, outcome in outcomes.items() if outcome.result is not None}
-    for table in chosen.compare(results, smoke=smoke):
-        say(f"{table.title}\n")
-        say(tables.render(table, output.format) + "\n")
-    failed = failures(outcomes)
+    table = chosen.compare(results, smoke=smoke)
+    say(table.title)
+    say(tables.render(table, output.format))
+    failed = [Failure(name, outcome.error) for name, outcome in outcomes.items() if outcome.error]
     for sentence in failure_sentences(failed):
         warn(sentence)
     return 1 if failed else 0

@@ -20,7 +20,7 @@ from anyk.lab.run.batches import Reader
 from anyk.lab.run.config import Config
 
 #: confusions that are kept of each of the two
-KEPT_CONFUSIONS = 20
+KEPT_CONFUSIONS = 10
 #: examples that are shown of those that were gained, and as many of those that were lost
 SHOWN_EXAMPLES = 8
 #: guesses that are shown of an example, where k is larger

@@ -7,15 +7,13 @@ import base64
 import html
 import math
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
 
-from anyk.lab import files, plots
+from anyk.lab import plots
 from anyk.lab.comparison.config import BASELINE
-from anyk.lab.comparison.outcome import Comparison, Confusion, Method, Try
+from anyk.lab.comparison.outcome import Comparison, Method, Try
 from anyk.lab.comparison.snippet import code
 from anyk.lab.comparison.verdict import notes, verdict
 from anyk.lab.data.tokens import OTHER
@@ -23,13 +21,8 @@ from anyk.lab.plots import Mark
 from anyk.lab.statistics import CONFIDENCE, SIGNIFICANT, mean
 from anyk.lab.tables import Difference, duration, hits, interval, p_text, percent, points, text, title
 
-#: classes that gained, as many that lost, and pairs that were confused
+#: classes that gained, and as many that lost
 SHOWN_CLASSES = 10
-
-
-def write(comparison: Comparison, file: str | Path) -> None:
-    """Write the page."""
-    files.write_atomically(Path(file), render(comparison).encode())
 
 
 def render(comparison: Comparison) -> str:
@@ -42,7 +35,7 @@ def render(comparison: Comparison) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"title": title, "hits": hits, "words": _words, "data_uri": _data_uri}
-    headline, *sentences = verdict(comparison)
+    (headline, *sentences), by_class = verdict(comparison), comparison.by_class
     return environment.get_template("report.html").render(
         comparison=comparison,
         headline=headline,
@@ -56,7 +49,7 @@ def render(comparison: Comparison) -> str:
         curves=_curve_chart(comparison),
         tunings=[_tuning(method) for method in comparison.methods if method.tries],
         classes=_classes(comparison),
-        confusions=_confusions(comparison),
+        confusions=sorted(by_class.confusions, key=lambda pair: -pair.before - pair.after) if by_class else [],
         baseline=BASELINE,
         best=comparison.choice.name if comparison.methods else None,
         codes=[(method.name, code(method.config, comparison.data.get("classes"))) for method in comparison.methods],
@@ -137,9 +130,9 @@ class _Change(NamedTuple):
 def _classes(comparison: Comparison) -> list[dict[str, Any]]:
     """The classes that gain and those that lose, at the largest k and at 1, the largest differences first."""
     by_class, found = comparison.by_class, []
-    for metric in _largest_and_first(comparison) if by_class is not None else ():
-        if by_class is None or metric not in by_class.before:
-            continue
+    if by_class is None:
+        return []
+    for metric in (metric for metric in _largest_and_first(comparison) if metric in by_class.before):
         columns = zip(by_class.names, by_class.before[metric], by_class.after[metric], by_class.examples, strict=True)
         changes = [_Change(name, new - old, old, new, len(by_class.seeds) * many) for name, old, new, many in columns]
         gains, losses = (
@@ -150,17 +143,6 @@ def _classes(comparison: Comparison) -> list[dict[str, Any]]:
         summary = f"Classes that gain: {len(gains):,}, by {hits[0]:,} hits. Classes that lose: {len(losses):,}, by {hits[1]:,}."
         found.append({"metric": metric, "gains": gains, "losses": losses, "summary": summary})
     return found
-
-
-def _confusions(comparison: Comparison) -> list[Confusion]:
-    """The pairs that one of the two confuses most, first those that both do."""
-    if comparison.by_class is None:
-        return []
-    found: dict[Confusion, None] = {}
-    for count in map(attrgetter, ("before", "after")):
-        most = sorted((pair for pair in comparison.by_class.confusions if count(pair)), key=count, reverse=True)
-        found |= dict.fromkeys(most[:SHOWN_CLASSES])
-    return sorted(found, key=lambda pair: -pair.before - pair.after)
 
 
 def _largest_and_first(comparison: Comparison) -> list[str]:

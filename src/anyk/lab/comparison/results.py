@@ -4,10 +4,8 @@ import base64
 import dataclasses
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from anyk.lab import files
 from anyk.lab.comparison.outcome import Comparison
 from anyk.lab.comparison.verdict import notes, verdict
 
@@ -42,11 +40,6 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         ],
     }
     return _json_value({"format": FORMAT, **raw, "derived": derived})
-
-
-def write(comparison: Comparison, file: str | Path) -> None:
-    """Write results.json."""
-    files.write_object(Path(file), to_json(comparison))
 
 
 def _json_value(value: Any) -> Any:

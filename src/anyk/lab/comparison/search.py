@@ -453,8 +453,8 @@ def _write(outcome: Comparison, out: Path) -> None:
     """The report, and the model of the chosen method's best seed."""
     runs, model = outcome.choice.runs, out / "model.safetensors"
     model.unlink(missing_ok=True)  # of an earlier outcome: it must not stand beside this one
-    results.write(outcome, out / "results.json")
-    report_page.write(outcome, out / "report.html")
+    files.write_object(out / "results.json", results.to_json(outcome))
+    files.write_atomically(out / "report.html", report_page.render(outcome).encode())
     if runs:
         run = max(runs, key=lambda run: run.validation.get(outcome.settings["metric"], 0.0))
         with files.replacing(model) as temporary:

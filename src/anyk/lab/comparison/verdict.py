@@ -80,7 +80,7 @@ def _what_is_missing(comparison: Comparison) -> str:
     """Why there is no answer, and what to run for one."""
     if out_of_time := [method for method in comparison.methods if method.capped.startswith("--time") and not method.runs]:
         return _capped_words(out_of_time)
-    if not any(method.name == BASELINE and method.runs for method in comparison.methods):
+    if comparison.baseline is None or not comparison.baseline.runs:
         return f"there is no finished run of {BASELINE} to measure the others against."
     if not any(method.name != BASELINE and method.runs for method in comparison.methods):
         return f"only {BASELINE} has finished runs, so there is nothing to compare."
@@ -190,8 +190,8 @@ def _difference_words(one: Difference) -> str:
 
 def _has_it_too(comparison: Comparison, method: Method, control: Method, gains: Iterable[str]) -> bool:
     """Whether a control gains at least half as much in each of the metrics, and the method no more than by luck above it."""
-    baseline = next(one for one in comparison.methods if one.name == BASELINE)
-    if len(control.runs) < ENOUGH_SEEDS:
+    baseline = comparison.baseline
+    if baseline is None or len(control.runs) < ENOUGH_SEEDS:
         return False
     for metric in gains:
         own, theirs = (comparison.difference(one, baseline, metric) for one in (method, control))
@@ -280,8 +280,8 @@ def _caveats(comparison: Comparison) -> list[str]:
     if len(tried) > 1:
         tries = _either((f"{method.name} {len(method.tries)}" for method in comparison.methods), "and")
         sentences.append(f"The methods were not tuned equally; tries: {tries}.")
-    baseline = next((method for method in comparison.methods if method.name == BASELINE and method.runs), None)
-    for method in comparison.methods if baseline is not None else ():
+    baseline = comparison.baseline
+    for method in comparison.methods if baseline is not None and baseline.runs else ():
         missing = [m for m in comparison.metrics if method.measured(m) is None]
         if missing and method.runs:
             sentences.append(f"{method.name} has no {_either(map(title, missing), 'and')}, so there is no difference to give.")

@@ -52,8 +52,6 @@ def _load(spec: str, image_size: int, split: str, shares: tuple[float, float]) -
     if name in _SEQUENCES and colon:
         if not rest:
             raise LabError(f"{name}: wants a path, {_SEQUENCES[name]}.")
-        if split not in ("auto", "last", "lines"):
-            raise LabError(f"split should be auto, last or lines, but is {split!r}.")
         from anyk.lab.data import movielens, sequences
 
         read = {"sequences": sequences.load, "words": sequences.load_words, "movielens": movielens.load}[name]

@@ -27,7 +27,6 @@ SUFFIXES = (".csv", ".tsv")
 GROUPS = "groups"
 """The column, or the array of other files, that tells which examples belong together."""
 LABEL_WORDS = frozenset(("y", "label", "labels", "target", "targets"))
-_TITLES_SHOWN = 100
 
 
 class _Columns(NamedTuple):
@@ -165,13 +164,8 @@ def _place(title: str, first: list[str], path: Path) -> int:
     if title not in titles:
         near = nearest(title, titles)
         ordered = near + [each for each in titles if each not in near]
-        raise LabError(f"{path} has no column {title!r}: its columns are, the likeliest first, {_listed(ordered)}.")
+        raise LabError(f"{path} has no column {title!r}: its columns are, the likeliest first, {', '.join(ordered)}.")
     return titles.index(title)
-
-
-def _listed(titles: list[str]) -> str:
-    shown = [files.shortened(title) for title in titles[:_TITLES_SHOWN]]
-    return ", ".join(shown) + (f" and {len(titles) - len(shown)} more" if len(titles) > len(shown) else "")
 
 
 def _is_header(first: list[str], label: int | None) -> bool:
@@ -192,7 +186,7 @@ def _refuse_measurements(path: Path, columns: _Columns, names: Iterable[str], re
     taken, others = "the last column", "after a line of titles"
     if columns.titles is not None and columns.label is not None:
         taken = f"the column {files.shortened(columns.titles[columns.label])!r}"
-        others = f"the others are {_listed([title for title in columns.titles if title != columns.titles[columns.label]])}"
+        others = f"the others are {', '.join(title for title in columns.titles if title != columns.titles[columns.label])}"
     remedy = f"name the right one with anyk import --label-column; {others}"
     raise LabError(f"{taken} of {path} was taken for the labels, but {problem}: {remedy}.")
 

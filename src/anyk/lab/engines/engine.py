@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from anyk.lab.errors import Diverged, Failure, LabError, Stopped, explain
+from anyk.lab.errors import Diverged, LabError, Stopped, explain
 from anyk.lab.run import loss_names, training
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import FolderTaken, Run
@@ -71,16 +71,11 @@ def ended(folder: Path, config: Config) -> Outcome | None:
     """The outcome of a run that had ended before, or whose folder cannot be read; None: it is to be run."""
     try:
         finished = Run(folder).result()
-        if finished is not None and not Run(folder).differences(config):
+        if finished is not None and not Run(folder).config().differences(config):
             return Outcome(result=finished)
     except LabError as error:
         return Outcome(error=str(error))
     return None
-
-
-def failures(outcomes: Mapping[str, Outcome]) -> list[Failure]:
-    """The runs that failed, of outcomes by name."""
-    return [Failure(name, outcome.error) for name, outcome in outcomes.items() if outcome.error]
 
 
 def attempt(

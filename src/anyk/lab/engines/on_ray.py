@@ -189,10 +189,6 @@ class Cluster(Engine):
                 if seen["versions"][package] != own[package]:
                     found = f"{package} {seen['versions'][package]}, but here it is {own[package]}"
                     raise LabError(f"the node {name} has {found}: install the same version on all nodes.")
-            others = {key: value for key, value in seen["versions"].items() if value != own[key]}
-            if others:
-                found = ", ".join(f"{package} {version} (here {own[package]})" for package, version in others.items())
-                self._on_note(f"note: the node {name} has {found}.")
             if not seen["locks"]:
                 lockless.append(name)
         if lockless:

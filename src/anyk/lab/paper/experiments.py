@@ -17,7 +17,6 @@ from anyk import networks
 from anyk.lab.errors import LabError
 from anyk.lab.paper import numbers
 from anyk.lab.paper.numbers import Cell, Regime
-from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
 from anyk.lab.statistics import mean, std
 from anyk.lab.tables import Column, Table, Value
@@ -57,9 +56,9 @@ def temperature(method: str, inverse_temperature: float, ranked: int) -> float:
     return 1 / inverse_temperature
 
 
-_SINKHORN = "Sinkhorn's temperature is not published; (m - 1)/8 is ours. The paper searched at a resolution of 2 (grid)."
+_SINKHORN = "Sinkhorn's temperature is not published; (m - 1)/8 is ours."
 _SMOKE = "Short runs on made data: they show that everything works; the numbers cannot be held against the paper's."
-_NETWORK = "The paper does not say which network DiffSortNets is in its tables; splitter unless asked otherwise."
+_NETWORK = "The paper does not say which network DiffSortNets is in its tables; here it is splitter."
 _HEAD = "The official code starts the target on a wire of its own that anyk does not offer; wires=target is the nearest."
 
 
@@ -74,8 +73,6 @@ class Experiment:
     notes: tuple[str, ...] = ()
     more_cells: Callable[[str], tuple[Cell, ...]] | None = None
     """cells for a data set of any other name"""
-    also: Callable[["Experiment", Mapping[str, Mapping[str, Any]]], Table] | None = None
-    """a table that belongs to the comparison"""
 
     @property
     def needs(self) -> dict[str, str]:
@@ -89,8 +86,6 @@ class Experiment:
         smoke: bool = False,
         seeds: int | None = None,
         source: Source = "paper",
-        network: str = "splitter",
-        grid: Sequence[float] = (1.0,),
     ) -> dict[str, Config]:
         """The runs of the experiment.
 
@@ -100,41 +95,34 @@ class Experiment:
             smoke: shrunk to seconds, for :meth:`write_smoke_data`.
             seeds: how many; None: as many as in the paper (with ``smoke`` one).
             source: ``"paper"`` or ``"official"``, where they differ.
-            network: the network of DiffSortNets.
-            grid: factors of the published temperature; :meth:`compare` takes the best on validation.
 
         Returns:
             Run name -> config. Nothing, where there is nothing to train.
         """
-        loss_names.check("network", network)
-        if not grid or not all(factor > 0 for factor in grid):
-            raise LabError(f"grid should be positive factors of the temperature, but is {list(grid)}.")
         if seeds is not None and seeds < 1:
             raise LabError(f"seeds should be at least 1, but is {seeds}.")
         places = self._places(data)
         runs = {}
         for cell in self._cells_for(places):
             count = seeds or (1 if smoke else cell.seeds)
-            for factor in grid if cell.method != "softmax" else (1.0,):
-                config = _config(cell, places[cell.data], source, network, factor, smoke)
-                name = cell.name if factor == 1 else f"{cell.name}-t{factor:g}"
-                runs.update({f"{name}-seed{seed}": config.replace(seed=seed) for seed in range(count)})
+            config = _config(cell, places[cell.data], source, smoke)
+            runs.update({f"{cell.name}-seed{seed}": config.replace(seed=seed) for seed in range(count)})
         return runs
 
     def write_smoke_data(self, folder: str | Path) -> dict[str, str]:
         """Write small made data sets in the formats of the real ones; the ``data`` of a smoke run."""
         return {name: _write_small(Path(folder) / name, name) for name in self.needs}
 
-    def compare(self, results: Mapping[str, Mapping[str, Any]], *, smoke: bool = False) -> tuple[Table, ...]:
-        """Our numbers beside the paper's, in percent; and the tables that belong to them.
+    def compare(self, results: Mapping[str, Mapping[str, Any]], *, smoke: bool = False) -> Table:
+        """Our numbers beside the paper's, in percent.
 
         Args:
             results: run name -> content of the run's ``result.json``; names that are not of this experiment are not looked at.
-                Needs ``["test"][metric]`` as fractions, and with a grid of temperatures ``["validation"][metric]``.
+                Needs ``["test"][metric]`` as fractions.
             smoke: the results are of smoke runs; the table says so, and has no differences to the paper.
         """
         if self.name == "depths":
-            return (_depth_table(self.title),)
+            return _depth_table(self.title)
         columns = [*_columns("field", "data", "method", "P_K"), *_columns("count", "m", "runs")]
         for metric in self.metrics:
             columns += _columns("number", metric, "std", "paper")
@@ -149,7 +137,7 @@ class Experiment:
                 row += _beside(_percents(runs, metric), paper)[: 3 if smoke else 4]
             rows.append(tuple(row))
         notes = (_SMOKE, *self.notes) if smoke else self.notes
-        return Table(tuple(columns), tuple(rows), notes, self.title), *([self.also(self, results)] if self.also else [])
+        return Table(tuple(columns), tuple(rows), notes, self.title)
 
     def _places(self, data: str | Mapping[str, str] | None) -> dict[str, str]:
         needs = self.needs
@@ -184,7 +172,7 @@ def _regime(data: str) -> Regime:
     return numbers.REGIMES.get(data, numbers.REGIMES["imagenet1k"])
 
 
-def _config(cell: Cell, place: str, source: Source, network: str, factor: float, smoke: bool) -> Config:
+def _config(cell: Cell, place: str, source: Source, smoke: bool) -> Config:
     regime = _regime(cell.data)
     config = regime.config.replace(data=place)
     if source == "official":
@@ -195,36 +183,19 @@ def _config(cell: Cell, place: str, source: Source, network: str, factor: float,
         return config.replace(loss="softmax", p_k=numbers.TOP1, m=None, top1="separate", softmax_over="all", wires="target")
     ranked = cell.m or regime.ranked
     inverse = regime.inverse_temperatures.get(cell.method, numbers.SINKHORN_INVERSE_TEMPERATURE)
-    config = config.replace(p_k=cell.p_k, temperature=factor * temperature(cell.method, inverse, ranked))
+    config = config.replace(p_k=cell.p_k, temperature=temperature(cell.method, inverse, ranked))
     if cell.method == "smooth":  # over all classes, as published
         return config.replace(loss="smooth", m=None, top1="separate", softmax_over="all", wires="target")
     if cell.m is not None:
         config = config.replace(m=cell.m)
     if cell.method == "diffsortnets":
-        return config.replace(loss=network, swap=regime.swap)
+        return config.replace(loss="splitter", swap=regime.swap)
     return config.replace(loss=cell.method, wires="target")
 
 
 def _runs(cell: Cell, results: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The results of a cell; of several temperatures the best on validation."""
-    pattern = re.compile(re.escape(cell.name) + r"(?:-t([^-]+(?:e-\d+)?))?-seed\d+")
-    by_factor: dict[str, list[Mapping[str, Any]]] = {}
-    for name, result in results.items():
-        match = pattern.fullmatch(name)
-        if match:
-            by_factor.setdefault(match[1] or "1", []).append(result)
-    if len(by_factor) <= 1:
-        return next(iter(by_factor.values()), [])
-
-    def on_validation(runs: list[Mapping[str, Any]]) -> float:
-        return mean([(run["validation"]["top1"] + run["validation"]["top5"]) / 2 for run in runs])
-
-    try:
-        return max(by_factor.values(), key=on_validation)
-    except KeyError as error:
-        raise LabError(
-            f"{cell.name} has runs at several temperatures, but their results lack validation accuracies ({error})."
-        ) from None
+    pattern = re.compile(re.escape(cell.name) + r"-seed\d+")
+    return [result for name, result in results.items() if pattern.fullmatch(name)]
 
 
 def _percents(runs: Sequence[Mapping[str, Any]], metric: str) -> list[float]:
@@ -246,37 +217,6 @@ def _list(p_k: Sequence[float]) -> str:
         entries = [entries[0], "0", "...", "0", entries[-1]]
         return f"[{','.join(entries)}] ({len(p_k)})"
     return f"[{','.join(entries)}]"
-
-
-def _significance(experiment: Experiment, results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Table 5's t-tests: DiffSortNets and SinkhornSort against the baseline's runs (Welch) and its reported accuracy."""
-    from scipy import stats  # half a second, and only here
-
-    rows: list[tuple[Value, ...]] = []
-    for cell in experiment.cells:
-        if cell.method == "softmax":
-            continue
-        softmax = next(other for other in experiment.cells if other.data == cell.data and other.method == "softmax")
-        for kind in ("observed", "reported"):
-            row: list[Value] = [cell.data, numbers.METHODS[cell.method], kind]
-            papers = numbers.P_VALUES.get((cell.data, kind), (None, None)) if cell.method == "diffsortnets" else (None, None)
-            for place, (metric, paper) in enumerate(zip(experiment.metrics, papers, strict=True)):
-                ours = _percents(_runs(cell, results), metric)
-                base = _percents(_runs(softmax, results), metric)
-                p: float | None = None
-                if kind == "observed" and min(len(ours), len(base)) > 1 and len({*ours}) + len({*base}) > 2:
-                    p = float(stats.ttest_ind(ours, base, equal_var=False).pvalue)
-                elif kind == "reported" and len({*ours}) > 1:
-                    p = float(stats.ttest_1samp(ours, numbers.REPORTED[cell.data][place]).pvalue)
-                row += [p, paper]
-            rows.append(tuple(row))
-    columns = [*_columns("field", "data", "method", "baseline"), *_columns("number", "p top1", "paper", "p top5", "paper")]
-    return Table(
-        tuple(columns),
-        tuple(rows),
-        ("observed: Welch's test against the softmax runs. reported: against the backbone's published accuracy.",),
-        "t-tests against the baseline (two-sided, over seeds; the paper calls p < 0.01 significant)",
-    )
 
 
 def _columns(kind: Literal["field", "count", "number", "signed"], *titles: str) -> list[Column]:
@@ -346,10 +286,9 @@ _EXPERIMENTS = (
     Experiment("table4", "Table 4: CIFAR-100 for different P_K", numbers.TABLE_4, notes=(_SINKHORN, _NETWORK)),
     Experiment(
         "table5",
-        "Table 5: ImageNet-1K, two backbones, with t-tests",
+        "Table 5: ImageNet-1K, two backbones",
         numbers.TABLE_5,
         notes=(_SINKHORN, "The paper does not give SinkhornSort's P_K here; it is taken to be DiffSortNets'.", _HEAD),
-        also=_significance,
     ),
     Experiment(
         "table6",

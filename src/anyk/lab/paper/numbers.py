@@ -248,14 +248,6 @@ TABLE_5 = _cells(
     [("softmax", TOP1, "88.33|98.65"), ("sinkhorn", QUARTER, "88.32|98.66"), ("diffsortnets", QUARTER, "88.37|98.68")],
     seeds=10,
 )
-REPORTED = {RESNEXT: (85.43, 97.57), EFFICIENTNET: (88.35, 98.65)}
-"""The reported accuracies of the backbones' own heads, against which table 5 also tests."""
-
-P_VALUES = {
-    (EFFICIENTNET, "observed"): (0.00001, 0.00005),
-    (EFFICIENTNET, "reported"): (0.00087, 0.00005),
-}
-"""The paper's t-tests of DiffSortNets against the observed and the reported baseline: p for top-1 and top-5."""
 
 TABLE_6 = tuple(
     cell

@@ -1,8 +1,7 @@
 """The data of a config: reading and splitting them, checking the config against them, and batches for the models."""
 
-import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +15,7 @@ from anyk.lab.data.streaming import Stream
 from anyk.lab.data.tokens import SequenceSplit, Windows
 from anyk.lab.errors import LabError, first_line
 from anyk.lab.run import models, own_models
-from anyk.lab.run.config import Config, DataFields, ModelFields, Setting, TrainingFields
+from anyk.lab.run.config import Config, Setting
 from anyk.lab.run.sequence_models import CAUSAL
 
 EVALUATION_BATCH = 2048
@@ -36,8 +35,26 @@ def divide(dataset: Dataset, setting: Setting) -> Parts:
     return split(dataset, setting.validation, setting.test, setting.split_seed, setting.train_fraction)
 
 
-def check_select(setting: Setting, dataset: Dataset) -> None:
-    """Raise if the data have too few classes for ``select`` or ``ks``."""
+def check_setting(setting: Setting, dataset: Dataset) -> None:
+    """Raise if the setting contradicts itself or its data: once, before the first run.
+
+    A model of the user's is made and tried with two examples.
+
+    Args:
+        setting: what the runs have in common, or a config; resolved or not.
+        dataset: its data.
+    """
+    find_device(setting.device)
+    setting = resolved(setting, dataset)
+    check_data(setting, dataset)
+    check_batches(setting, dataset, divide(dataset, setting))
+    if setting.model not in own_models.BUILT_IN or setting.head_learning_rate:
+        with torch.random.fork_rng(devices=[]):
+            models.parameter_groups(models.build(setting, dataset), setting)
+
+
+def check_data(setting: Setting, dataset: Dataset) -> None:
+    """Raise if a resolved setting does not go with the data: the part of :func:`check_setting` that costs nothing."""
     for k in setting.ks:
         if k >= len(dataset.classes):
             raise LabError(
@@ -50,45 +67,6 @@ def check_select(setting: Setting, dataset: Dataset) -> None:
             f"--select {setting.select} needs more than {digits} classes, but {dataset.name} has "
             f"{len(dataset.classes)}: choose another, such as --select top1."
         )
-
-
-def check_all(configs: Iterable[Config], *, here: bool = True) -> None:
-    """Raise what would make a run of many fail: once, before any of them starts. See :func:`check_setting`."""
-    # Not the fields of the loss, the seed and the rest that no check looks at: most runs of many differ in these alone.
-    groups = (DataFields, ModelFields, TrainingFields)
-    checked = [field.name for group in groups for field in dataclasses.fields(group)]
-    different = {tuple(getattr(config, name) for name in checked): config for config in configs}.values()
-    datasets: dict[tuple[Any, ...], Dataset] = {}
-    for config in different:
-        source = (config.data, config.image_size, config.split, config.validation, config.test)
-        if source not in datasets:
-            datasets[source] = read_data(config)
-        check_setting(config, datasets[source], here=here)
-
-
-def check_setting(setting: Setting, dataset: Dataset, *, here: bool = True) -> None:
-    """Raise if the setting contradicts itself or its data: once, before the first run.
-
-    A model of the user's is made and tried with two examples.
-
-    Args:
-        setting: what the runs have in common, or a config; resolved or not.
-        dataset: its data.
-        here: whether the runs are computed on this machine, whose devices can be looked at.
-    """
-    if here:
-        find_device(setting.device)
-    setting = resolved(setting, dataset)
-    check_data(setting, dataset)
-    check_batches(setting, dataset, divide(dataset, setting))
-    if setting.model not in own_models.BUILT_IN or setting.head_learning_rate:
-        with torch.random.fork_rng(devices=[]):
-            models.parameter_groups(models.build(setting, dataset), setting)
-
-
-def check_data(setting: Setting, dataset: Dataset) -> None:
-    """Raise if a resolved setting does not go with the data: the part of :func:`check_setting` that costs nothing."""
-    check_select(setting, dataset)
     if setting.augment and dataset.kind != "images":
         raise LabError(f"augment changes images, but {dataset.name} holds {dataset.kind}: leave it out.")
     if dataset.kind == "sequences":

@@ -200,7 +200,7 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
         for name, ks in (("measure", self.measure), ("ks", self.ks)):
             if any(k < 1 for k in ks):
                 raise LabError(f"{name} should be k of at least 1, but is {list(ks)}.")
-        loss_names.check("swap", self.swap)
+        loss_names.check_swap(self.swap)
         if self.model != "auto" and not own_models.is_word(self.model):
             known = ", ".join(("auto", *own_models.BUILT_IN))
             raise LabError(f"model should be {known}, module:function or timm:NAME, but is {self.model!r}.")

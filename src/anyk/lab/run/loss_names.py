@@ -85,17 +85,12 @@ class Loss:
         return found
 
     @property
-    def has_temperature(self) -> bool:
-        """Whether there is a temperature to tune."""
-        makes = self.operator_class if self.operator is not None else self.make
-        return self.family != "gce" and "temperature" in inspect.signature(makes).parameters
-
-    @property
     def hyperparameter(self) -> str:
         """The field of a config that is tuned beside the learning rate."""
         if self.family in ("gce", "error"):
             return "q" if self.family == "gce" else "ce_weight"
-        return "temperature" if self.has_temperature else "label_smoothing"
+        makes = self.operator_class if self.operator is not None else self.make
+        return "temperature" if "temperature" in inspect.signature(makes).parameters else "label_smoothing"
 
     def operator_settings(self, config: object) -> dict[str, Any]:
         """The arguments of the operator that a config gives."""
@@ -137,11 +132,10 @@ def names() -> tuple[str, ...]:
     return ("softmax", "gce", "error", "error:OPERATOR", *operators.names(with_probabilities=True), *registry.LOSSES)
 
 
-def check(field: Literal["network", "swap"], name: str) -> None:
-    """Raise if there is no such network or swap."""
-    known = {"network": registry.NETWORKS, "swap": registry.SWAPS}[field]
-    if name not in known:
-        raise _unknown(field, known, name)
+def check_swap(name: str) -> None:
+    """Raise if there is no such swap."""
+    if name not in registry.SWAPS:
+        raise _unknown("swap", registry.SWAPS, name)
 
 
 def _unknown(field: str, known: Iterable[str], name: str) -> LabError:

@@ -76,7 +76,7 @@ class Run:
         """Raise if the folder holds a run of another config, unless that came to nothing."""
         if not (self.folder / "config.json").exists():
             return
-        differences = self.differences(config)
+        differences = self.config().differences(config)
         if differences and self._has_begun():
             changes = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, (old, new) in differences.items())
             raise LabError(f"{self.folder} holds a run of another config ({changes}): choose another folder with --out.")
@@ -88,7 +88,7 @@ class Run:
     def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
         """Write the config down, or check that the folder was begun with the same."""
         self.refuse_other_config(config)
-        anew = not (self.folder / "config.json").exists() or bool(self.differences(config))
+        anew = not (self.folder / "config.json").exists() or bool(self.config().differences(config))
         if anew:
             files.write_object(self.folder / "config.json", config.to_json())
         if anew or not (self.folder / "environment.json").exists():
@@ -103,10 +103,6 @@ class Run:
     def config(self) -> Config:
         """The config that the run was begun with."""
         return Config.from_json(self._read("config.json"), str(self.folder / "config.json"))
-
-    def differences(self, config: Config) -> dict[str, tuple[Any, Any]]:
-        """The fields in which the run's config differs from another, with both values."""
-        return self.config().differences(config)
 
     def result(self) -> dict[str, Any] | None:
         """The outcome, or None while there is none."""
