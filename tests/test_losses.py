@@ -98,6 +98,17 @@ def test_loss_depends_neither_on_the_order_of_the_classes_nor_on_a_shift(operato
             torch.testing.assert_close(loss(scores[:, order], order.argsort()[target], P_K, operator, m=m), expected)
 
 
+@both_backends
+@families
+@every_operator
+def test_perfect_prediction_costs_nothing(operator, loss):
+    cold = copy.deepcopy(operator)
+    cold.temperature = 1e-3
+    scores = torch.eye(7) * 1e4
+    value = loss(scores, torch.arange(7), [0.3, 0.0, 0.7], cold)
+    assert 0 <= value <= 1e-3
+
+
 @families
 @few_operators
 def test_loss_is_continuous_where_the_candidates_change(operator, loss):
@@ -408,6 +419,26 @@ def test_padding_among_far_scores(operator):
     assert gradient.isfinite().all()
 
 
+def test_probability_of_padding():
+    scores = torch.tensor([[3.0, 0.0, -torch.inf, 1.0]])
+    with pytest.raises(ValueError, match="target: expected classes that are not padding"):
+        topk_cross_entropy(scores, torch.tensor([[0.0, 0.5, 0.5, 0.0]]), [0.5, 0.5])
+    with pytest.raises(ValueError, match="target: expected classes that are not padding"):
+        anyk.TopKHingeLoss(2)(scores, torch.tensor([[0.0, 0.5, 0.5, 0.0]]))
+    assert topk_cross_entropy(scores, torch.tensor([[0.0, 0.5, 0.0, 0.5]]), [0.5, 0.5]).isfinite()
+
+
+def test_float64_stays_float64():
+    scores, target = batch(dtype=torch.float64)
+    padded = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)  # a tensor: goes the general way
+    exact = cross_entropy(scores, target, label_smoothing=0.1)
+    torch.testing.assert_close(topk_cross_entropy(scores, target, padded, label_smoothing=0.1), exact, rtol=1e-13, atol=0)
+    inclusion = anyk.LapSum().inclusion(scores[0], target[0], 3).tolist()
+    expected = oracles.topk_loss(inclusion, scores[0].softmax(-1)[target[0]].item(), [0.1, 0.2, 0.7], "separate")
+    actual = topk_cross_entropy(scores[0], target[0], [0.1, 0.2, 0.7], anyk.LapSum())
+    assert actual.item() == pytest.approx(expected, rel=1e-13)
+
+
 @both_backends
 @families
 def test_empty_batch(loss):
@@ -472,19 +503,27 @@ def loss(scores=SCORES, target=TARGET, p_k=(0.5, 0.5), operator=None, **kwargs):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
+        (lambda: loss(p_k=[1.5, -0.5]), ValueError, "p_k: expected probabilities of at least 0, got -0.5"),
         (lambda: loss(p_k=[0.5, 0.4]), ValueError, "p_k: expected probabilities that sum to 1 .*, got the sum 0.9"),
         (lambda: loss(p_k=0.5), TypeError, "p_k: expected an integer k, a sequence .* or a tensor, got 0.5"),
         (lambda: loss(p_k=[0.2] * 5), ValueError, "p_k: expected at most as many entries as the number of classes = 4, got 5"),
         (lambda: loss(p_k=torch.ones(2, 1)), ValueError, r"p_k: expected shape \(k,\) or \(n, k\) with n = 4 .* got \(2, 1\)"),
         (lambda: loss(m=5), ValueError, "m: expected 1 <= m <= the number of classes = 4, got 5"),
+        (lambda: loss(m=2.0), TypeError, "m: expected an integer, got 2.0"),
         (lambda: loss(target=torch.tensor([0, 4])), ValueError, "target: expected class indices from 0 to 3, got 4"),
         (lambda: loss(target=torch.tensor([0.0, 1.0])), ValueError, r"target: .* got dtype torch.float32 and shape \(2,\)"),
         (lambda: loss(target=torch.zeros(2, 4) - 1), ValueError, "target: expected class probabilities of at least 0, got -1"),
+        (lambda: loss(target=torch.tensor([0])), ValueError, r"target: expected shape \(2,\) to fit scores, got \(1,\)"),
+        (lambda: loss(scores=torch.tensor(1.0)), ValueError, "scores: expected shape"),
         (lambda: TopKCrossEntropyLoss([1.0], "bubble"), ValueError, "operator: expected one of 'splitter', .*, got 'bubble'"),
+        (lambda: loss(operator=anyk.LapSum), TypeError, "operator: expected .* such as .*, got the class LapSum"),
         (lambda: loss(top1="both"), ValueError, "top1: expected one of 'separate', 'mixed', 'operator', got 'both'"),
+        (lambda: loss(reduction="max"), ValueError, "reduction: expected one of 'mean', 'sum', 'none', got 'max'"),
+        (lambda: loss(weight=torch.ones(3)), ValueError, r"weight: expected shape \(4,\), one for each class, got \(3,\)"),
         (lambda: loss(label_smoothing=1.5), ValueError, "label_smoothing: expected a number between 0 and 1, got 1.5"),
         (lambda: loss(target=torch.ones(2, 4), ignore_index=2), ValueError, "ignore_index: expected class indices"),
         (lambda: loss(example_p_k=torch.ones(3, 1)), ValueError, r"example_p_k: expected shape \(2, 1\) .* got \(3, 1\)"),
+        (lambda: TopKCrossEntropyLoss([1.0], m=-1), ValueError, "m: expected at least 1, got -1"),
         (
             lambda: loss(scores=torch.tensor([[0.0, 1, 2, 3], [0, -torch.inf, -torch.inf, -torch.inf]])),
             ValueError,

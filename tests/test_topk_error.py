@@ -46,6 +46,32 @@ def test_loss_is_the_formula(operator, ce_weight, q, row, data):
     assert actual >= 0
 
 
+@both_backends
+@every_operator
+def test_bounded_without_cross_entropy(operator):
+    scores, target = batch(rows=40, n=12)
+    scores = scores * 100
+    for q in (1.0, 0.5, 0.1):
+        losses = topk_error(scores, target, P_K, operator, ce_weight=0, q=q, reduction="none")
+        assert (losses >= 0).all()
+        assert (losses <= 1 / q * (1 + 1e-6)).all()
+
+
+@both_backends
+def test_a_hopeless_example_pulls_less_the_further_it_is_behind():
+    """Under cross-entropy it pulls as hard as it can; -log T harder still."""
+    others = torch.linspace(1, 0, 9)
+    pulls = []
+    for behind in (0.0, 2.0, 5.0, 10.0):
+        scores = torch.cat([others, torch.tensor([-behind])]).requires_grad_()
+        loss = topk_error(scores, torch.tensor(9), {5: 1.0}, ce_weight=0)
+        pulls.append(torch.autograd.grad(loss, scores)[0][9].neg().item())
+    assert pulls == sorted(pulls, reverse=True)
+    assert pulls[-1] < 1e-3
+    kept = torch.autograd.grad(topk_error(scores, torch.tensor(9), {5: 1.0}, ce_weight=0.2), scores)[0][9]
+    assert kept.item() == pytest.approx(-0.2, abs=1e-2), "the cross-entropy keeps a pull"
+
+
 def test_one_k_and_one_subset_is_generalised_cross_entropy():
     """k = 1 with KSubset is softmax: (1 - p^r) / r, the control of the comparisons."""
     scores, target = batch(rows=50, n=30, dtype=torch.float64)
@@ -88,6 +114,17 @@ def test_padding_without_an_operator():
     for m in (None, 5):
         with pytest.raises(ValueError, match="target: expected classes that are not padding"):
             topk_error(padded, torch.full((6, 10), 0.1, dtype=torch.float64), [0.5, 0.5], m=m, ce_weight=0)
+
+
+@both_backends
+def test_ce_weight_0_has_no_softmax():
+    """Classes outside the candidates have no gradient at all."""
+    scores, target = batch(n=20)
+    scores.requires_grad_()
+    (gradient,) = torch.autograd.grad(topk_error(scores, target, P_K, m=6, ce_weight=0), scores)
+    assert ((gradient != 0).sum(-1) <= 6).all()
+    (gradient,) = torch.autograd.grad(topk_error(scores, target, P_K, m=6, ce_weight=0.1), scores)
+    assert (gradient != 0).all()
 
 
 @every_operator

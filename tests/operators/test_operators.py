@@ -237,6 +237,20 @@ def test_running_sums_are_the_inclusion_with_ties_and_padding(operator, dtype):
 
 
 @target_policy
+@settings(max_examples=8, deadline=None)
+@given(row=rows(min_size=2, max_size=9), data=st.data())
+def test_inclusion_does_not_depend_on_the_order_of_the_classes(operator, row, data):
+    n = len(row.scores)
+    order = torch.tensor(data.draw(st.permutations(range(n))))
+    target = data.draw(st.integers(0, n - 1))
+    moved = (order == target).nonzero().squeeze()
+    k = data.draw(st.integers(1, n))
+    torch.testing.assert_close(
+        operator.inclusion(row.scores[order], moved, k), operator.inclusion(row.scores, torch.tensor(target), k)
+    )
+
+
+@target_policy
 def test_inclusion_is_continuous_in_the_scores(operator):
     """Walk the target across all its neighbours in small steps: no step may jump."""
     torch.manual_seed(2)
@@ -252,6 +266,15 @@ def test_inclusion_is_continuous_in_the_scores(operator):
     scores = torch.cat([scores.new_full((len(walk), 1), 0.2), walk[:, None], others[:7].expand(len(walk), -1)], -1)
     inclusion = operator.inclusion(scores, torch.zeros(len(walk), dtype=torch.long), 4)
     assert inclusion.diff(dim=0).abs().max() <= steepest * 0.001
+
+
+def test_the_continuity_test_can_fail():
+    """Sorting all classes makes T jump where the target passes a neighbour."""
+    walk = torch.linspace(-3, 3, 6001, dtype=torch.float64)
+    others = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    scores = torch.cat([walk[:, None], others.expand(len(walk), -1)], -1)
+    inclusion = anyk.SortingNetwork(wires="sorted").inclusion(scores, torch.zeros(len(walk), dtype=torch.long), 4)
+    assert inclusion.diff(dim=0).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("operator", operators(1e-5), ids=name)
@@ -396,6 +419,28 @@ def test_learned_temperature_must_stay_positive():
 # ---- numbers of other sizes ---------------------------------------------------------------------------------------------
 
 
+@every_operator
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(operator, dtype):
+    torch.manual_seed(10)
+    scores = torch.randn(4, 8).to(dtype).requires_grad_()
+    target = torch.randint(8, (4,))
+    inclusion = operator.inclusion(scores, target, 3)
+    assert inclusion.dtype == torch.float32
+    torch.testing.assert_close(inclusion, operator.inclusion(scores.float(), target, 3))
+    (gradient,) = torch.autograd.grad(inclusion.sum(), scores)
+    assert gradient.dtype == dtype
+    assert operator(scores, 3).dtype == torch.float32
+
+
+@every_operator
+def test_nan_scores_give_nan(operator):
+    scores = torch.tensor([[0.1, float("nan"), 0.3, 0.7], [0.4, 0.2, 0.9, 0.1]])
+    inclusion = operator.inclusion(scores, torch.tensor([0, 1]), 2)
+    assert inclusion[0].isnan().any()
+    assert inclusion[1].isfinite().all()
+
+
 # ---- modules ------------------------------------------------------------------------------------------------------------
 
 
@@ -433,14 +478,19 @@ SCORES, TARGET = torch.zeros(2, 4), torch.tensor([0, 1])
     [
         (lambda: anyk.Operator(), TypeError, "abstract"),
         (lambda: anyk.SoftSort(0.0), ValueError, "temperature: expected a positive, finite number, got 0"),
+        (lambda: anyk.KSubset(torch.tensor(-2.0)), ValueError, "temperature: .* got -2"),
         (lambda: anyk.KSubset(torch.ones(2)), ValueError, r"temperature: expected .* one element, got .* shape \(2,\)"),
         (lambda: anyk.KSubset("auto"), TypeError, "temperature: expected a positive number, got 'auto'"),
         (lambda: anyk.SoftSort(1.0, 0.5), ValueError, "power: expected a finite number of at least 1"),
+        (lambda: anyk.SortingNetwork("quick"), ValueError, "kind: expected one of 'splitter', .* got 'quick'"),
+        (lambda: anyk.SortingNetwork(swap="x"), ValueError, "swap: expected one of 'logistic', 'logistic_art', .* got 'x'"),
         (lambda: anyk.SinkhornSort(tolerance=0), ValueError, "tolerance: expected a number between 0 and 1, got 0"),
         (lambda: anyk.LapSum()(SCORES, 5), ValueError, "k: expected 1 <= k <= the number of classes = 4, got 5"),
+        (lambda: anyk.LapSum()(SCORES, 1.5), TypeError, "k: expected an integer, got 1.5"),
         (lambda: anyk.LapSum()(SCORES.long(), 1), TypeError, "scores: expected a floating-point tensor, got dtype torch.int64"),
         (lambda: anyk.LapSum()(torch.tensor(1.0), 1), ValueError, "scores: expected at least one class"),
         (lambda: anyk.LapSum().inclusion(SCORES, TARGET[:1], 1), ValueError, r"target: expected shape \(2,\) .* got \(1,\)"),
+        (lambda: anyk.LapSum().inclusion(SCORES, TARGET + 3, 1), ValueError, "target: .* from 0 to 3, got 4"),
     ],
 )
 def test_bad_input(call, error, message):
