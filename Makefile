@@ -64,6 +64,7 @@ bench: $(VENV)/bench $(LIBRARY)
 	$(BIN)/python benchmarks/quote.py
 	$(BIN)/python benchmarks/head.py
 	$(BIN)/python benchmarks/costs.py
+	$(BIN)/python benchmarks/tools.py --out benchmarks/tools.md
 	$(BIN)/python benchmarks/verdict_error_rates.py
 
 docs: $(VENV)/docs

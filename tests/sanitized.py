@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 ABI = runpy.run_path(str(Path(__file__).parent.parent / "src" / "anyk" / "kernels" / "abi.py"))
-SPEC, SMOOTH, BATCH, BACKWARD, SELECTION = map(ABI["packer"], ABI["STRUCTURES"])
+SPEC, SMOOTH, BATCH, BACKWARD, SELECTION, MASK, MASK_BACKWARD, RANKING = map(ABI["packer"], ABI["STRUCTURES"])
 FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW, _, STRANGE = ABI["Status"]
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -189,6 +189,44 @@ def one_selection(library: ctypes.CDLL, draw: random.Random, digest: object) -> 
     buffers.free()
 
 
+def one_mask(library: ctypes.CDLL, draw: random.Random) -> None:
+    """A mask and its gradient, of both operators, with one k for all rows or one for each."""
+    buffers = Buffers()
+    n = draw.choice([draw.randint(1, 70), draw.choice([127, 128, 129, 255, 257, 1000, 3000])])
+    rows, dtype, threads = draw.choice([0, 1, 3, 17]), draw.randrange(3), draw.choice([1, 4])
+    kind = int(draw.choice([ABI["Operator"].LAPSUM, ABI["Operator"].PERMUTAHEDRON]))
+    scores = drawn_rows(draw, rows, n, 1, [0] * rows)
+    start, stride = laid_out(draw, scores, n, dtype, buffers)
+    ks = [draw.choice([0, 1, n / 2, n - 1, n, draw.uniform(0, n)]) for _ in range(rows)]
+    rate, size = draw.choice([0.01, 1.0, 1000.0]), 4 if dtype == 0 else 2
+    threshold, out = buffers.room(8 * rows), buffers.room(size * rows * n)
+    each = buffers.of(struct.pack(f"{rows}d", *ks)) if draw.random() < 0.5 else 0
+    given = (rows, n, stride, dtype, threads, kind, 0, draw.randint(0, n), rate, start, each, threshold, out)
+    status = library.anyk_mask(buffers_bytes(buffers, MASK.pack(*given)))
+    assert status in (FINE, STRANGE)
+    if status == FINE:
+        incoming = buffers.of(packed([draw.gauss(0, 1) for _ in range(rows * n)], dtype))
+        results = buffers.room(size * rows * n), *(draw.choice([0, buffers.room(8 * rows)]) for _ in range(2))
+        given = (rows, n, stride, n, dtype, threads, kind, 0, rate, start, threshold, incoming, *results)
+        assert library.anyk_mask_backward(buffers_bytes(buffers, MASK_BACKWARD.pack(*given))) == FINE
+    buffers.free()
+
+
+def one_ranking(library: ctypes.CDLL, draw: random.Random) -> None:
+    """Ranks or a sort, and their gradient, of rows in descending order."""
+    buffers = Buffers()
+    n, rows = draw.choice([1, 2, draw.randint(1, 70), 1000]), draw.choice([0, 1, 3, 17])
+    ordered = [sorted((draw.choice([0.0, draw.gauss(0, 30)]) for _ in range(n)), reverse=True) for _ in range(rows)]
+    scores = buffers.of(packed([value for row in ordered for value in row], 0))
+    order = buffers.of(struct.pack(f"{rows * n}q", *(place for _ in range(rows) for place in draw.sample(range(n), n))))
+    operator, kind = draw.choice([("LAPSUM", 0), ("PERMUTAHEDRON", 0), ("PERMUTAHEDRON", 1)])
+    for incoming in (0, buffers.of(packed([draw.gauss(0, 1) for _ in range(rows * n)], 0))):
+        results = buffers.room(4 * rows * n), draw.choice([0, buffers.room(8 * rows)])
+        given = (rows, n, draw.choice([1, 4]), int(ABI["Operator"][operator]), kind, 0, draw.choice([0.01, 1.0, 1000.0]))
+        assert library.anyk_ranking(buffers_bytes(buffers, RANKING.pack(*given, scores, order, incoming, *results))) == FINE
+    buffers.free()
+
+
 def main(path: str, losses_path: str, variant: int, seed: int) -> None:
     library = ctypes.CDLL(path)
     if not library.anyk_use(variant):
@@ -201,6 +239,10 @@ def main(path: str, losses_path: str, variant: int, seed: int) -> None:
         for _ in range(2):
             statuses[one_loss(library, loss, draw, digest)] += 1
         one_selection(library, draw, digest)
+    draw = random.Random(seed)
+    for _ in range(300):
+        one_mask(library, draw)
+        one_ranking(library, draw)
     assert all(statuses[:4]), statuses
     print(digest.hexdigest())  # noqa: T201
 

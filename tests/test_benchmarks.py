@@ -23,6 +23,7 @@ def run(script, *arguments):
     "words",
     [
         ("torture.py", "--quick"),
+        ("tools.py", "--quick"),
         ("quote.py", "--check"),  # a page that quotes something else than the results: run `python benchmarks/quote.py`
         pytest.param(("fuzz.py", "--cases", 150), marks=[
             pytest.mark.full, pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")]),

@@ -191,6 +191,7 @@ class Operator(nn.Module, ABC):
     def _plain_mask(self, scores: Tensor, k: int | Tensor) -> Tensor:
         dtype = scores.dtype
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = scores.clamp(max=torch.finfo(scores.dtype).max)  # +inf is a score, too; the difference of two is not
         real = real_mask(scores)
         if isinstance(k, int) and k in (0, scores.shape[-1]):
             everything = torch.zeros_like(scores) if k == 0 else torch.ones_like(scores)

@@ -245,7 +245,7 @@ def _solve_threshold(best: Tensor, rest: Tensor | None, k: Tensor, number: Tenso
     found = torch.where(missing > 0, log_b - root, root - log_a)
     found = torch.where(missing == 0, (log_b - log_a) / 2, found)
     found = torch.where(k <= 0, torch.inf, torch.where(k >= number, -torch.inf, found))
-    return (found + 0 * best.clamp(min=0).sum(-1, keepdim=True)).to(dtype)
+    return (found + 0 * best.clamp(-1, 1).sum(-1, keepdim=True)).to(dtype)
 
 
 def _attached_threshold(scores: Tensor, k: Tensor, solved: Tensor) -> Tensor:

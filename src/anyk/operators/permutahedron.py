@@ -74,7 +74,7 @@ class Permutahedron(Operator, name="permutahedron"):
         inside = between.sum(-1, keepdim=True).clamp(min=1)
         tau = (torch.where(between, relative, 0).sum(-1, keepdim=True) + ones.sum(-1, keepdim=True) - goal) / inside
         mask = torch.where(between, relative - tau, ones)
-        return mask + 0 * best.clamp(min=0).sum(-1, keepdim=True)  # NaN in a row is NaN everywhere in it
+        return mask + 0 * best.clamp(-1, 1).sum(-1, keepdim=True)  # NaN in a row is NaN everywhere in it
 
     def _ranks(self, scores: Tensor, real: Tensor | None) -> Tensor:
         ordered, present, order = in_order(scores, real)
@@ -111,12 +111,13 @@ def _by_steps(relative: Tensor, after: Tensor, k: int) -> Tensor:
     gap = relative - tau
     for _ in range(100):
         mask = gap.clamp(0, 1)
-        surplus = mask.sum(-1, keepdim=True) - k
+        surplus = (mask.sum(-1, keepdim=True, dtype=torch.float64) - k).to(tau.dtype)
         inside = (mask == gap).sum(-1, keepdim=True)
         low, high = torch.where(surplus > 0, tau, low), torch.where(surplus < 0, tau, high)
         step = tau + surplus / inside.clamp(min=1)
         found = torch.where((step > low) & (step < high), step, (low + high) / 2)
-        found = torch.where((surplus.abs() <= 1e-6 * k) | (high - low < 1e-6), tau, found)
+        # the step that would follow is less than a mask's last digits
+        found = torch.where((surplus.abs() <= 1e-7 * inside) | (high - low < 1e-7), tau, found)
         if not bool((found != tau).any()):
             break
         tau = found

@@ -85,27 +85,29 @@ static double clip_threshold(const float *s, int64_t count, double k, double low
     double tau = low + (high - low) / 2;
     const vf zero = {0}, one = splatf(1);
     for (int step = 0; step < 200; step++) {
-        double sum = 0;
-        int64_t inside = 0;
+        double sum = 0; /* of those between 0 and 1: among many ones they would lose their digits */
+        int64_t inside = 0, ones = 0;
         vf at = splatf((float)tau);
         tau = (double)at[0];
         for (int64_t i = 0; i < count;) {
             vf some = {0};
-            vi between = {0};
+            vi between = {0}, above = {0};
             for (int64_t end = i + 64 * W < count ? i + 64 * W : count; i < end; i += W) {
                 vf x = load_f32(s + i) - at;
-                some += largerf(zero, -largerf(-x, -one));
-                between -= (vi)(x > zero) & (vi)(x < one) & 1;
+                vi is_between = (vi)(x > zero) & (vi)(x < one);
+                some += (vf)((vi)x & is_between);
+                between -= is_between;
+                above -= (vi)(x >= one);
             }
-            for (int l = 0; l < W; l++) sum += (double)some[l], inside -= between[l];
+            for (int l = 0; l < W; l++) sum += (double)some[l], inside += between[l], ones += above[l];
         }
-        double surplus = sum - k;
+        double surplus = sum + (double)ones - k;
         if (surplus > 0)
             low = tau;
         else
             high = tau;
         double found = inside > 0 ? tau + surplus / (double)inside : tau;
-        if (fabs(surplus) <= 1e-7 * k) return found;
+        if (fabs(surplus) <= 1e-7 * (double)inside) return found;
         if (!(found > low && found < high)) found = low + (high - low) / 2;
         if ((float)found == (float)tau || high - low < 1e-9) return found;
         tau = found;
