@@ -181,7 +181,7 @@ static double clip_row(const float *s, int64_t n, double k, double rate, MaskWor
     vi reached = {0};
     for (int64_t i = 0; i + W <= n; i += W) reached -= (vi)(load_f32(s + i) >= limit);
     most = sum_of(reached) + W;
-    char *memory = take_memory((most + 2 * W) * 4);
+    char *memory = borrow((most + 2 * W) * 4);
     if (!memory) return NAN;
     float *near = (float *)memory;
     vf limits = splatf(limit);
@@ -223,7 +223,7 @@ static int threshold_of_row(const Mask *mask, const float *s, double k, MaskWork
     char *memory = NULL;
     if (real < n || mirrored) { /* mirrored: few are left out, and the threshold is that of the scores turned round */
         int64_t count = 0;
-        memory = take_memory((real + W) * 4);
+        memory = borrow((real + W) * 4);
         if (!memory) return NO_MEMORY;
         float *row = (float *)memory;
         for (int64_t i = 0; i < n; i++)
@@ -388,7 +388,7 @@ static int mask(const Call *call, int64_t first, int64_t last) {
     Arena arena = {0};
     lay_out_mask(n, m, &arena);
     arena = (Arena){.memory = take_memory(arena.used)};
-    char *widened = mask->dtype == FLOAT32 || !arena.memory ? NULL : take_memory((n + W) * 4);
+    char *widened = mask->dtype == FLOAT32 || !arena.memory ? NULL : borrow((n + W) * 4);
     int status = NO_MEMORY;
     if (arena.memory && (widened || mask->dtype == FLOAT32)) {
         MaskWork work = lay_out_mask(n, m, &arena);
@@ -413,7 +413,7 @@ static double far_mean(const MaskBackward *back, const void *row, const void *in
 static int mask_backward(const Call *call, int64_t first, int64_t last) {
     const MaskBackward *back = call->mask_backward;
     int64_t n = back->n, bytes = (int64_t)item_size(back->dtype);
-    float *slopes = (float *)take_memory((n + W) * 4);
+    float *slopes = (float *)borrow((n + W) * 4);
     if (!slopes) return NO_MEMORY;
     for (int64_t r = first; r < last; r++) {
         const void *row = row_of(back->scores, back->dtype, r * back->stride);

@@ -119,7 +119,7 @@ static int ranking(const Call *call, int64_t first, int64_t last) {
     const Ranking *r = call->ranking;
     int64_t n = r->n;
     /* of a pool three numbers of 8 bytes; of LapSum a sum, a factor, and an incoming gradient */
-    char *memory = take_memory((n + W) * (int64_t)sizeof(Merged));
+    char *memory = borrow((n + W) * (int64_t)sizeof(Merged));
     if (!memory) return NO_MEMORY;
     double *sums = (double *)memory;
     float *decay = (float *)(sums + n), *given = decay + n + W;

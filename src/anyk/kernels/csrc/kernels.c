@@ -34,6 +34,14 @@ static void *take(Arena *arena, int64_t bytes) {
     return start;
 }
 
+/* Memory for one thing alone, to be given back. */
+static char *borrow(int64_t bytes) {
+    Arena counted = {0};
+    take(&counted, bytes);
+    Arena arena = {.memory = take_memory(counted.used)};
+    return arena.memory ? take(&arena, bytes) : NULL;
+}
+
 #include "_operators.h"
 
 /* Memory to find and sort the m best of n scores in. */
