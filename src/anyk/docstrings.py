@@ -43,6 +43,15 @@ label_smoothing: of the cross-entropy alone: the other part takes the label as i
     "shape": """\
 Shape:
     scores (B, n), (n,) or (B, n, d1, …); target class indices (B,), (), (B, d1, …), or probabilities like scores.""",
+    # ranking losses
+    "query_scores": "scores: of the items of each query.",
+    "relevant": "relevant: which items are relevant.",
+    "temperature_where_reduction_of_queries": """\
+temperature: goes with a name.
+where: which items there are, for queries of different lengths; None means all.
+reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the queries. A query without a relevant item counts 0 and is left out of
+    the mean.""",
+    "loss_of_queries": 'The loss, of at least float32; for each query with ``reduction="none"``.',
     # operators
     "temperature": "temperature: t, a positive number or a one-element tensor; an ``nn.Parameter`` is learned.",
     # metrics

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from anyk import checks
+from anyk.docstrings import documented
 from anyk.operators import Operator
 from anyk.tools import soft_rank, soft_topk
 
@@ -57,6 +58,7 @@ def spearman_loss(
     return _reduce(1 - torch.where(flat, 0 * correlation, correlation), None, reduction)
 
 
+@documented
 def ndcg_loss(
     scores: Float[Tensor, "*batch n"],
     relevance: Float[Tensor, "*batch n"],
@@ -70,17 +72,14 @@ def ndcg_loss(
     """One less NDCG@k: ``1 - sum_c m_c (2^rel_c - 1) / log2(1 + rank_c) / ideal``, m a soft mask, with soft ranks.
 
     Args:
-        scores: of the items of each query.
+        {query_scores}
         relevance: at least 0, of the same shape.
         k: how many items count; None means all.
         operator: the relaxation of ranking (and of the mask), or its name.
-        temperature: goes with a name.
-        where: which items there are, for queries of different lengths; None means all.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the queries. A query without a relevant item counts 0 and is left
-            out of the mean.
+        {temperature_where_reduction_of_queries}
 
     Returns:
-        The loss, of at least float32; for each query with ``reduction="none"``.
+        {loss_of_queries}
 
     Example:
         >>> anyk.ranking.ndcg_loss(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([2.0, 0.0, 1.0]), temperature=0.01)
@@ -103,6 +102,7 @@ def ndcg_loss(
     return _reduce(*_share(gained.sum(-1), ideal), reduction)
 
 
+@documented
 def recall_loss(
     scores: Float[Tensor, "*batch n"],
     relevant: Bool[Tensor, "*batch n"],
@@ -116,17 +116,14 @@ def recall_loss(
     """One less recall@k: the share of the relevant items that is not among the first k, by a soft mask.
 
     Args:
-        scores: of the items of each query.
-        relevant: which items are relevant.
+        {query_scores}
+        {relevant}
         k: how many items are shown.
         operator: the relaxation, or its name; one with a mask.
-        temperature: goes with a name.
-        where: which items there are, for queries of different lengths; None means all.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the queries. A query without a relevant item counts 0 and is left
-            out of the mean.
+        {temperature_where_reduction_of_queries}
 
     Returns:
-        The loss, of at least float32; for each query with ``reduction="none"``.
+        {loss_of_queries}
 
     Example:
         >>> anyk.ranking.recall_loss(torch.tensor([9.0, 0.0, 5.0]), torch.tensor([True, True, False]), 2, temperature=0.1)
@@ -140,6 +137,7 @@ def recall_loss(
     return _reduce(*_share((mask * relevant).sum(-1), relevant.to(mask.dtype).sum(-1)), reduction)
 
 
+@documented
 def average_precision_loss(
     scores: Float[Tensor, "*batch n"],
     relevant: Bool[Tensor, "*batch n"],
@@ -152,16 +150,13 @@ def average_precision_loss(
     """One less average precision: 1 less the mean over the relevant of rank among the relevant / rank among all, by soft ranks.
 
     Args:
-        scores: of the items of each query.
-        relevant: which items are relevant.
+        {query_scores}
+        {relevant}
         operator: the relaxation of ranking, or its name.
-        temperature: goes with a name.
-        where: which items there are, for queries of different lengths; None means all.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the queries. A query without a relevant item counts 0 and is left
-            out of the mean.
+        {temperature_where_reduction_of_queries}
 
     Returns:
-        The loss, of at least float32; for each query with ``reduction="none"``.
+        {loss_of_queries}
 
     Example:
         >>> relevant = torch.tensor([False, True, True])
