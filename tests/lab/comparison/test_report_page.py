@@ -8,7 +8,6 @@ import re
 
 import pytest
 
-import browser
 import made
 from anyk.lab.comparison import report_page
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, ByClass, Confusion, Example, Guess, Moves, Try
@@ -240,14 +239,6 @@ def test_a_notebook_shows_the_page_in_a_frame():
     frame = report_page.embed(compared)
     [source] = re.findall(r'srcdoc="([^"]*)"', frame)
     assert html.unescape(source) == report_page.render(compared)
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory):
-    if browser.find() is None:
-        pytest.skip("no Chromium here: apt-get install chromium")
-    with browser.opened(tmp_path_factory.mktemp("profile")) as page:
-        yield page
 
 
 LONG = "a name without any end " + "x" * 80
