@@ -218,6 +218,48 @@ def test_candidates_agree_with_the_library(m):
     assert_agree(losses[0], computed(LOSS_AND_GRADIENT, losses[0]), stacked(losses[1]))
 
 
+MASKS = {
+    "lapsum": anyk.LapSum,
+    "permutahedron": anyk.Permutahedron,
+    "ksubset": anyk.KSubset,
+    "sinkhorn": anyk.SinkhornSort,
+    "splitter": functools.partial(anyk.SortingNetwork, "splitter"),
+}
+REAL_K = ("lapsum", "permutahedron", "sinkhorn")
+
+
+def rows_for_masks():
+    """Random, tied in part and wholly, with large gaps. The levels of ties are such that no mask of Permutahedron has a kink."""
+    generator = torch.Generator().manual_seed(2)
+    usual = torch.cat([size * torch.randn(4, N, dtype=torch.float64, generator=generator) for size in (0.5, 3, 100)])
+    levels = torch.randint(3, (4, N), generator=generator)
+    tied = torch.tensor([0.0, 0.7, -2.1], dtype=torch.float64)[torch.cat([levels, torch.zeros_like(levels[:1])])]
+    rows = torch.cat([usual, tied, 1e4 * tied[:1]])
+    return rows, torch.randint(N, (len(rows),), generator=generator)
+
+
+@NEEDS_NODE
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_and_their_gradients_agree_with_the_library(name):
+    rows, entries = rows_for_masks()
+    cases, expected = [], []
+    for temperature, k in itertools.product((0.05, 0.4, 1, 5), (*range(1, N), *((0.3, 4.5, 11.25) if name in REAL_K else ()))):
+        scores = rows.clone().requires_grad_()
+        mask = anyk.soft_topk(scores, k, MASKS[name](temperature))
+        (gradient,) = torch.autograd.grad(mask.gather(1, entries[:, None]).sum(), scores)
+        undecided = (mask * (1 - mask)).sum(1, keepdim=True)
+        expected.append(torch.cat([undecided, gradient, mask], 1).detach())
+        cases += with_scores({"temperature": temperature, "k": k}, rows, entries)
+    numbers = f"c => {{ const r = anyk.masks(c).{name}; return [r.undecided, ...r.gradient, ...r.mask]; }}"
+    found, expected = computed(numbers, cases), torch.cat(expected)
+    if name == "splitter":  # where two scores cross, its mask jumps: only as far as ties move together has it a derivative
+        every_row = torch.tensor([case["scores"] for case in cases], dtype=torch.float64)
+        equal = (every_row[:, :, None] == every_row[:, None, :]).double()
+        for results in (found, expected):
+            results[:, 1 : N + 1] = (equal @ results[:, 1 : N + 1, None]).squeeze(-1)
+    assert_agree(cases, found, expected)
+
+
 @NEEDS_NODE
 def test_all_numbers_are_finite_wherever_the_controls_go():
     rows = [[6.0] + [-6.0] * 11, [-6.0] + [6.0] * 11, [-6.0, 6.0] * 6, [0.0] * N]
