@@ -273,6 +273,12 @@ def test_all_numbers_are_finite_wherever_the_controls_go():
     ]
     results = "const r = anyk.compute(c); return [r.loss, ...r.gradient, ...r.P.flat().map(p => p ?? 0), ...r.T.flat()]"
     assert computed(f"c => {{ {results}; }}", cases).isfinite().all()
+    cases = [
+        {"temperature": temperature, "k": k, "scores": row, "target": 3}
+        for temperature, k, row in itertools.product((0.001, 1000), (1, 1.25, 6, 10.75, 11), rows)
+    ]
+    results = "Object.values(anyk.masks(c)).flatMap(r => [r.undecided, ...r.gradient, ...r.mask])"
+    assert computed(f"c => {results}", cases).isfinite().all()
 
 
 @NEEDS_NODE
@@ -465,6 +471,58 @@ def test_scenes_say_something_and_are_true(tab):
     assert tab.complaints == []
 
 
+def assert_shows_the_masks_of_python(tab, operators=len(MASKS)):
+    masks, gradients, undecided = (torch.stack(python_of_the_page(tab)[kind::3]) for kind in range(3))
+    assert len(masks) == operators
+    assert (numbers(tab, "#heatmap td.M", "dataset.tip").view(N, -1).T - masks).abs().max() <= 0.00051
+    shown_gradients = numbers(tab, "#heatmap td.G", "dataset.tip").view(N, -1).T
+    assert ((shown_gradients - gradients).abs() <= 0.0051 * gradients.abs().clamp(min=0.1)).all()
+    assert (numbers(tab, "#pulls output") - undecided).abs().max() <= 0.00051
+
+
+@pytest.mark.full
+def test_masks_are_those_of_python_wherever_the_controls_go(tab):
+    tab.open(PAGE)
+    tab.click(*middle(tab, "#views button:nth-child(2)"))
+    assert tab.evaluate("document.querySelectorAll('#scenes button:not([hidden])').length") == 4
+    said = set()
+    for scene, operators in ((10, 5), (11, 5), (12, 3), (9, 5)):
+        tab.click(*middle(tab, f"#scenes button:nth-of-type({scene})"))
+        said.add(shown(tab, "#told"))
+        assert_shows_the_masks_of_python(tab, operators)
+    assert len(said) == 4
+    # the idea of it all: who is just outside gets in by rising, and by those at the border falling
+    gradients = python_of_the_page(tab)[1::3]
+    assert all(gradient[4] >= 0 and gradient[0] <= 0 for gradient in gradients)
+    assert not gradients[1].any()  # Permutahedron: a true zero
+    changes = [
+        ("#k", "7.5", 3),
+        ("#k", "3", 5),
+        ("#heat", "0.5", 5),
+        ("#temperature", "0.2", 5),
+        ("label[for=class-D]", None, 5),
+    ]
+    for selector, value, operators in changes:
+        before = tab.evaluate("document.querySelector('#heatmap').innerHTML")
+        if value is None:
+            tab.click(*middle(tab, selector))
+        else:
+            choose(tab, selector, value)
+        assert tab.evaluate("document.querySelector('#heatmap').innerHTML") != before, selector
+        assert_shows_the_masks_of_python(tab, operators)
+    x, y = middle(tab, "#classes .class:nth-child(5) .score")
+    tab.drag((x, y), (x - 60, y))
+    assert_shows_the_masks_of_python(tab)
+    choose(tab, "#temperature", "1")
+    for place, name in enumerate(MASKS):  # the arrows are the gradient by the chosen operator
+        choose(tab, "#arrows", name)
+        gradient = python_of_the_page(tab)[1::3][place]
+        assert (numbers(tab, ".class .step") - gradient).abs().max() <= 0.0051
+    assert tab.complaints == []
+    tab.click(*middle(tab, "#views button:nth-child(1)"))
+    assert_shows_what_python_says(tab)
+
+
 @pytest.mark.full
 def test_the_network_shows_each_comparator(tab):
     tab.open(PAGE)
@@ -494,6 +552,8 @@ def test_fits_the_screen_and_every_control_has_a_name(tab, width):
     for kind in ("bitonic", "sinkhorn"):
         choose(tab, "#operator", kind)
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    tab.click(*middle(tab, "#views button:nth-child(2)"))
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
     nameless = tab.evaluate(
         "[...document.querySelectorAll('input, select, button, [role=slider]')]"
         ".filter(e => !(e.getAttribute('aria-label') || (e.matches('button') ? e.textContent.trim() : e.labels?.length)))"
