@@ -113,7 +113,7 @@ def take_screenshots(folder: Path) -> None:
             page.evaluate("document.querySelector('#scenes button:nth-of-type(3)')?.click()")  # one where much is pulled
             page.evaluate("0")
             picture = Image.open(io.BytesIO(base64.b64decode(page.screenshot(whole=False))))
-            picture.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(folder / name, optimize=True)
+            picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(folder / name, optimize=True)
 
 
 def idea(path: Path) -> None:
