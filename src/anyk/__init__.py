@@ -1,4 +1,4 @@
-"""anyk: train classifiers so that the right class is among the first k guesses, for several k at once."""
+"""anyk: differentiable top-k. A loss that trains for "the right class is among the first k", and operators that pick k of n."""
 
 from anyk import networks, parallel, ranking, registry
 from anyk.baselines import SmoothTopKLoss, SoftmaxAtKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
