@@ -53,6 +53,8 @@ class KSubset(Operator, name="ksubset"):
 
     def draw(self, scores: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
         """A subset of size k of each row, as a mask of zeros and ones; see :func:`anyk.sample_k_subset`."""
+        scores = checks.scores(scores)
+        k = checks.count("k", k, 0, scores.shape[-1], "n")
         if not scores.numel():
             return torch.zeros_like(scores)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
