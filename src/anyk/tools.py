@@ -175,10 +175,8 @@ def soft_quantile(
     else:
         checks.between("q", q, 0, 1)
     real = real_mask(rows)
-    number: Any = rows.shape[-1] if real is None else real.sum(-1)
+    number: Any = rows.shape[-1] if real is None else real.sum(-1).to(checks.working_dtype(rows))
     k = (1 - q) * number
-    if isinstance(k, Tensor):
-        k = k.to(torch.promote_types(rows.dtype, torch.float32))
     return _operator(operator, temperature).threshold(rows, k).to(scores.dtype)
 
 
@@ -322,7 +320,8 @@ def sample_k_subset(
     rows = _rows(scores, dim, where, True)
     k = checks.count("k", k, 0, rows.shape[-1], "n")
     if method == "gumbel":
-        noise = torch.empty_like(rows, dtype=torch.promote_types(rows.dtype, torch.float32))
+        # not empty_like: what is drawn must not depend on how the scores lie in memory
+        noise = torch.empty(rows.shape, dtype=checks.working_dtype(rows), device=rows.device)
         noise = -noise.exponential_(generator=generator).log()
         learned = _operator("ksubset", temperature).temperature
         perturbed = rows.to(noise.dtype) / learned + noise
@@ -353,7 +352,7 @@ def _rows(scores: Tensor, dim: int, where: Tensor | None, largest: bool) -> Tens
         scores = -scores
     if where is not None:
         scores = scores.masked_fill(~checks.where(where, scores), -torch.inf)
-    return scores.movedim(dim, -1)
+    return checks.scores(scores.movedim(dim, -1))
 
 
 def _order(rows: Tensor) -> Tensor:

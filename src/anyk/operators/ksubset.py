@@ -182,7 +182,8 @@ def _mask_by_frequencies(scores: Tensor, k: Tensor, frequencies: Tensor) -> Tens
     to k: then a few standard deviations of the size are enough for N, and no term is large.
     """
     p = torch.sigmoid(scores.double())
-    return _mean_share(p, _inverse(p, frequencies), _weights(p, k, frequencies), frequencies).to(scores.dtype)
+    mask = _mean_share(p, _inverse(p, frequencies), _weights(p, k, frequencies), frequencies)
+    return mask.clamp(0, 1).to(scores.dtype)
 
 
 def _inverse(p: Tensor, frequencies: Tensor) -> Tensor:
@@ -225,7 +226,7 @@ class _Mask(torch.autograd.Function):
         weights = _weights(p, k, frequencies)
         mask = _mean_share(p, _inverse(p, frequencies), weights, frequencies)
         ctx.save_for_backward(scores, k, frequencies, weights, mask)
-        return mask.to(scores.dtype)
+        return mask.clamp(0, 1).to(scores.dtype)  # by rounding it may be a little outside
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
