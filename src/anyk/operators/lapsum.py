@@ -47,7 +47,9 @@ class LapSum(Operator, name="lapsum"):
     def _threshold(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
         relative, k, solved, reference = laplace_threshold(self, scores, real, k)
         inside = solved.isfinite()
-        attached = _attached_threshold(relative, k, torch.where(inside, solved, 0))
+        # in double precision: with scores far from the threshold the slopes are next to nothing, and their square is divided by
+        start = torch.where(inside, solved, 0).double()
+        attached = _attached_threshold(relative.double(), k.double(), start).to(relative.dtype)
         first = scores.amax(-1, keepdim=True)
         last = (scores if real is None else scores.masked_fill(~real, torch.inf)).amin(-1, keepdim=True)
         unit = self._relative(torch.ones_like(first), torch.zeros_like(first))
@@ -252,7 +254,8 @@ def _attached_threshold(scores: Tensor, k: Tensor, solved: Tensor) -> Tensor:
         slopes = torch.exp(-margin.abs()) / 2
         total = slopes.sum(-1, keepdim=True)
         passed = torch.where(margin < 0, slopes, 1 - slopes).sum(-1, keepdim=True)
-        found = found + torch.where(total > 0, (passed - k) / torch.where(total > 0, total, 1), 0)
+        some = total > torch.finfo(total.dtype).tiny ** 0.5  # whose square is a number
+        found = found + torch.where(some, (passed - k) / torch.where(some, total, 1), 0)
     return solved + (found - found.detach())
 
 
