@@ -1,7 +1,8 @@
 """Generated torture: scores meant to break a loss, through every operator, top-1 mode and dtype, all of them counted.
 
 A *case* is one row of scores with its target, in one operator, mode and dtype. Rows of one shape and temperature run as
-one batch; all is drawn from ``--seed``. What is checked is in :func:`broken_inclusion` and :func:`broken_loss`.
+one batch; all is drawn from ``--seed``. What is checked is in :func:`broken_inclusion` and :func:`broken_loss`, and for masks,
+ranks, sorts, quantiles, samples and selections in ``torture_tools.py``.
 
     python benchmarks/torture.py [--quick] [--seed 0] [--only splitter/logistic] [--backend torch]
 
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 import torch
+import torture_tools
 from torch import Tensor
 
 import anyk
@@ -578,6 +580,8 @@ def one_backend(backend: str, only: str | None, seed: int, quick: bool) -> int:
     failures = len(tally.groups) + sum(dead_gradients(subjects, temperature) for temperature in (0.01, 1.0, 100.0))
     if backend == "torch":
         failures += small_inclusion(subjects, seed, 200 if quick else 2000)
+    if only is None:
+        failures += torture_tools.torture(seed, quick, backend)
     print(f"\nseed {seed}, torch {torch.__version__}, {time.perf_counter() - started:.0f} s")
     return failures
 

@@ -23,7 +23,6 @@ def run(script, *arguments):
     "words",
     [
         ("torture.py", "--quick"),
-        ("tools.py", "--quick"),
         ("quote.py", "--check"),  # a page that quotes something else than the results: run `python benchmarks/quote.py`
         pytest.param(("fuzz.py", "--cases", 150), marks=[
             pytest.mark.full, pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")]),
@@ -59,6 +58,16 @@ def test_speed_measures(tmp_path):
     table = re.search(r"^\| batch, n, m \| operator .*$", told, re.MULTILINE)[0]
     assert "plain default" in table
     assert ("native default" in table) == (not native.status())
+
+
+def test_the_page_of_the_tools(tmp_path):
+    run("tools.py", "--quick", "--out", tmp_path / "page.md")
+    told = (tmp_path / "page.md").read_text()
+    assert re.findall("^## (.*)", told, re.MULTILINE) == ["Time", "Memory", "Sums", "Launches"]
+    launched = told.partition("## Launches")[2]
+    assert len(re.findall(r"^\| (?:soft|sample).*\| 0 \| (?:1|–) \|$", launched, re.MULTILINE)) == 12  # no waits, one graph
+    for row in ("splitter network", "q = 0.5", "budget_bisect", "subset operator", "perturbed", "straight-through"):
+        assert row in told
 
 
 def test_verdicts_are_simulated(tmp_path):

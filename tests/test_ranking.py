@@ -73,6 +73,43 @@ def test_queries_without_a_relevant_item_are_left_out_of_the_mean():
     assert ndcg_loss(SCORES, torch.zeros(6, 12)) == 0
 
 
+def test_padding_may_hold_anything():
+    """A relevance of -1 or NaN where ``where`` says that nothing is. NaN that counts makes its row NaN."""
+    where = torch.arange(12) < 8
+    expected = ndcg_loss(SCORES[:, :8], RELEVANCE[:, :8], 5)
+    for value in (-1.0, torch.nan):
+        torch.testing.assert_close(ndcg_loss(SCORES, RELEVANCE.masked_fill(~where, value), 5, where=where), expected)
+        padded = torch.where(where, RELEVANCE, value)
+        torch.testing.assert_close(
+            spearman_loss(torch.where(where, SCORES, value), padded, where=where),
+            spearman_loss(SCORES[:, :8], RELEVANCE[:, :8]),
+        )
+    target = RELEVANCE.clone()
+    target[1, 3] = torch.nan
+    assert spearman_loss(SCORES, target, reduction="none").isnan().tolist() == [False, True, False, False, False, False]
+
+
+def test_the_smallest_batches():
+    """No query, and one item."""
+    assert spearman_loss(torch.zeros(0, 4), torch.zeros(0, 4)) == 0
+    assert ndcg_loss(torch.zeros(0, 4), torch.zeros(0, 4), 2) == 0
+    one = torch.tensor([[2.0]])
+    assert spearman_loss(one, one) == 1
+    assert ndcg_loss(one, one) == 0
+    assert recall_loss(one, one > 0, 1) == 0
+    assert average_precision_loss(one, one > 0) == 0
+
+
+@pytest.mark.parametrize("operator", ["lapsum", "permutahedron"])
+@pytest.mark.parametrize("n", [2, 5, 100, 5000])
+def test_a_constant_prediction_of_any_size(operator, n):
+    for value in (0.0, 1.7, -1e6):
+        loss = spearman_loss(
+            torch.full((n,), value), torch.randn(n, generator=torch.Generator().manual_seed(n)), operator=operator
+        )
+        assert loss == 1
+
+
 def test_a_constant_prediction_has_no_correlation():
     scores = torch.zeros(2, 5, requires_grad=True)
     loss = spearman_loss(scores, torch.randn(2, 5))

@@ -25,7 +25,9 @@ def plain_gradients(
     """
     if not torch.is_grad_enabled() and all(checks.eager(gradient) for gradient in gradients):
         return None
-    wanted = [tensor for tensor in inputs if tensor.requires_grad]
     with torch.enable_grad():
-        found = iter(torch.autograd.grad(plain(*inputs), wanted, gradients, create_graph=True))
+        # views: where one input was computed from another, the gradient by that one must not run through this one as well
+        views = [tensor.view_as(tensor) for tensor in inputs]
+        wanted = [tensor for tensor in views if tensor.requires_grad]
+        found = iter(torch.autograd.grad(plain(*views), wanted, gradients, create_graph=True))
     return tuple(next(found) if tensor.requires_grad else None for tensor in inputs)

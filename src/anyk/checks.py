@@ -67,6 +67,34 @@ def _integer(name: str, value: object) -> int:
         raise TypeError(f"{name}: expected an integer, got {value!r}") from None
 
 
+def flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, got {value!r}")
+    return value
+
+
+def dimension(value: object, scores: Tensor) -> int:
+    """One of the dimensions of the scores, counted from either end."""
+    dim = _integer("dim", value)
+    if not -scores.ndim <= dim < scores.ndim:
+        raise ValueError(f"dim: expected a dimension of scores of shape {tuple(scores.shape)}, got {dim}")
+    return dim
+
+
+def one_for_each_row(name: str, value: Tensor, rows: torch.Size, low: float, high: float, high_name: str) -> None:
+    """Numbers between low and high, of a shape that broadcasts to that of the rows."""
+    if value.dtype in (torch.bool, torch.complex64, torch.complex128):
+        raise TypeError(f"{name}: expected numbers, got dtype {value.dtype}")
+    try:
+        value.expand(rows)
+    except RuntimeError:
+        raise ValueError(
+            f"{name}: expected one number, or the shape {tuple(rows)} of the rows, got {tuple(value.shape)}"
+        ) from None
+    if readable(value) and not bool((inside := (value >= low) & (value <= high)).all()):
+        raise ValueError(f"{name}: expected {low:g} <= {name} <= {high_name}, got {value[~inside][0].item()}")
+
+
 def tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
@@ -78,6 +106,19 @@ def floating(name: str, value: object) -> Tensor:
     if not value.dtype.is_floating_point:
         raise TypeError(f"{name}: expected a floating-point tensor, got dtype {value.dtype}")
     return value
+
+
+def where(value: object, scores: Tensor) -> Tensor:
+    """Which scores count, of their shape."""
+    value = tensor("where", value)
+    if value.dtype != torch.bool:
+        raise TypeError(f"where: expected a bool tensor, got dtype {value.dtype}")
+    try:
+        return value.expand(scores.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"where: expected a shape that broadcasts to {tuple(scores.shape)} of scores, got {tuple(value.shape)}"
+        ) from None
 
 
 def scores(value: object) -> Tensor:
@@ -121,16 +162,7 @@ def how_many(k: object, scores: Tensor) -> int | Tensor:
     """How many of the n entries of a row are chosen: an integer, or numbers of shape (..., 1), one for each row."""
     n = scores.shape[-1]
     if isinstance(k, Tensor):
-        if k.dtype in (torch.bool, torch.complex64, torch.complex128):
-            raise TypeError(f"k: expected numbers, got dtype {k.dtype}")
-        try:
-            k.expand(scores.shape[:-1])
-        except RuntimeError:
-            raise ValueError(
-                f"k: expected one number, or the shape {tuple(scores.shape[:-1])} of the rows, got {tuple(k.shape)}"
-            ) from None
-        if readable(k) and k.numel() and not bool(((k >= 0) & (k <= n)).all()):
-            raise ValueError(f"k: expected 0 <= k <= n = {n}, got {k[~((k >= 0) & (k <= n))][0].item()}")
+        one_for_each_row("k", k, scores.shape[:-1], 0, n, f"n = {n}")
         return k.to(scores.device, torch.promote_types(scores.dtype, torch.float32))[..., None]
     if isinstance(k, numbers.Integral):
         return count("k", k, 0, n, "n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -46,7 +47,7 @@ def spearman_loss(
         >>> anyk.ranking.spearman_loss(torch.tensor([0.1, 2.0, 30.0]), torch.tensor([1.0, 2.0, 3.0]), temperature=0.1)
         tensor(0.)
     """
-    _same_shape("target", target, prediction)
+    where = _checked("target", target, prediction, where, name="prediction")
     soft = soft_rank(prediction, operator, temperature, where=where)
     exact = _mean_ranks(target.to(soft.dtype), where)
     count = _count(soft, where)
@@ -85,15 +86,15 @@ def ndcg_loss(
         >>> anyk.ranking.ndcg_loss(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([2.0, 0.0, 1.0]), temperature=0.01)
         tensor(0.)
     """
-    _same_shape("relevance", relevance, scores)
+    where = _checked("relevance", relevance, scores, where)
+    if where is not None:
+        relevance = relevance.masked_fill(~where, 0)
     if checks.readable(relevance) and bool((relevance < 0).any()):
         raise ValueError(f"relevance: expected at least 0, got {relevance.min().item():g}")
     n = scores.shape[-1]
     k = n if k is None else checks.count("k", k, 1, n, "the number of items")
     ranks = soft_rank(scores, operator, temperature, where=where)
-    gains = torch.expm1(relevance.to(ranks.dtype) * torch.log(torch.tensor(2.0)).item())
-    if where is not None:
-        gains = gains.masked_fill(~where, 0)
+    gains = torch.expm1(relevance.to(ranks.dtype) * math.log(2))
     gained = gains / torch.log2(1 + ranks)
     if k < n:
         gained = gained * soft_topk(scores.to(ranks.dtype), k, operator, temperature, where=where)
@@ -129,11 +130,9 @@ def recall_loss(
         >>> anyk.ranking.recall_loss(torch.tensor([9.0, 0.0, 5.0]), torch.tensor([True, True, False]), 2, temperature=0.1)
         tensor(0.5000)
     """
-    relevant = _relevant(relevant, scores, where)
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    mask = soft_topk(
-        scores, checks.count("k", k, 1, scores.shape[-1], "the number of items"), operator, temperature, where=where
-    )
+    relevant, where = _relevant(relevant, scores, where)
+    k = checks.count("k", k, 1, scores.shape[-1], "the number of items")
+    mask = soft_topk(scores.to(checks.working_dtype(scores)), k, operator, temperature, where=where)
     return _reduce(*_share((mask * relevant).sum(-1), relevant.to(mask.dtype).sum(-1)), reduction)
 
 
@@ -163,7 +162,7 @@ def average_precision_loss(
         >>> anyk.ranking.average_precision_loss(torch.tensor([9.0, 0.0, 5.0]), relevant, temperature=0.1)
         tensor(0.4167)
     """
-    relevant = _relevant(relevant, scores, where)
+    relevant, where = _relevant(relevant, scores, where)
     among_all = soft_rank(scores, operator, temperature, where=where)
     among_relevant = soft_rank(scores, operator, temperature, where=relevant)
     precision = torch.where(relevant, among_relevant / among_all, 0)
@@ -182,26 +181,34 @@ def _reduce(losses: Tensor, counted: Tensor | None, reduction: Reduction) -> Ten
         return losses
     if reduction == "sum":
         return losses.sum()
-    return losses.mean() if counted is None else losses.sum() / counted.sum().clamp(min=1)
+    number = max(losses.numel(), 1) if counted is None else counted.sum().clamp(min=1)
+    return losses.sum() / number
 
 
-def _same_shape(name: str, value: Tensor, like: Tensor) -> None:
-    if checks.tensor(name, value).shape != checks.tensor("scores", like).shape:
-        raise ValueError(f"{name}: expected the shape {tuple(like.shape)} of the scores, got {tuple(value.shape)}")
+def _checked(what: str, value: Tensor, scores: Tensor, where: Tensor | None, name: str = "scores") -> Tensor | None:
+    """``where`` of the shape of the scores, once all three fit together."""
+    checks.floating(name, scores)
+    if scores.ndim < 1 or scores.shape[-1] < 1:
+        raise ValueError(f"{name}: expected at least one item in the last dimension, got shape {tuple(scores.shape)}")
+    if checks.tensor(what, value).dtype.is_complex:
+        raise TypeError(f"{what}: expected real numbers, got dtype {value.dtype}")
+    if value.shape != scores.shape:
+        raise ValueError(f"{what}: expected the shape {tuple(scores.shape)} of the {name}, got {tuple(value.shape)}")
+    return None if where is None else checks.where(where, scores)
 
 
-def _relevant(relevant: Tensor, scores: Tensor, where: Tensor | None) -> Tensor:
-    _same_shape("relevant", relevant, scores)
+def _relevant(relevant: Tensor, scores: Tensor, where: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    where = _checked("relevant", relevant, scores, where)
     if relevant.dtype != torch.bool:
         raise TypeError(f"relevant: expected a bool tensor, got dtype {relevant.dtype}")
-    return relevant if where is None else relevant & where
+    return relevant if where is None else relevant & where, where
 
 
 def _count(values: Tensor, where: Tensor | None) -> Tensor:
     """How many entries of each row count, (..., 1)."""
     if where is None:
         return torch.full_like(values[..., :1], values.shape[-1])
-    return where.expand(values.shape).sum(-1, keepdim=True).to(values.dtype).clamp(min=1)
+    return where.sum(-1, keepdim=True).to(values.dtype).clamp(min=1)
 
 
 def _centred(values: Tensor, where: Tensor | None, count: Tensor) -> Tensor:
@@ -222,4 +229,5 @@ def _mean_ranks(values: Tensor, where: Tensor | None) -> Tensor:
     place = torch.arange(1, n + 1, dtype=values.dtype, device=values.device).expand(values.shape)
     totals = torch.zeros_like(values).scatter_add(-1, group, place)
     counts = torch.zeros_like(values).scatter_add(-1, group, torch.ones_like(values))
-    return torch.zeros_like(values).scatter(-1, order, (totals / counts.clamp(min=1)).gather(-1, group))
+    ranks = torch.zeros_like(values).scatter(-1, order, (totals / counts.clamp(min=1)).gather(-1, group))
+    return ranks.masked_fill(keys.isnan().any(-1, keepdim=True), torch.nan)

@@ -7,6 +7,7 @@ which does the work: :mod:`anyk.operators`.
 
 from __future__ import annotations
 
+import numbers
 from typing import Any, Literal, get_args
 
 import torch
@@ -20,6 +21,7 @@ from anyk.operators import KSubset, Operator, by_name
 __all__ = ["sample_k_subset", "select_topk", "soft_quantile", "soft_rank", "soft_sort", "soft_topk"]
 
 Method = Literal["exact", "gumbel"]
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def soft_topk(
@@ -62,9 +64,9 @@ def soft_topk(
         tensor([0., 1., 1., 0.])
     """
     operator = _operator(operator, temperature)
-    if hard and (isinstance(k, float) or (isinstance(k, Tensor) and k.dtype.is_floating_point)):
+    if checks.flag("hard", hard) and not (k.dtype in _INTEGERS if isinstance(k, Tensor) else isinstance(k, numbers.Integral)):
         raise TypeError(f"k: expected an integer with hard=True, got {k!r}")
-    rows = _rows(scores, dim, where, largest)
+    rows = _rows(scores, dim, where, checks.flag("largest", largest))
     mask = operator.mask(rows, k)
     if hard:
         exact = _k_hot(rows, k).to(mask.dtype)  # type: ignore[arg-type]
@@ -101,7 +103,8 @@ def soft_rank(
         >>> anyk.soft_rank(torch.tensor([1.0, 3.0, 2.0, 0.0]), temperature=0.1)
         tensor([3.0000, 1.0000, 2.0000, 4.0000])
     """
-    ranks = _operator(operator, temperature).ranks(_rows(scores, dim, where, descending))
+    rows = _rows(scores, dim, where, checks.flag("descending", descending))
+    ranks = _operator(operator, temperature).ranks(rows)
     return ranks.movedim(-1, dim)
 
 
@@ -132,7 +135,8 @@ def soft_sort(
         >>> anyk.soft_sort(torch.tensor([1.0, 3.0, 2.9, 0.0]), temperature=0.5)
         tensor([3.0000, 2.9000, 1.0000, 0.0000])
     """
-    ordered = _operator(operator, temperature).sort(_rows(scores, dim, where, descending))
+    rows = _rows(scores, dim, where, checks.flag("descending", descending))
+    ordered = _operator(operator, temperature).sort(rows)
     return (ordered if descending else -ordered).to(scores.dtype).movedim(-1, dim)
 
 
@@ -166,13 +170,13 @@ def soft_quantile(
         tensor(2.)
     """
     rows = _rows(scores, dim, where, True)
-    if not isinstance(q, Tensor):
+    if isinstance(q, Tensor):
+        checks.one_for_each_row("q", q, rows.shape[:-1], 0, 1, "1")
+    else:
         checks.between("q", q, 0, 1)
     real = real_mask(rows)
-    number: Any = rows.shape[-1] if real is None else real.sum(-1)
+    number: Any = rows.shape[-1] if real is None else real.sum(-1).to(checks.working_dtype(rows))
     k = (1 - q) * number
-    if isinstance(k, Tensor):
-        k = k.to(torch.promote_types(rows.dtype, torch.float32))
     return _operator(operator, temperature).threshold(rows, k).to(scores.dtype)
 
 
@@ -210,7 +214,9 @@ def select_topk(
                 [ 3., 30.]]), tensor([1, 2]))
     """
     operator = _operator(operator, temperature)
-    values, rows = checks.tensor("values", values), _rows(scores, -1, where, True)
+    if not operator.has_probabilities:
+        raise TypeError(f"operator: {type(operator).__name__} has no probability for each rank: expected another operator")
+    values, rows = checks.floating("values", values), _rows(scores, -1, where, True)
     if values.shape[:-1] != rows.shape:
         raise ValueError(
             f"values: expected shape (..., n, d) with (..., n) = {tuple(rows.shape)} of scores, got {tuple(values.shape)}"
@@ -221,9 +227,14 @@ def select_topk(
     learned = operator.temperature if isinstance(operator.temperature, Tensor) else None
     if checks.eager(values) and checks.eager(rows):
         return _Select.apply(values, rows, learned, indices, operator), indices  # type: ignore[no-untyped-call]
-    exact = values.gather(-2, indices[..., None].expand(*indices.shape, values.shape[-1]))
-    soft = (operator(rows, k).to(values.dtype) @ values) if k else exact
-    return exact.detach() + (soft - soft.detach()), indices
+    soft = operator(rows, k).to(values.dtype) @ values
+    return _chosen(values, rows, indices).detach() + (soft - soft.detach()), indices
+
+
+def _chosen(values: Tensor, scores: Tensor, indices: Tensor) -> Tensor:
+    """The rows of values; NaN where the scores have one."""
+    chosen = values.gather(-2, indices[..., None].expand(*indices.shape, values.shape[-1]))
+    return torch.where(scores.isnan().any(-1)[..., None, None], torch.nan, chosen)
 
 
 _MOST_NUMBERS = 1 << 22  # of P at a time
@@ -238,14 +249,17 @@ class _Select(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(values, scores, temperature)
         ctx.operator, ctx.k = operator, indices.shape[-1]
-        return values.gather(-2, indices[..., None].expand(*indices.shape, values.shape[-1]))
+        return _chosen(values, scores, indices)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        values, scores, temperature = ctx.saved_tensors
-        operator, k = ctx.operator, ctx.k
-        inputs = [tensor for tensor in (values, scores, temperature) if tensor is not None and tensor.requires_grad]
-        again = torch.is_grad_enabled()
+        k, again = ctx.k, torch.is_grad_enabled()
+        with torch.enable_grad():
+            # views: scores are computed from the values as a rule, and the gradient by these must not run through the scores
+            saved: list[Any] = [None if tensor is None else tensor.view_as(tensor) for tensor in ctx.saved_tensors]
+        values, scores, temperature = saved
+        operator = ctx.operator if temperature is None else ctx.operator.at(temperature)
+        inputs = [tensor for tensor in saved if tensor is not None and tensor.requires_grad]
         n, d = values.shape[-2:]
         number = scores[..., 0].numel()
         chunk = max(1, number if again else min(number, _MOST_NUMBERS // (k * n)))
@@ -257,10 +271,7 @@ class _Select(torch.autograd.Function):
                 found = torch.autograd.grad(soft, inputs, gradient.reshape(-1, k, d)[part], create_graph=again)
             totals = [one if total is None else total + one for total, one in zip(totals, found, strict=True)]
         result = iter(totals)
-        each = [
-            next(result) if tensor is not None and tensor.requires_grad else None for tensor in (values, scores, temperature)
-        ]
-        return *each, None, None
+        return *(next(result) if tensor is not None and tensor.requires_grad else None for tensor in saved), None, None
 
 
 def sample_k_subset(
@@ -303,10 +314,14 @@ def sample_k_subset(
     Reference: Ahmed et al., "SIMPLE: A Gradient Estimator for k-Subset Sampling", ICLR 2023.
     """
     checks.one_of("method", method, get_args(Method))
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator: expected a torch.Generator or None, got {generator!r}")
+    operator = _operator(operator, 1.0)
     rows = _rows(scores, dim, where, True)
     k = checks.count("k", k, 0, rows.shape[-1], "n")
     if method == "gumbel":
-        noise = torch.empty_like(rows, dtype=torch.promote_types(rows.dtype, torch.float32))
+        # not empty_like: what is drawn must not depend on how the scores lie in memory
+        noise = torch.empty(rows.shape, dtype=checks.working_dtype(rows), device=rows.device)
         noise = -noise.exponential_(generator=generator).log()
         learned = _operator("ksubset", temperature).temperature
         perturbed = rows.to(noise.dtype) / learned + noise
@@ -321,7 +336,7 @@ def sample_k_subset(
 
 def _operator(operator: Operator | str, temperature: float | Tensor) -> Operator:
     if isinstance(operator, Operator):
-        if not (isinstance(temperature, (int, float)) and temperature == 1.0):
+        if isinstance(temperature, bool) or not (isinstance(temperature, (int, float)) and temperature == 1.0):
             raise TypeError(
                 "temperature: expected none beside an operator, which has its own, got one: give it to the operator"
             )
@@ -331,24 +346,13 @@ def _operator(operator: Operator | str, temperature: float | Tensor) -> Operator
 
 def _rows(scores: Tensor, dim: int, where: Tensor | None, largest: bool) -> Tensor:
     """The scores with the dimension last, the best first, and -inf for what may not be chosen."""
-    scores = checks.tensor("scores", scores)
-    if not scores.dtype.is_floating_point:
-        raise TypeError(f"scores: expected a floating-point tensor, got dtype {scores.dtype}")
-    if not -scores.ndim <= dim < scores.ndim:
-        raise ValueError(f"dim: expected a dimension of scores of shape {tuple(scores.shape)}, got {dim}")
+    scores = checks.floating("scores", scores)
+    dim = checks.dimension(dim, scores)
     if not largest:
         scores = -scores
     if where is not None:
-        if checks.tensor("where", where).dtype != torch.bool:
-            raise TypeError(f"where: expected a bool tensor, got dtype {where.dtype}")
-        try:
-            where = where.expand(scores.shape)
-        except RuntimeError:
-            raise ValueError(
-                f"where: expected a shape that broadcasts to {tuple(scores.shape)} of scores, got {tuple(where.shape)}"
-            ) from None
-        scores = scores.masked_fill(~where, -torch.inf)
-    return scores.movedim(dim, -1)
+        scores = scores.masked_fill(~checks.where(where, scores), -torch.inf)
+    return checks.scores(scores.movedim(dim, -1))
 
 
 def _order(rows: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -72,6 +72,13 @@ class Operator(nn.Module, ABC):
             self.register_buffer("temperature", value)
         else:
             object.__setattr__(self, "temperature", value)
+
+    def at(self, temperature: float | Tensor) -> Self:
+        """The same operator at another temperature."""
+        other = copy.copy(self)
+        other._parameters, other._buffers = dict(self._parameters), dict(self._buffers)
+        other.temperature = temperature
+        return other
 
     def extra_repr(self) -> str:
         value = self.temperature
@@ -176,17 +183,29 @@ class Operator(nn.Module, ABC):
         """
         self._require("mask")
         scores = checks.scores(scores)
-        k = checks.how_many(k, scores)
+        given, k = k, checks.how_many(k, scores)
         if isinstance(k, Tensor) and not self.real_k:
+            shown = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else given
             raise TypeError(
-                f"k: expected an integer for {type(self).__name__}, which has no mask for a real k or a tensor, got {k!r}"
+                f"k: expected an integer for {type(self).__name__}, which has no mask for a real k or a tensor, got {shown}"
             )
-        if self.mask_code is not None:
-            temperature = checks.temperature(self.temperature)
-            mask = kernels.mask(self.mask_code, scores, k, temperature, lambda: self._plain_mask(scores, k))
+        if self.mask_code is not None and kernels.uses_native(scores):
+            operator, scores = self._apart(scores, k)
+            mask = kernels.mask(self.mask_code, scores, k, operator.temperature, lambda: operator._plain_mask(scores, k))
             if mask is not None:
                 return mask
         return self._plain_mask(scores, k)
+
+    def _apart(self, scores: Tensor, k: int | Tensor = 0) -> tuple[Self, Tensor]:
+        """The operator and the scores for a kernel, whose second derivative is that of the plain code.
+
+        Where k or the temperature are tensors, all are views: if one was computed from another, the gradient by that one must
+        not run through this one as well.
+        """
+        temperature = checks.temperature(self.temperature)
+        if not isinstance(temperature, Tensor):
+            return self, scores.view_as(scores) if isinstance(k, Tensor) else scores
+        return self.at(temperature.view_as(temperature)), scores.view_as(scores)
 
     def _plain_mask(self, scores: Tensor, k: int | Tensor) -> Tensor:
         dtype = scores.dtype
@@ -206,17 +225,22 @@ class Operator(nn.Module, ABC):
         """The rank of each entry, 1 is the largest. See :func:`anyk.soft_rank`. Padding (-inf) comes after all others."""
         self._require("ranks")
         scores = checks.scores(scores)
-        ranks = self._by_kernel("ranks", scores, lambda: self._plain_ranks(scores))
+        ranks = self._by_kernel("ranks", scores)
         return self._plain_ranks(scores) if ranks is None else ranks
 
-    def _by_kernel(self, kind: Literal["ranks", "sort"], scores: Tensor, plain: Callable[[], Tensor]) -> Tensor | None:
+    def _by_kernel(self, kind: Literal["ranks", "sort"], scores: Tensor) -> Tensor | None:
         """Ranks or sort by a kernel, in float32; None: there is none."""
-        if self.mask_code is None or not has(type(self), kind):
+        if self.mask_code is None or not has(type(self), kind) or not kernels.uses_native(scores):
             return None
-        return kernels.ranking(self.mask_code, kind, scores, checks.temperature(self.temperature), plain)
+        operator, scores = self._apart(scores)
+        plain = operator._plain_ranks if kind == "ranks" else operator._plain_sort
+        return kernels.ranking(self.mask_code, kind, scores, operator.temperature, lambda: plain(scores))
 
     def _plain_ranks(self, scores: Tensor) -> Tensor:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = scores.clamp(
+            max=torch.finfo(scores.dtype).max ** 0.9
+        )  # +inf is a score, too; over a small temperature as well
         real = real_mask(scores)
         ranks = self._ranks(scores, real).to(scores.dtype)
         if real is None:
@@ -229,7 +253,7 @@ class Operator(nn.Module, ABC):
         """The scores in descending order. See :func:`anyk.soft_sort`. Padding (-inf) comes last, as it is."""
         self._require("sort")
         scores = checks.scores(scores)
-        ordered = self._by_kernel("sort", scores, lambda: self._plain_sort(scores))
+        ordered = self._by_kernel("sort", scores)
         return self._plain_sort(scores) if ordered is None else ordered
 
     def _plain_sort(self, scores: Tensor) -> Tensor:
@@ -270,12 +294,21 @@ class Operator(nn.Module, ABC):
         raise NotImplementedError
 
     def _relative(self, scores: Tensor, reference: Tensor) -> Tensor:
-        """Scores less a reference of each row, which has no gradient, over the temperature."""
+        """Scores less a reference, over the temperature."""
         temperature = self.temperature
         if isinstance(temperature, Tensor):
             checks.temperature(temperature)
             temperature = temperature.to(scores.dtype).reshape(())
         return (scores - reference) / temperature
+
+    def _close(self, ordered: Tensor, most: float) -> Tensor:
+        """Scores in descending order, over the temperature, from 0 downwards, with no two neighbours more than ``most`` apart.
+
+        In float64, so that each group of scores has its digits, however far apart the groups are.
+        """
+        ordered = ordered.double()
+        steps = self._relative(ordered[..., :-1], ordered[..., 1:]).clamp(max=most)
+        return -torch.nn.functional.pad(steps.cumsum(-1), (1, 0))
 
     def _scaled(self, scores: Tensor, position: Tensor | None, real: Tensor | None) -> Tensor:
         """Scores over temperature, shifted so that what matters is near zero, where floats are dense."""

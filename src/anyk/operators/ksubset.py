@@ -53,6 +53,8 @@ class KSubset(Operator, name="ksubset"):
 
     def draw(self, scores: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
         """A subset of size k of each row, as a mask of zeros and ones; see :func:`anyk.sample_k_subset`."""
+        scores = checks.scores(scores)
+        k = checks.count("k", k, 0, scores.shape[-1], "n")
         if not scores.numel():
             return torch.zeros_like(scores)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -180,7 +182,8 @@ def _mask_by_frequencies(scores: Tensor, k: Tensor, frequencies: Tensor) -> Tens
     to k: then a few standard deviations of the size are enough for N, and no term is large.
     """
     p = torch.sigmoid(scores.double())
-    return _mean_share(p, _inverse(p, frequencies), _weights(p, k, frequencies), frequencies).to(scores.dtype)
+    mask = _mean_share(p, _inverse(p, frequencies), _weights(p, k, frequencies), frequencies)
+    return mask.clamp(0, 1).to(scores.dtype)
 
 
 def _inverse(p: Tensor, frequencies: Tensor) -> Tensor:
@@ -223,7 +226,7 @@ class _Mask(torch.autograd.Function):
         weights = _weights(p, k, frequencies)
         mask = _mean_share(p, _inverse(p, frequencies), weights, frequencies)
         ctx.save_for_backward(scores, k, frequencies, weights, mask)
-        return mask.to(scores.dtype)
+        return mask.clamp(0, 1).to(scores.dtype)  # by rounding it may be a little outside
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:

@@ -47,23 +47,21 @@ class LapSum(Operator, name="lapsum"):
     def _threshold(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
         relative, k, solved, reference = laplace_threshold(self, scores, real, k)
         inside = solved.isfinite()
-        attached = _attached_threshold(relative, k, torch.where(inside, solved, 0))
+        # in double precision: with scores far from the threshold the slopes are next to nothing, and their square is divided by
+        start = torch.where(inside, solved, 0).double()
+        attached = _attached_threshold(relative.double(), k.double(), start).to(relative.dtype)
         first = scores.amax(-1, keepdim=True)
         last = (scores if real is None else scores.masked_fill(~real, torch.inf)).amin(-1, keepdim=True)
         unit = self._relative(torch.ones_like(first), torch.zeros_like(first))
         return torch.where(inside, attached / unit + reference, torch.where(solved > 0, first, last)).squeeze(-1)
 
     def _ranks(self, scores: Tensor, real: Tensor | None) -> Tensor:
-        keys = scores.detach() if real is None else scores.detach().masked_fill(~real, -torch.inf)
-        order = keys.sort(dim=-1, descending=True, stable=True).indices
-        reference = keys.gather(-1, order[..., :1]).nan_to_num(neginf=0.0)
-        relative = self._relative(scores if real is None else scores.masked_fill(~real, 0), reference)
-        ordered = relative.gather(-1, order)
-        ones = torch.ones_like(ordered)
-        if real is not None:  # padding stands with the last of the others, and weighs nothing
-            present = real.gather(-1, order)
+        ordered, present, order = in_order(scores if real is None else scores.masked_fill(~real, 0), real)
+        ones = torch.ones_like(ordered, dtype=torch.float64)
+        if present is not None:  # padding stands with the last of the others, and weighs nothing
             last = ordered.detach().masked_fill(~present, torch.inf).amin(-1, keepdim=True)
-            ordered, ones = torch.where(present, ordered, last), present.to(ordered.dtype)
+            ordered, ones = torch.where(present, ordered, last), present.double()
+        ordered = self._close(ordered, 800)  # further apart, e to the minus that is nothing
         ahead = torch.arange(ordered.shape[-1], device=scores.device)
         ranks = 1 + ahead + (decayed_sum(ordered, ones, False) - decayed_sum(ordered, ones, True)) / 2
         ranks = ranks + 0 * ordered.sum(-1, keepdim=True)  # NaN in a row is NaN everywhere in it
@@ -256,7 +254,8 @@ def _attached_threshold(scores: Tensor, k: Tensor, solved: Tensor) -> Tensor:
         slopes = torch.exp(-margin.abs()) / 2
         total = slopes.sum(-1, keepdim=True)
         passed = torch.where(margin < 0, slopes, 1 - slopes).sum(-1, keepdim=True)
-        found = found + torch.where(total > 0, (passed - k) / torch.where(total > 0, total, 1), 0)
+        some = total > torch.finfo(total.dtype).tiny ** 0.5  # whose square is a number
+        found = found + torch.where(some, (passed - k) / torch.where(some, total, 1), 0)
     return solved + (found - found.detach())
 
 

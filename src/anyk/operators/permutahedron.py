@@ -79,13 +79,16 @@ class Permutahedron(Operator, name="permutahedron"):
     def _ranks(self, scores: Tensor, real: Tensor | None) -> Tensor:
         ordered, present, order = in_order(scores, real)
         padding = None if present is None else ~present
-        ordered = self._relative(ordered, ordered.detach()[..., :1].nan_to_num(neginf=0.0))
         if padding is not None:
             ordered = ordered.masked_fill(padding, 0)
         ahead = torch.arange(1, scores.shape[-1] + 1, dtype=scores.dtype, device=scores.device).expand_as(ordered)
         # the projection of z = -s / t onto the permutations of (1, …, n) is z - isotonic(z - (1, …, n))
-        block, counts = _blocks(-ordered.detach().double() - ahead, padding)
-        ranks = _mean(ahead, block, counts) + _mean(ordered, block, counts) - ordered
+        with torch.no_grad():
+            block, counts = _blocks(-self._close(ordered, ordered.shape[-1]) - ahead, padding)  # what is n apart is not pooled
+            starts = (counts.cumsum(-1) - counts).long().clamp(max=scores.shape[-1] - 1)
+            own = ordered.gather(-1, starts.gather(-1, block))
+        within = self._relative(ordered, own)  # from the first of its block: blocks may be far apart
+        ranks = _mean(ahead, block, counts) + _mean(within, block, counts) - within + 0 * ordered.detach()[..., :1]
         return torch.zeros_like(ranks).scatter(-1, order, ranks)
 
     def _sort(self, scores: Tensor, real: Tensor | None) -> Tensor:
