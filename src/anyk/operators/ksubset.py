@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from anyk import autograd, candidates, checks
+from anyk import autograd, candidates, checks, kernels
 from anyk.candidates import real_mask
 from anyk.docstrings import documented
 from anyk.kernels.loss_description import KSUBSET, OperatorDescription
@@ -36,6 +36,7 @@ class KSubset(Operator, name="ksubset"):
     """
 
     kernel_code = KSUBSET
+    mask_code = KSUBSET
 
     def kernel_description(self, m: int, k: int) -> OperatorDescription | str:
         if log_subsets(m, k) > 600:  # its sums grow to the number of subsets, which float64 must hold
@@ -55,6 +56,11 @@ class KSubset(Operator, name="ksubset"):
         """A subset of size k of each row, as a mask of zeros and ones; see :func:`anyk.sample_k_subset`."""
         if not scores.numel():
             return torch.zeros_like(scores)
+        size = 1 << (scores.shape[-1] - 1).bit_length()
+        uniform = torch.rand((*scores.shape[:-1], size - 1), generator=generator, dtype=torch.float64, device=scores.device)
+        drawn = kernels.draw(scores, k, checks.temperature(self.temperature), uniform)
+        if drawn is not None:
+            return drawn
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         real = real_mask(scores)
         relative, number, tilt = logistic_threshold(self, scores, real, k)
@@ -62,7 +68,7 @@ class KSubset(Operator, name="ksubset"):
         p = torch.where(tilt == -torch.inf, 1.0, torch.where(tilt == torch.inf, 0.0, p))
         if real is not None:
             p = p.masked_fill(~real, 0)
-        drawn = _draw(p, number.expand(*p.shape[:-1], 1).round().long(), k, generator).to(scores.dtype)
+        drawn = _draw(p, number.expand(*p.shape[:-1], 1).round().long(), k, uniform).to(scores.dtype)
         return torch.where(p.isnan().any(-1, keepdim=True), torch.nan, drawn)
 
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
@@ -246,7 +252,7 @@ class _Mask(torch.autograd.Function):
         return (of_others + (mask - of_squares) * incoming).to(scores.dtype), None, None
 
 
-def _draw(p: Tensor, k: Tensor, most: int, generator: torch.Generator | None) -> Tensor:
+def _draw(p: Tensor, k: Tensor, most: int, uniform: Tensor) -> Tensor:
     """Independent draws with probabilities p, given that there are k in all: (..., n) of zeros and ones.
 
     From the probabilities that 0, 1, … are drawn among 1, 2, 4, … neighbours, the number in all is divided again and again
@@ -256,10 +262,9 @@ def _draw(p: Tensor, k: Tensor, most: int, generator: torch.Generator | None) ->
         p: probabilities that sum to k, float64.
         k: (..., 1), at most ``most``.
         most: how far the numbers need to be counted.
-        generator: where the random numbers come from.
+        uniform: (..., size - 1) random numbers between 0 and 1, one for each division; size is n, or the next power of 2.
     """
-    n = p.shape[-1]
-    size = 1 << max(n - 1, 0).bit_length()
+    n, size = p.shape[-1], uniform.shape[-1] + 1
     p = torch.nn.functional.pad(p.nan_to_num(nan=0.5), (0, size - n))
     counts = torch.stack([1 - p, p], -1)  # (..., blocks, how many)
     least, upmost = (p >= 1).long(), (p > 0).long()
@@ -279,7 +284,8 @@ def _draw(p: Tensor, k: Tensor, most: int, generator: torch.Generator | None) ->
         in_right = number[..., None] - in_left
         fits = (in_right >= 0) & (in_right < width)
         weights = torch.where(fits, left * right.gather(-1, in_right.clamp(0, width - 1)), 0).cumsum(-1)
-        level = torch.rand(weights.shape[:-1], generator=generator, dtype=p.dtype, device=p.device) * weights[..., -1]
+        blocks = weights.shape[-2]
+        level = uniform[..., blocks - 1 : 2 * blocks - 1] * weights[..., -1]
         found = (weights <= level[..., None]).sum(-1)
         # Never what is excluded, and always k in all, whatever rounding says.
         low = torch.maximum(least[..., 0::2], number - upmost[..., 1::2])
