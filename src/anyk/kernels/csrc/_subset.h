@@ -369,49 +369,57 @@ static DrawWork lay_out_draw(int64_t n, int64_t k, Arena *arena) {
     DrawWork work = {.subset = lay_out_subset(n, k > 0 ? k : 1, 0, arena), .size = 2};
     while (work.size < n) work.size *= 2;
     int64_t room = 2 * k + 8;
-    for (int64_t length = 2; length <= work.size; length *= 2) room += work.size / length * ((length < k ? length : k) + 1);
+    for (int64_t length = 2; length <= work.size; length *= 2)
+        room += work.size / length * ((length < 16 || length < k ? length : k) + 1);
     work.blocks = take(arena, work.size * (int64_t)sizeof(Numbers));
     work.probabilities = take(arena, room * 8);
     return work;
 }
 
-/* A block, or a single entry with probabilities in `own`. */
-static const double *numbers_of(const DrawWork *work, int64_t n, int64_t b, Numbers *block, double own[2]) {
-    if (b < work->size) {
-        *block = work->blocks[b];
-        return work->probabilities + block->start;
-    }
-    int64_t c = b - work->size;
-    int is_real = c < n && work->subset.s[c] > -INFINITY;
-    own[1] = is_real ? work->subset.odds[c] : 0;
-    own[0] = 1 - own[1];
-    *block = (Numbers){.count = is_real ? 2 : 1, .real = is_real};
-    return own;
+/* The probability of an entry to be drawn. */
+INLINE double single(const DrawWork *work, int64_t n, int64_t c, int32_t *real) {
+    *real = c < n && work->subset.s[c] > -INFINITY;
+    return *real ? work->subset.odds[c] : 0;
 }
 
-/* The probabilities of the numbers in two blocks together; returns how many there are. */
-static int32_t convolved(const double *restrict a, int64_t a_count, const double *restrict b, int64_t b_count,
-                         double *restrict out) {
-    if (b_count < a_count) return convolved(b, b_count, a, a_count, out);
+INLINE void pass_convolved(const double *restrict a, const int64_t a_count, const double *restrict b, const int64_t b_count,
+                           double *restrict out) {
     for (int64_t i = 0; i < a_count + b_count - 1; i++) out[i] = 0;
     for (int64_t i = 0; i < a_count; i++)
         for (int64_t j = 0; j < b_count; j++) out[i + j] += a[i] * b[j];
-    return (int32_t)(a_count + b_count - 1);
+}
+
+/* The probabilities of the numbers in two blocks together. */
+static void convolve(const double *a, int64_t a_count, const double *b, int64_t b_count, double *out) {
+    switch (a_count == b_count ? a_count : 0) { /* of 4, 8 and 16 entries */
+    case 3: pass_convolved(a, 3, b, 3, out); break;
+    case 5: pass_convolved(a, 5, b, 5, out); break;
+    case 9: pass_convolved(a, 9, b, 9, out); break;
+    default: a_count < b_count ? pass_convolved(a, a_count, b, b_count, out) : pass_convolved(b, b_count, a, a_count, out);
+    }
 }
 
 static void count_blocks(DrawWork *work, int64_t n, int32_t most) {
-    int64_t used = 0;
-    for (int64_t b = work->size - 1; b > 0; b--) {
-        Numbers left, right, block = {0};
-        double of_left[2], of_right[2], *made = work->probabilities + used;
-        const double *in_left = numbers_of(work, n, 2 * b, &left, of_left);
-        const double *in_right = numbers_of(work, n, 2 * b + 1, &right, of_right);
-        block.low = left.low + right.low, block.real = left.real + right.real;
-        block.count = convolved(in_left, left.count, in_right, right.count, made);
-        if (block.low + block.count > most + 1) block.count = block.low > most ? 1 : most + 1 - block.low;
-        while (block.count > 1 && made[block.count - 1] < 1e-20) block.count--;
+    int64_t used = 0, b = work->size - 1;
+    for (; b >= work->size / 2; b--) {
+        int32_t left, right;
+        double *made = work->probabilities + used, p = single(work, n, 2 * b - work->size, &left);
+        double other = single(work, n, 2 * b + 1 - work->size, &right);
+        made[0] = (1 - p) * (1 - other), made[1] = p * (1 - other) + (1 - p) * other, made[2] = p * other;
+        work->blocks[b] = (Numbers){.start = used, .count = 3, .real = left + right};
+        used += 3;
+    }
+    for (; b > 0; b--) {
+        const Numbers *left = work->blocks + 2 * b, *right = left + 1;
+        double *made = work->probabilities + used;
+        convolve(work->probabilities + left->start, left->count, work->probabilities + right->start, right->count, made);
+        Numbers block = {.low = left->low + right->low, .count = left->count + right->count - 1, .real = left->real + right->real};
         int32_t skipped = 0;
-        while (skipped < block.count - 1 && made[skipped] < 1e-20) skipped++;
+        if (b < work->size / 8) { /* 16 entries and more */
+            if (block.low + block.count > most + 1) block.count = block.low > most ? 1 : most + 1 - block.low;
+            while (block.count > 1 && made[block.count - 1] < 1e-20) block.count--;
+            while (skipped < block.count - 1 && made[skipped] < 1e-20) skipped++;
+        }
         block.start = used + skipped, block.low += skipped;
         used += block.count, block.count -= skipped;
         work->blocks[b] = block;
@@ -420,13 +428,12 @@ static void count_blocks(DrawWork *work, int64_t n, int32_t most) {
 
 /* How many of a block's number are in its left half: the first number with which the running sum of the probabilities passes a
    random share of their sum. */
-static int32_t number_in_left(int32_t number, double uniform, const Numbers *left, const double *in_left, const Numbers *right,
-                              const double *in_right) {
+static int32_t number_in_left(int32_t number, double uniform, const Numbers *left, const Numbers *right,
+                              const double *probabilities) {
     int32_t first = number - right->low - right->count + 1, last = number - right->low;
     if (first < left->low) first = left->low;
     if (last > left->low + left->count - 1) last = left->low + left->count - 1;
-    in_left -= left->low;
-    in_right += number - right->low;
+    const double *in_left = probabilities + left->start - left->low, *in_right = probabilities + right->start + number - right->low;
     double sum = 0, passed = 0;
     for (int32_t j = first; j <= last; j++) sum += in_left[j] * in_right[-j];
     int32_t found = first;
@@ -440,24 +447,22 @@ static int32_t number_in_left(int32_t number, double uniform, const Numbers *lef
 }
 
 static void divide_blocks(DrawWork *work, int64_t n, int32_t k, const double *uniform, void *out, int dtype) {
+    int64_t b = 1;
     work->blocks[1].number = k;
-    for (int64_t b = 1; b < work->size; b++) {
-        Numbers left, right;
-        double of_left[2], of_right[2];
-        int32_t number = work->blocks[b].number, found = 0;
-        if (number > 0) {
-            const double *in_left = numbers_of(work, n, 2 * b, &left, of_left);
-            const double *in_right = numbers_of(work, n, 2 * b + 1, &right, of_right);
-            found = number_in_left(number, uniform[b - 1], &left, in_left, &right, in_right);
-        }
-        for (int side = 0; side < 2; side++) {
-            int64_t part = 2 * b + side, c = part - work->size;
-            int32_t its = side ? number - found : found;
-            if (part < work->size)
-                work->blocks[part].number = its;
-            else if (its > 0)
-                store_some(out, dtype, c, c + 1, splatf(1));
-        }
+    for (; b < work->size / 2; b++) {
+        Numbers *left = work->blocks + 2 * b, *right = left + 1;
+        int32_t number = work->blocks[b].number;
+        left->number = number ? number_in_left(number, uniform[b - 1], left, right, work->probabilities) : 0;
+        right->number = number - left->number;
+    }
+    for (; b < work->size; b++) { /* two entries */
+        int64_t c = 2 * b - work->size;
+        int32_t number = work->blocks[b].number, left, right;
+        if (!number) continue;
+        double p = single(work, n, c, &left), other = single(work, n, c + 1, &right), first = p * (1 - other);
+        if (number == 1) left = !right || (left && uniform[b - 1] * (first + (1 - p) * other) >= (1 - p) * other);
+        if (left) store_some(out, dtype, c, c + 1, splatf(1));
+        if (number - left) store_some(out, dtype, c + 1, c + 2, splatf(1));
     }
 }
 
