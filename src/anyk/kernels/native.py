@@ -29,9 +29,10 @@ _P_K_OF = {"all": int(abi.PKOf.OF_ALL), "class": int(abi.PKOf.OF_CLASS), "row": 
 _REDUCTIONS = {"mean": int(abi.Reduction.MEAN), "sum": int(abi.Reduction.SUM), "none": int(abi.Reduction.NONE)}
 _MOST_MEMORY = 1 << 26
 """of a block of rows, in bytes"""
-_pack_spec, _pack_smooth, _pack_batch, _pack_backward, _pack_selection, _pack_mask, _pack_mask_backward, _pack_ranking, _pack_draw = (
+_pack_spec, _pack_smooth, _pack_batch, _pack_backward, _pack_selection, _pack_mask, _pack_mask_backward, *_packs = (
     abi.packer(each).pack for each in abi.STRUCTURES
 )
+_pack_ranking, _pack_draw = _packs
 
 
 class _Library(NamedTuple):

@@ -24,7 +24,8 @@ class KSubset(Operator, name="ksubset"):
     ``T_j(c) = e^(s_c/t) E_(j-1)(others) / E_j(all)`` with E the elementary symmetric polynomials of e^(s/t). T_1 is the
     softmax. ``P[r] = T_r - T_(r-1)``; rows sum to 1, and columns too at k = n.
 
-    Cost: O(n log n + k n) for T, O(n log n + k^2 n) for P, O(n sqrt(k)) for the mask.
+    Cost: O(n log n + k n) for T, O(n log n + k^2 n) for P, O(n sqrt(k)) for the mask. In C the mask takes ten to twenty passes
+    over the row, whatever k is, and keeps 3 numbers of a row for the backward pass.
 
     Args:
         {temperature}
@@ -61,14 +62,15 @@ class KSubset(Operator, name="ksubset"):
         drawn = kernels.draw(scores, k, checks.temperature(self.temperature), uniform)
         if drawn is not None:
             return drawn
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        dtype = scores.dtype
+        scores = scores.clamp(max=torch.finfo(dtype).max).double()  # +inf is a score, too; the difference of two is not
         real = real_mask(scores)
         relative, number, tilt = logistic_threshold(self, scores, real, k)
-        p = torch.sigmoid((relative - torch.where(tilt.isfinite(), tilt, 0)).double())
+        p = torch.sigmoid(relative - torch.where(tilt.isfinite(), tilt, 0))
         p = torch.where(tilt == -torch.inf, 1.0, torch.where(tilt == torch.inf, 0.0, p))
         if real is not None:
             p = p.masked_fill(~real, 0)
-        drawn = _draw(p, number.expand(*p.shape[:-1], 1).round().long(), k, uniform).to(scores.dtype)
+        drawn = _draw(p, number.expand(*p.shape[:-1], 1).round().long(), k, uniform).to(dtype)
         return torch.where(p.isnan().any(-1, keepdim=True), torch.nan, drawn)
 
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
@@ -161,9 +163,8 @@ def _frequencies(k: int, scores: Tensor) -> Tensor:
     """The frequencies 2 pi l / N, l = 0 … (N - 1) / 2, that tell the probability of k apart from those of k + N, k - N, …
 
     A sum S of independent Bernoulli variables with mean k has a variance of at most k (1 - k / n), and by Bernstein's
-    inequality
-    P(|S - k| >= x) <= 2 exp(-x^2 / (2 (variance + x / 3))): N is the x for which that is as good as nothing. It is odd, so that
-    no frequency is pi, where 1 - p + p e^(i pi) can be 0.
+    inequality P(|S - k| >= x) <= 2 exp(-x^2 / (2 (variance + x / 3))): N is the x for which that is as good as nothing. It is
+    odd, so that no frequency is pi, where 1 - p + p e^(i pi) can be 0.
     """
     n = scores.shape[-1]
     nothing = 44.0 if scores.dtype == torch.float64 else 24.0  # -log of the probability

@@ -433,13 +433,14 @@ static int32_t number_in_left(int32_t number, double uniform, const Numbers *lef
     int32_t first = number - right->low - right->count + 1, last = number - right->low;
     if (first < left->low) first = left->low;
     if (last > left->low + left->count - 1) last = left->low + left->count - 1;
-    const double *in_left = probabilities + left->start - left->low, *in_right = probabilities + right->start + number - right->low;
     double sum = 0, passed = 0;
-    for (int32_t j = first; j <= last; j++) sum += in_left[j] * in_right[-j];
     int32_t found = first;
-    for (; found <= last; found++) {
-        passed += in_left[found] * in_right[-found];
-        if (passed > uniform * sum) break;
+    if (first <= last) {
+        const double *in_left = probabilities + left->start + (first - left->low);
+        const double *in_right = probabilities + right->start + (number - first - right->low);
+        for (int32_t j = 0; j <= last - first; j++) sum += in_left[j] * in_right[-j];
+        for (; found <= last && passed <= uniform * sum; found++) passed += in_left[found - first] * in_right[first - found];
+        found -= passed > uniform * sum;
     }
     /* Never what is excluded, and always the number in all, whatever rounding says. */
     int32_t least = number > right->real ? number - right->real : 0, most = number < left->real ? number : left->real;
