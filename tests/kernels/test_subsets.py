@@ -92,13 +92,15 @@ def test_hard_rows(kind, temperature, variant):
     for k in sorted({0, 1, 2, 3, n // 2, n - 2, n - 1, n}):
         actual, expected = both(scores, k, temperature, weight)
         mask = actual[0]
-        assert bool(((mask >= 0) & (mask <= 1)).all()) and bool((mask[scores == -inf] == 0).all())
+        assert bool(((mask >= 0) & (mask <= 1)).all())
+        assert bool((mask[scores == -inf] == 0).all())
         torch.testing.assert_close(mask.sum(-1), number.clamp(max=k).float(), rtol=1e-6, atol=1e-6)
         for found, right in zip(actual[:2], expected[:2], strict=True):
             scale = max(1.0, right.abs().max().item())
             torch.testing.assert_close(found.double(), right, rtol=0, atol=1e-6 * scale)
         drawn = anyk.sample_k_subset(scores, k, temperature=temperature)
-        assert drawn.sum(-1).tolist() == number.clamp(max=k).tolist() and bool((drawn[scores == -inf] == 0).all())
+        assert drawn.sum(-1).tolist() == number.clamp(max=k).tolist()
+        assert bool((drawn[scores == -inf] == 0).all())
 
 
 def test_nan_and_infinity():
@@ -124,7 +126,8 @@ def test_half_precision_is_read_and_written_as_it_is(dtype, variant):
         assert found.dtype == dtype
         torch.testing.assert_close(found, right.to(dtype), rtol=1e-2, atol=1e-6)
     drawn = anyk.sample_k_subset(scores, 20)
-    assert drawn.dtype == dtype and drawn.float().sum(-1).tolist() == [20] * 7
+    assert drawn.dtype == dtype
+    assert drawn.float().sum(-1).tolist() == [20] * 7
 
 
 def test_rows_anywhere_and_any_number_of_threads():

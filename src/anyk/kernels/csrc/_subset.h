@@ -368,7 +368,7 @@ typedef struct {
 static DrawWork lay_out_draw(int64_t n, int64_t k, Arena *arena) {
     DrawWork work = {.subset = lay_out_subset(n, k > 0 ? k : 1, 0, arena), .size = 2};
     while (work.size < n) work.size *= 2;
-    int64_t room = 2 * k + 8;
+    int64_t room = 2 * k + 32; /* behind the last: what is made of two blocks before it is cut to k + 1 */
     for (int64_t length = 2; length <= work.size; length *= 2)
         room += work.size / length * ((length < 16 || length < k ? length : k) + 1);
     work.blocks = take(arena, work.size * (int64_t)sizeof(Numbers));
