@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 ABI = runpy.run_path(str(Path(__file__).parent.parent / "src" / "anyk" / "kernels" / "abi.py"))
-SPEC, SMOOTH, BATCH, BACKWARD, SELECTION, MASK, MASK_BACKWARD, RANKING = map(ABI["packer"], ABI["STRUCTURES"])
+SPEC, SMOOTH, BATCH, BACKWARD, SELECTION, MASK, MASK_BACKWARD, RANKING, DRAW = map(ABI["packer"], ABI["STRUCTURES"])
 FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW, _, STRANGE = ABI["Status"]
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -190,17 +190,18 @@ def one_selection(library: ctypes.CDLL, draw: random.Random, digest: object) -> 
 
 
 def one_mask(library: ctypes.CDLL, draw: random.Random) -> None:
-    """A mask and its gradient, of both operators, with one k for all rows or one for each."""
+    """A mask and its gradient, of each operator, with one k for all rows or one for each."""
     buffers = Buffers()
     n = draw.choice([draw.randint(1, 70), draw.choice([127, 128, 129, 255, 257, 1000, 3000])])
     rows, dtype, threads = draw.choice([0, 1, 3, 17]), draw.randrange(3), draw.choice([1, 4])
-    kind = int(draw.choice([ABI["Operator"].LAPSUM, ABI["Operator"].PERMUTAHEDRON]))
+    kind = int(draw.choice([ABI["Operator"].LAPSUM, ABI["Operator"].PERMUTAHEDRON, ABI["Operator"].KSUBSET]))
+    subset = kind == ABI["Operator"].KSUBSET
     scores = drawn_rows(draw, rows, n, 1, [0] * rows)
     start, stride = laid_out(draw, scores, n, dtype, buffers)
     ks = [draw.choice([0, 1, n / 2, n - 1, n, draw.uniform(0, n)]) for _ in range(rows)]
     rate, size = draw.choice([0.01, 1.0, 1000.0]), 4 if dtype == 0 else 2
-    threshold, out = buffers.room(8 * rows), buffers.room(size * rows * n)
-    each = buffers.of(struct.pack(f"{rows}d", *ks)) if draw.random() < 0.5 else 0
+    threshold, out = buffers.room(8 * rows * (3 if subset else 1)), buffers.room(size * rows * n)
+    each = buffers.of(struct.pack(f"{rows}d", *ks)) if draw.random() < 0.5 and not subset else 0
     given = (rows, n, stride, dtype, threads, kind, 0, draw.randint(0, n), rate, start, each, threshold, out)
     status = library.anyk_mask(buffers_bytes(buffers, MASK.pack(*given)))
     assert status in (FINE, STRANGE)
@@ -209,6 +210,29 @@ def one_mask(library: ctypes.CDLL, draw: random.Random) -> None:
         results = buffers.room(size * rows * n), *(draw.choice([0, buffers.room(8 * rows)]) for _ in range(2))
         given = (rows, n, stride, n, dtype, threads, kind, 0, rate, start, threshold, incoming, *results)
         assert library.anyk_mask_backward(buffers_bytes(buffers, MASK_BACKWARD.pack(*given))) == FINE
+    buffers.free()
+
+
+def one_draw(library: ctypes.CDLL, draw: random.Random, digest: object) -> None:
+    """Random subsets: always of size k, of what is not padding."""
+    buffers = Buffers()
+    n = draw.choice([draw.randint(1, 70), draw.choice([127, 128, 129, 255, 257, 1000, 3000])])
+    rows, dtype, k = draw.choice([0, 1, 3, 17]), draw.randrange(3), draw.choice([0, 1, n // 2, n - 1, n, draw.randint(0, n)])
+    scores = drawn_rows(draw, rows, n, 1, [0] * rows)
+    start, stride = laid_out(draw, scores, n, dtype, buffers)
+    divisions = (1 << (n - 1).bit_length()) - 1
+    uniform = buffers.of(struct.pack(f"{rows * divisions}d", *(draw.random() for _ in range(rows * divisions))))
+    out, size = buffers.room((4 if dtype == 0 else 2) * rows * n), 4 if dtype == 0 else 2
+    given = (rows, n, k, stride, dtype, draw.choice([1, 4]), draw.choice([0.01, 1.0, 1000.0]), start, uniform, out)
+    status = library.anyk_draw(buffers_bytes(buffers, DRAW.pack(*given)))
+    assert status in (FINE, STRANGE)
+    if status == FINE:
+        digest.update(ctypes.string_at(out, size * rows * n))
+    for row in range(rows if status == FINE and dtype == 0 else 0):
+        drawn, real = struct.unpack(f"{n}f", ctypes.string_at(out + 4 * row * n, 4 * n)), [s > -math.inf for s in scores[row]]
+        if not any(map(math.isnan, scores[row])):
+            assert sum(drawn) == min(k, sum(real))
+            assert all(value in (0, 1) and (exists or not value) for value, exists in zip(drawn, real, strict=True))
     buffers.free()
 
 
@@ -243,6 +267,7 @@ def main(path: str, losses_path: str, variant: int, seed: int) -> None:
     for _ in range(300):
         one_mask(library, draw)
         one_ranking(library, draw)
+        one_draw(library, draw, digest)
     assert all(statuses[:4]), statuses
     print(digest.hexdigest())  # noqa: T201
 

@@ -253,12 +253,21 @@ def row_losses(
 
 
 def mask(kind: int, scores: Tensor, k: int | Tensor, temperature: float | Tensor, plain: Callable[[], Tensor]) -> Tensor | None:
-    """The mask of an operator with a threshold (``native.mask``); None: the plain code is to compute it."""
+    """The mask of an operator (``native.mask``); None: the plain code is to compute it."""
     if not uses_native(scores) or not scores.numel() or scores.shape[-1] >= 2**31:
         return None
     if not all(checks.eager(tensor) for tensor in (k, temperature) if isinstance(tensor, Tensor)):
         return None
     return native.mask(kind, scores, k, temperature, plain)
+
+
+def draw(scores: Tensor, k: int, temperature: float | Tensor, uniform: Tensor) -> Tensor | None:
+    """Random subsets of size k (``native.draw``); None: the plain code is to draw them."""
+    if not uses_native(scores) or not scores.numel() or scores.shape[-1] >= 2**30 or not checks.eager(uniform):
+        return None
+    if isinstance(temperature, Tensor) and not checks.eager(temperature):
+        return None
+    return native.draw(scores, k, float(temperature), uniform)
 
 
 def ranking(

@@ -115,7 +115,16 @@ class Ranking(ctypes.Structure):
     )
 
 
-STRUCTURES = (Spec, SmoothSpec, Batch, Backward, Selection, Mask, MaskBackward, Ranking)
+class Draw(ctypes.Structure):
+    _fields_ = (
+        *_fields(ctypes.c_int64, "rows n k stride"),
+        *_fields(ctypes.c_int32, "dtype threads"),
+        *_fields(ctypes.c_double, "rate"),
+        *_fields(ctypes.c_void_p, "scores uniform out"),
+    )
+
+
+STRUCTURES = (Spec, SmoothSpec, Batch, Backward, Selection, Mask, MaskBackward, Ranking, Draw)
 
 
 def packer(structure: type[ctypes.Structure]) -> struct.Struct:

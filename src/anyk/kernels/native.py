@@ -29,9 +29,10 @@ _P_K_OF = {"all": int(abi.PKOf.OF_ALL), "class": int(abi.PKOf.OF_CLASS), "row": 
 _REDUCTIONS = {"mean": int(abi.Reduction.MEAN), "sum": int(abi.Reduction.SUM), "none": int(abi.Reduction.NONE)}
 _MOST_MEMORY = 1 << 26
 """of a block of rows, in bytes"""
-_pack_spec, _pack_smooth, _pack_batch, _pack_backward, _pack_selection, _pack_mask, _pack_mask_backward, _pack_ranking = (
+_pack_spec, _pack_smooth, _pack_batch, _pack_backward, _pack_selection, _pack_mask, _pack_mask_backward, *_packs = (
     abi.packer(each).pack for each in abi.STRUCTURES
 )
+_pack_ranking, _pack_draw = _packs
 
 
 class _Library(NamedTuple):
@@ -44,6 +45,7 @@ class _Library(NamedTuple):
     mask: Callable[[bytes], int]
     mask_backward: Callable[[bytes], int]
     ranking: Callable[[bytes], int]
+    draw: Callable[[bytes], int]
     variant: str
     use: Callable[[int], int]
 
@@ -65,6 +67,7 @@ def _load() -> tuple[_Library | None, str]:
     library.anyk_forward.argtypes = library.anyk_smooth.argtypes = [structure, structure]
     library.anyk_backward.argtypes = library.anyk_best.argtypes = [structure]
     library.anyk_mask.argtypes = library.anyk_mask_backward.argtypes = library.anyk_ranking.argtypes = [structure]
+    library.anyk_draw.argtypes = [structure]
     library.anyk_variant.restype = ctypes.c_char_p
     return _Library(
         library.anyk_forward,
@@ -74,6 +77,7 @@ def _load() -> tuple[_Library | None, str]:
         library.anyk_mask,
         library.anyk_mask_backward,
         library.anyk_ranking,
+        library.anyk_draw,
         library.anyk_variant().decode(),
         library.anyk_use,
     ), ""
@@ -294,7 +298,7 @@ def best(scores: Tensor, m: int) -> Tensor | None:
 
 
 def mask(kind: int, scores: Tensor, k: int | Tensor, temperature: float | Tensor, plain: Callable[[], Tensor]) -> Tensor | None:
-    """The mask of an operator with a threshold, of the shape and dtype of the scores; None: the plain code is to compute it.
+    """The mask of an operator, of the shape and dtype of the scores; None: the plain code is to compute it.
 
     Args:
         kind: which operator.
@@ -319,7 +323,7 @@ class _Mask(torch.autograd.Function):
         rows = _readable(scores.reshape(-1, n))
         rate = 1 / (temperature if own_temperature is None else float(own_temperature))
         ks = None if own_k is None else own_k.to(torch.float64).expand(*scores.shape[:-1], 1).reshape(-1).contiguous()
-        threshold = torch.empty(len(rows), dtype=torch.float64)
+        threshold = torch.empty(len(rows), 3 if kind == abi.Operator.KSUBSET else 1, dtype=torch.float64)
         out = rows.new_empty(len(rows), n)
         packed = _pack_mask(
             len(rows), n, rows.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0,
@@ -419,3 +423,23 @@ def _run_ranking(
     assert _library is not None
     addresses = (0 if each is None else each.data_ptr() for each in (ordered, order, incoming, out, of_rate))
     _library.ranking(_pack_ranking(*ordered.shape, torch.get_num_threads(), operator, kind, 0, rate, *addresses))
+
+
+def draw(scores: Tensor, k: int, temperature: float, uniform: Tensor) -> Tensor | None:
+    """Random subsets of size k, of the shape and dtype of the scores; None: the plain code is to draw them.
+
+    Args:
+        scores: (..., n), of one of :data:`DTYPES`.
+        k: how many.
+        temperature: of KSubset.
+        uniform: (..., size - 1) random numbers between 0 and 1, float64; size is the least power of 2 that is not below n.
+    """
+    assert _library is not None
+    n = scores.shape[-1]
+    rows, uniform = _readable(scores.reshape(-1, n)), uniform.contiguous()
+    out = rows.new_empty(len(rows), n)
+    packed = _pack_draw(
+        len(rows), n, k, rows.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), 1 / temperature,
+        rows.data_ptr(), uniform.data_ptr(), out.data_ptr(),
+    )  # fmt: skip
+    return None if _library.draw(packed) else out.reshape(scores.shape)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from anyk import autograd, candidates, checks
+from anyk import autograd, candidates, checks, kernels
 from anyk.candidates import real_mask
 from anyk.docstrings import documented
 from anyk.kernels.loss_description import KSUBSET, OperatorDescription
@@ -24,7 +24,8 @@ class KSubset(Operator, name="ksubset"):
     ``T_j(c) = e^(s_c/t) E_(j-1)(others) / E_j(all)`` with E the elementary symmetric polynomials of e^(s/t). T_1 is the
     softmax. ``P[r] = T_r - T_(r-1)``; rows sum to 1, and columns too at k = n.
 
-    Cost: O(n log n + k n) for T, O(n log n + k^2 n) for P, O(n sqrt(k)) for the mask.
+    Cost: O(n log n + k n) for T, O(n log n + k^2 n) for P, O(n sqrt(k)) for the mask. In C the mask takes ten to twenty passes
+    over the row, whatever k is, and keeps 3 numbers of a row for the backward pass.
 
     Args:
         {temperature}
@@ -36,6 +37,7 @@ class KSubset(Operator, name="ksubset"):
     """
 
     kernel_code = KSUBSET
+    mask_code = KSUBSET
 
     def kernel_description(self, m: int, k: int) -> OperatorDescription | str:
         if log_subsets(m, k) > 600:  # its sums grow to the number of subsets, which float64 must hold
@@ -57,14 +59,20 @@ class KSubset(Operator, name="ksubset"):
         k = checks.count("k", k, 0, scores.shape[-1], "n")
         if not scores.numel():
             return torch.zeros_like(scores)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        size = 1 << (scores.shape[-1] - 1).bit_length()
+        uniform = torch.rand((*scores.shape[:-1], size - 1), generator=generator, dtype=torch.float64, device=scores.device)
+        drawn = kernels.draw(scores, k, checks.temperature(self.temperature), uniform)
+        if drawn is not None:
+            return drawn
+        dtype = scores.dtype
+        scores = scores.clamp(max=torch.finfo(dtype).max).double()  # +inf is a score, too; the difference of two is not
         real = real_mask(scores)
         relative, number, tilt = logistic_threshold(self, scores, real, k)
-        p = torch.sigmoid((relative - torch.where(tilt.isfinite(), tilt, 0)).double())
+        p = torch.sigmoid(relative - torch.where(tilt.isfinite(), tilt, 0))
         p = torch.where(tilt == -torch.inf, 1.0, torch.where(tilt == torch.inf, 0.0, p))
         if real is not None:
             p = p.masked_fill(~real, 0)
-        drawn = _draw(p, number.expand(*p.shape[:-1], 1).round().long(), k, generator).to(scores.dtype)
+        drawn = _draw(p, number.expand(*p.shape[:-1], 1).round().long(), k, uniform).to(dtype)
         return torch.where(p.isnan().any(-1, keepdim=True), torch.nan, drawn)
 
     def _matrix(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
@@ -157,9 +165,8 @@ def _frequencies(k: int, scores: Tensor) -> Tensor:
     """The frequencies 2 pi l / N, l = 0 … (N - 1) / 2, that tell the probability of k apart from those of k + N, k - N, …
 
     A sum S of independent Bernoulli variables with mean k has a variance of at most k (1 - k / n), and by Bernstein's
-    inequality
-    P(|S - k| >= x) <= 2 exp(-x^2 / (2 (variance + x / 3))): N is the x for which that is as good as nothing. It is odd, so that
-    no frequency is pi, where 1 - p + p e^(i pi) can be 0.
+    inequality P(|S - k| >= x) <= 2 exp(-x^2 / (2 (variance + x / 3))): N is the x for which that is as good as nothing. It is
+    odd, so that no frequency is pi, where 1 - p + p e^(i pi) can be 0.
     """
     n = scores.shape[-1]
     nothing = 44.0 if scores.dtype == torch.float64 else 24.0  # -log of the probability
@@ -249,7 +256,7 @@ class _Mask(torch.autograd.Function):
         return (of_others + (mask - of_squares) * incoming).to(scores.dtype), None, None
 
 
-def _draw(p: Tensor, k: Tensor, most: int, generator: torch.Generator | None) -> Tensor:
+def _draw(p: Tensor, k: Tensor, most: int, uniform: Tensor) -> Tensor:
     """Independent draws with probabilities p, given that there are k in all: (..., n) of zeros and ones.
 
     From the probabilities that 0, 1, … are drawn among 1, 2, 4, … neighbours, the number in all is divided again and again
@@ -259,10 +266,9 @@ def _draw(p: Tensor, k: Tensor, most: int, generator: torch.Generator | None) ->
         p: probabilities that sum to k, float64.
         k: (..., 1), at most ``most``.
         most: how far the numbers need to be counted.
-        generator: where the random numbers come from.
+        uniform: (..., size - 1) random numbers between 0 and 1, one for each division; size is n, or the next power of 2.
     """
-    n = p.shape[-1]
-    size = 1 << max(n - 1, 0).bit_length()
+    n, size = p.shape[-1], uniform.shape[-1] + 1
     p = torch.nn.functional.pad(p.nan_to_num(nan=0.5), (0, size - n))
     counts = torch.stack([1 - p, p], -1)  # (..., blocks, how many)
     least, upmost = (p >= 1).long(), (p > 0).long()
@@ -282,7 +288,8 @@ def _draw(p: Tensor, k: Tensor, most: int, generator: torch.Generator | None) ->
         in_right = number[..., None] - in_left
         fits = (in_right >= 0) & (in_right < width)
         weights = torch.where(fits, left * right.gather(-1, in_right.clamp(0, width - 1)), 0).cumsum(-1)
-        level = torch.rand(weights.shape[:-1], generator=generator, dtype=p.dtype, device=p.device) * weights[..., -1]
+        blocks = weights.shape[-2]
+        level = uniform[..., blocks - 1 : 2 * blocks - 1] * weights[..., -1]
         found = (weights <= level[..., None]).sum(-1)
         # Never what is excluded, and always k in all, whatever rounding says.
         low = torch.maximum(least[..., 0::2], number - upmost[..., 1::2])

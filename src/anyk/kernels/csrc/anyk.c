@@ -284,3 +284,7 @@ EXPORT int anyk_mask_backward(const MaskBackward *back) {
 EXPORT int anyk_ranking(const Ranking *ranking) {
     return run_rows(variant()->ranking, &(Call){.ranking = ranking}, ranking->rows, 4 * ranking->rows * ranking->n, ranking->threads);
 }
+
+EXPORT int anyk_draw(const Draw *draw) {
+    return run_rows(variant()->draw, &(Call){.draw = draw}, draw->rows, 40 * draw->rows * draw->n, draw->threads);
+}

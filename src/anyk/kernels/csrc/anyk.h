@@ -81,15 +81,15 @@ typedef struct {
     int64_t *classes; /* (rows, m): the result, descending by score */
 } Selection;
 
-/* Masks of rows of scores: anyk/operators/lapsum.py and permutahedron.py. */
+/* Masks of rows of scores: anyk/operators/lapsum.py, permutahedron.py and ksubset.py. */
 typedef struct {
     int64_t rows, n, stride;
-    int32_t dtype, threads, kind; /* kind: LAPSUM or PERMUTAHEDRON */
+    int32_t dtype, threads, kind; /* kind: LAPSUM, PERMUTAHEDRON or KSUBSET */
     int32_t unused;
     double k, rate; /* rate: 1 / temperature */
     const void *scores;
     const double *ks;  /* (rows): one k for each row, or NULL: k for all */
-    double *threshold; /* (rows): infinite where nothing or everything is chosen */
+    double *threshold; /* (rows): infinite where nothing or everything is chosen. KSUBSET: (rows, 3), as _subset.h has it */
     void *out;         /* (rows, n), of the dtype of the scores */
 } Mask;
 
@@ -118,6 +118,16 @@ typedef struct {
     double *grad_rate;     /* (rows), or NULL */
 } Ranking;
 
+/* Random subsets of size k: anyk/operators/ksubset.py. */
+typedef struct {
+    int64_t rows, n, k, stride;
+    int32_t dtype, threads;
+    double rate; /* 1 / temperature */
+    const void *scores;
+    const double *uniform; /* (rows, size - 1): random numbers between 0 and 1; size: the least power of 2 that is not below n */
+    void *out;             /* (rows, n), of the dtype of the scores: zeros and ones */
+} Draw;
+
 /* What a kernel gets: those of these that are its own. */
 typedef struct {
     const Spec *spec;
@@ -128,6 +138,7 @@ typedef struct {
     const Mask *mask;
     const MaskBackward *mask_backward;
     const Ranking *ranking;
+    const Draw *draw;
 } Call;
 
 /* Computes the rows [first, last) and returns a Status. */
@@ -136,7 +147,7 @@ typedef int (*Kernel)(const Call *call, int64_t first, int64_t last);
 /* kernels.c, compiled for one instruction set. */
 typedef struct {
     const char *name;
-    Kernel forward, smooth, backward, best, mask, mask_backward, ranking;
+    Kernel forward, smooth, backward, best, mask, mask_backward, ranking, draw;
 } Variant;
 
 /* Working memory, aligned to 64 bytes and not cleared; NULL if there is none. */
