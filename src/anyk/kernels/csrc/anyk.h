@@ -11,6 +11,7 @@
 #include "abi.h"
 
 #define LANES 16 /* rows that are computed side by side */
+#define PART 16384 /* scores of a long row that a thread takes at a time, and that are added up by themselves */
 
 /* A top-k loss for rows of n scores: anyk/kernels/loss_description.py. */
 typedef struct {
@@ -90,17 +91,17 @@ typedef struct {
     const void *scores;
     const double *ks;  /* (rows): one k for each row, or NULL: k for all */
     double *threshold; /* (rows): infinite where nothing or everything is chosen */
-    void *out;         /* (rows, n), of the dtype of the scores */
+    void *out;         /* (rows, n), of the dtype of the scores; NULL: the thresholds are all that is wanted */
 } Mask;
 
 typedef struct {
     int64_t rows, n, stride, incoming_stride;
     int32_t dtype, threads, kind;
-    int32_t unused;
+    int32_t of_threshold; /* the gradients are those of the thresholds, of LapSum */
     double rate;
     const void *scores;
     const double *threshold;
-    const void *incoming; /* (rows, n), of the dtype of the scores, as is the result */
+    const void *incoming; /* (rows, n), of the dtype of the scores, as is the result; of the thresholds: doubles (rows) */
     void *out;
     double *grad_k, *grad_rate; /* (rows), or NULL */
 } MaskBackward;
@@ -142,5 +143,9 @@ typedef struct {
 /* Working memory, aligned to 64 bytes and not cleared; NULL if there is none. */
 char *take_memory(int64_t size);
 void give_memory_back(char *memory);
+
+/* Calls a task with the numbers 0 … parts - 1, by so many threads. A task may do the same: alone, as the threads are busy. */
+typedef void (*Task)(void *context, int64_t part);
+void each_part(Task task, void *context, int64_t parts, int threads);
 
 #endif
