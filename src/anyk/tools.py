@@ -69,7 +69,7 @@ def soft_topk(
     if hard:
         exact = _k_hot(rows, k).to(mask.dtype)  # type: ignore[arg-type]
         mask = exact + (mask - mask.detach())
-    return mask.to(scores.dtype).movedim(-1, dim)
+    return _moved(mask.to(scores.dtype), -1, dim)
 
 
 def soft_rank(
@@ -102,7 +102,7 @@ def soft_rank(
         tensor([3.0000, 1.0000, 2.0000, 4.0000])
     """
     ranks = _operator(operator, temperature).ranks(_rows(scores, dim, where, descending))
-    return ranks.movedim(-1, dim)
+    return _moved(ranks, -1, dim)
 
 
 def soft_sort(
@@ -133,7 +133,7 @@ def soft_sort(
         tensor([3.0000, 2.9000, 1.0000, 0.0000])
     """
     ordered = _operator(operator, temperature).sort(_rows(scores, dim, where, descending))
-    return (ordered if descending else -ordered).to(scores.dtype).movedim(-1, dim)
+    return _moved((ordered if descending else -ordered).to(scores.dtype), -1, dim)
 
 
 def soft_quantile(
@@ -348,7 +348,12 @@ def _rows(scores: Tensor, dim: int, where: Tensor | None, largest: bool) -> Tens
                 f"where: expected a shape that broadcasts to {tuple(scores.shape)} of scores, got {tuple(where.shape)}"
             ) from None
         scores = scores.masked_fill(~where, -torch.inf)
-    return scores.movedim(dim, -1)
+    return _moved(scores, dim, -1)
+
+
+def _moved(tensor: Tensor, source: int, target: int) -> Tensor:
+    """``movedim``, which for the last dimension would leave a node in the graph for nothing."""
+    return tensor if (source - target) % tensor.ndim == 0 else tensor.movedim(source, target)
 
 
 def _order(rows: Tensor) -> Tensor:

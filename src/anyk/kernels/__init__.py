@@ -252,13 +252,20 @@ def row_losses(
     return native.row_losses(prepared, scores, cross_entropy, position.contiguous(), p_k, plain)
 
 
-def mask(kind: int, scores: Tensor, k: int | Tensor, temperature: float | Tensor, plain: Callable[[], Tensor]) -> Tensor | None:
-    """The mask of an operator with a threshold (``native.mask``); None: the plain code is to compute it."""
+def mask(
+    kind: int,
+    scores: Tensor,
+    k: int | Tensor,
+    temperature: float | Tensor,
+    plain: Callable[[], Tensor],
+    of_threshold: bool = False,
+) -> Tensor | None:
+    """The mask of an operator with a threshold, or the threshold (``native.mask``); None: the plain code is to compute it."""
     if not uses_native(scores) or not scores.numel() or scores.shape[-1] >= 2**31:
         return None
     if not all(checks.eager(tensor) for tensor in (k, temperature) if isinstance(tensor, Tensor)):
         return None
-    return native.mask(kind, scores, k, temperature, plain)
+    return native.mask(kind, scores, k, temperature, plain, of_threshold)
 
 
 def ranking(

@@ -293,7 +293,14 @@ def best(scores: Tensor, m: int) -> Tensor | None:
     return None if _library.best(selection) else classes
 
 
-def mask(kind: int, scores: Tensor, k: int | Tensor, temperature: float | Tensor, plain: Callable[[], Tensor]) -> Tensor | None:
+def mask(
+    kind: int,
+    scores: Tensor,
+    k: int | Tensor,
+    temperature: float | Tensor,
+    plain: Callable[[], Tensor],
+    of_threshold: bool = False,
+) -> Tensor | None:
     """The mask of an operator with a threshold, of the shape and dtype of the scores; None: the plain code is to compute it.
 
     Args:
@@ -302,10 +309,11 @@ def mask(kind: int, scores: Tensor, k: int | Tensor, temperature: float | Tensor
         k: how many, or (..., 1) numbers, one for each row.
         temperature: a number, or a tensor of one element.
         plain: the same by the plain code, for second derivatives.
+        of_threshold: gives the thresholds instead, (...), in float32; of LapSum.
     """
     own_k = k if isinstance(k, Tensor) else None
     own_temperature = temperature if isinstance(temperature, Tensor) else None
-    call = kind, k, temperature, plain
+    call = kind, k, temperature, plain, of_threshold
     result: Tensor | None = _Mask.apply(scores, own_k, own_temperature, call)  # type: ignore[no-untyped-call]
     return result
 
@@ -313,24 +321,25 @@ def mask(kind: int, scores: Tensor, k: int | Tensor, temperature: float | Tensor
 class _Mask(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, own_k: Tensor | None, own_temperature: Tensor | None, call: Any) -> Tensor | None:
-        kind, k, temperature, plain = call
+        kind, k, temperature, plain, of_threshold = call
         assert _library is not None
         n = scores.shape[-1]
         rows = _readable(scores.reshape(-1, n))
         rate = 1 / (temperature if own_temperature is None else float(own_temperature))
         ks = None if own_k is None else own_k.to(torch.float64).expand(*scores.shape[:-1], 1).reshape(-1).contiguous()
-        threshold = torch.empty(len(rows), dtype=torch.float64)
-        out = rows.new_empty(len(rows), n)
+        number = rows.shape[0]
+        threshold = torch.empty(number, dtype=torch.float64)
+        out = None if of_threshold else rows.new_empty(number, n)
         packed = _pack_mask(
-            len(rows), n, rows.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0,
+            number, n, rows.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0,
             k if ks is None else 0.0, rate,
-            rows.data_ptr(), 0 if ks is None else ks.data_ptr(), threshold.data_ptr(), out.data_ptr(),
+            rows.data_ptr(), 0 if ks is None else ks.data_ptr(), threshold.data_ptr(), 0 if out is None else out.data_ptr(),
         )  # fmt: skip
         if _library.mask(packed):
             return None
         ctx.save_for_backward(scores, own_k, own_temperature, rows, threshold)
         ctx.call = kind, rate, plain
-        return out.reshape(scores.shape)
+        return threshold.float().reshape(scores.shape[:-1]) if out is None else out.view(scores.shape)
 
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
@@ -343,13 +352,17 @@ class _Mask(torch.autograd.Function):
                 found = iter(torch.autograd.grad(plain(), wanted, incoming, create_graph=True))
             return *(next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs), None
         assert _library is not None
-        n = rows.shape[-1]
-        incoming = _readable(incoming.reshape(-1, n).to(rows.dtype))
-        out = rows.new_empty(len(rows), n)
-        of_k = torch.empty(len(rows), dtype=torch.float64) if ctx.needs_input_grad[1] else None
-        of_rate = torch.empty(len(rows), dtype=torch.float64) if ctx.needs_input_grad[2] else None
+        number, n = rows.shape
+        of_threshold = incoming.ndim < scores.ndim
+        if of_threshold:
+            incoming = incoming.reshape(number, 1).to(torch.float64, memory_format=torch.contiguous_format)
+        else:
+            incoming = _readable(incoming.reshape(number, n).to(rows.dtype))
+        out = rows.new_empty(number, n)
+        of_k = torch.empty(number, dtype=torch.float64) if ctx.needs_input_grad[1] else None
+        of_rate = torch.empty(number, dtype=torch.float64) if ctx.needs_input_grad[2] else None
         packed = _pack_mask_backward(
-            len(rows), n, rows.stride(0), incoming.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0, rate,
+            number, n, rows.stride(0), incoming.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, of_threshold, rate,
             rows.data_ptr(), threshold.data_ptr(), incoming.data_ptr(), out.data_ptr(),
             0 if of_k is None else of_k.data_ptr(), 0 if of_rate is None else of_rate.data_ptr(),
         )  # fmt: skip

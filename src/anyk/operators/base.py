@@ -246,6 +246,14 @@ class Operator(nn.Module, ABC):
         self._require("threshold")
         scores = checks.scores(scores)
         k = checks.how_many(k, scores)
+        if self.mask_code is not None:
+            temperature = checks.temperature(self.temperature)
+            found = kernels.mask(self.mask_code, scores, k, temperature, lambda: self._plain_threshold(scores, k), True)
+            if found is not None:
+                return found
+        return self._plain_threshold(scores, k)
+
+    def _plain_threshold(self, scores: Tensor, k: int | Tensor) -> Tensor:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return self._threshold(scores, real_mask(scores), k)
 

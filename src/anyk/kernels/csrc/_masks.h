@@ -652,9 +652,9 @@ static double sum_of_parts(const Slopes *p, int which) {
     return sum;
 }
 
-/* Where all slopes are too small for a float: the weights softmax(-|s - b| / t) in place of the slopes, in float32. Returns
-   their sum. */
-static double far_slopes(const Slopes *p, double b) {
+/* Where all slopes are too small for a float: relative to the largest, in place of the slopes. Returns their sum, and how far the
+   nearest score is. */
+static double far_slopes(const Slopes *p, double b, double *closest) {
     const MaskBackward *back = p->back;
     double nearest = INFINITY, sum = 0;
     for (int64_t i = 0; i < back->n; i++) nearest = fmin(nearest, fabs((double)score_at(p->row, back->dtype, i) - b));
@@ -663,6 +663,7 @@ static double far_slopes(const Slopes *p, double b) {
         p->slopes[i] = (float)weight;
         sum += weight;
     }
+    *closest = nearest * back->rate;
     return sum;
 }
 
@@ -672,13 +673,14 @@ static void threshold_backward(Slopes *p, double b, double incoming, double *by_
     int64_t parts = parts_of(back->n);
     each_part(slopes_task, p, parts, back->threads);
     double sum = sum_of_parts(p, 0), mean = sum > 0 ? sum_of_parts(p, 1) / sum : 0;
-    *by_k = sum > 0 ? -2 * incoming / (back->rate * sum) : 0;
+    double nearest = 0;
     if (sum < 1e-30) {
-        sum = far_slopes(p, b), mean = 0;
+        sum = far_slopes(p, b, &nearest), mean = 0;
         for (int64_t i = 0; i < back->n; i++)
             if (p->slopes[i] > 0) mean += (double)p->slopes[i] / sum * ((double)score_at(p->row, back->dtype, i) - b) * back->rate;
     }
-    *by_rate = incoming * mean / (back->rate * back->rate);
+    *by_k = -2 * incoming * exp(fmin(nearest, 80)) / (back->rate * sum); /* as the plain code has it: e^80 is a float */
+    *by_rate = incoming * mean / back->rate; /* times the rate, as that of a mask */
     p->mean = (float)(incoming / sum);
     each_part(gradient_task, p, parts, back->threads);
 }
@@ -692,7 +694,8 @@ static void mask_row_backward(Slopes *p, double b, double *by_k, double *by_rate
     each_part(gradient_task, p, parts, back->threads);
     *by_rate = sum_of_parts(p, 0) / back->rate; /* the sum of gradient (s - b) */
     if (sum == 0 && back->kind == LAPSUM && back->grad_k) {
-        sum = far_slopes(p, b);
+        double nearest;
+        sum = far_slopes(p, b, &nearest);
         for (int64_t i = 0; i < back->n; i++)
             mean += (double)p->slopes[i] / sum * (double)score_at(p->incoming, back->dtype, i);
     }
