@@ -23,7 +23,7 @@ from anyk import _compat, checks
 from anyk.conventions import Conventions
 from anyk.kernels import native
 from anyk.kernels.abi import Ordered
-from anyk.kernels.loss_description import Description
+from anyk.kernels.loss_description import Description, OperatorDescription
 from anyk.p_k import PK
 
 __all__ = ["backend", "report"]
@@ -266,6 +266,20 @@ def mask(
     if not all(checks.eager(tensor) for tensor in (k, temperature) if isinstance(tensor, Tensor)):
         return None
     return native.mask(kind, scores, k, temperature, plain, of_threshold)
+
+
+def network_mask(
+    described: OperatorDescription,
+    power: float,
+    scores: Tensor,
+    temperature: float | Tensor,
+    k: int,
+    plain: Callable[[], Tensor],
+) -> Tensor | None:
+    """The mask of a sorting network (``native.network_mask``); None: the plain code is to compute it."""
+    if not uses_native(scores) or not scores.numel() or (isinstance(temperature, Tensor) and not checks.eager(temperature)):
+        return None
+    return native.network_mask(described, power, scores, temperature, k, plain)
 
 
 def ranking(

@@ -115,7 +115,16 @@ class Ranking(ctypes.Structure):
     )
 
 
-STRUCTURES = (Spec, SmoothSpec, Batch, Backward, Selection, Mask, MaskBackward, Ranking)
+class NetworkMask(ctypes.Structure):
+    _fields_ = (
+        *_fields(ctypes.c_int64, "rows n k size"),
+        *_fields(ctypes.c_int32, "threads swap"),
+        *_fields(ctypes.c_double, "rate"),
+        *_fields(ctypes.c_void_p, "comparators outputs scores order incoming out grad_rate"),
+    )
+
+
+STRUCTURES = (Spec, SmoothSpec, Batch, Backward, Selection, Mask, MaskBackward, Ranking, NetworkMask)
 
 
 def packer(structure: type[ctypes.Structure]) -> struct.Struct:

@@ -20,7 +20,7 @@ from torch import Tensor
 from anyk import _compat, checks
 from anyk.conventions import Conventions
 from anyk.kernels import abi
-from anyk.kernels.loss_description import Description
+from anyk.kernels.loss_description import Description, OperatorDescription
 from anyk.p_k import PK
 
 FILE = "_native.so"
@@ -30,8 +30,9 @@ _REDUCTIONS = {"mean": int(abi.Reduction.MEAN), "sum": int(abi.Reduction.SUM), "
 _MOST_MEMORY = 1 << 26
 """of a block of rows, in bytes"""
 _pack_spec, _pack_smooth, _pack_batch, _pack_backward, _pack_selection, _pack_mask, _pack_mask_backward, _pack_ranking = (
-    abi.packer(each).pack for each in abi.STRUCTURES
+    abi.packer(each).pack for each in abi.STRUCTURES[:8]
 )
+_pack_network_mask = abi.packer(abi.NetworkMask).pack
 
 
 class _Library(NamedTuple):
@@ -44,6 +45,7 @@ class _Library(NamedTuple):
     mask: Callable[[bytes], int]
     mask_backward: Callable[[bytes], int]
     ranking: Callable[[bytes], int]
+    network_mask: Callable[[bytes], int]
     variant: str
     use: Callable[[int], int]
 
@@ -65,6 +67,7 @@ def _load() -> tuple[_Library | None, str]:
     library.anyk_forward.argtypes = library.anyk_smooth.argtypes = [structure, structure]
     library.anyk_backward.argtypes = library.anyk_best.argtypes = [structure]
     library.anyk_mask.argtypes = library.anyk_mask_backward.argtypes = library.anyk_ranking.argtypes = [structure]
+    library.anyk_network_mask.argtypes = [structure]
     library.anyk_variant.restype = ctypes.c_char_p
     return _Library(
         library.anyk_forward,
@@ -74,6 +77,7 @@ def _load() -> tuple[_Library | None, str]:
         library.anyk_mask,
         library.anyk_mask_backward,
         library.anyk_ranking,
+        library.anyk_network_mask,
         library.anyk_variant().decode(),
         library.anyk_use,
     ), ""
@@ -432,3 +436,83 @@ def _run_ranking(
     assert _library is not None
     addresses = (0 if each is None else each.data_ptr() for each in (ordered, order, incoming, out, of_rate))
     _library.ranking(_pack_ranking(*ordered.shape, torch.get_num_threads(), operator, kind, 0, rate, *addresses))
+
+
+def network_mask(
+    described: OperatorDescription,
+    power: float,
+    scores: Tensor,
+    temperature: float | Tensor,
+    k: int,
+    plain: Callable[[], Tensor],
+) -> Tensor | None:
+    """The mask of a sorting network, of the shape and dtype of the scores; None: the plain code is to compute it.
+
+    Args:
+        described: swap and network.
+        power: the scores are divided by ``temperature ** power``.
+        scores: (..., n), of one of :data:`DTYPES`.
+        temperature: a number, or a tensor of one element.
+        k: how many, 0 < k < n.
+        plain: the same by the plain code, for second derivatives.
+    """
+    learned = temperature if isinstance(temperature, Tensor) else None
+    call = described, power, temperature, k, plain
+    result: Tensor | None = _NetworkMask.apply(scores, learned, call)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _NetworkMask(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, learned: Tensor | None, call: Any) -> Tensor | None:
+        described, power, temperature, k, plain = call
+        temperature = temperature if learned is None else float(learned)
+        n = scores.shape[-1]
+        ordered, order = scores.reshape(-1, n).float().sort(dim=-1, descending=True, stable=True)
+        edges = ordered[:, [0, -1]]
+        if not bool((edges.isfinite() & (edges.abs() < 1e30)).all()):  # NaN sorts first, and padding last
+            return None
+        ctx.save_for_backward(scores, learned, ordered, order)
+        ctx.call = described, power, temperature, k, plain
+        out = torch.empty_like(ordered)
+        if not _run_network_mask(described, temperature**-power, k, ordered, order, None, out, None):
+            return None
+        return out.view(scores.shape).to(scores.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        scores, learned, ordered, order = ctx.saved_tensors
+        described, power, temperature, k, plain = ctx.call
+        if torch.is_grad_enabled() or not checks.eager(incoming):
+            wanted = [tensor for tensor in (scores, learned) if tensor is not None and tensor.requires_grad]
+            with torch.enable_grad():
+                found = iter(torch.autograd.grad(plain(), wanted, incoming, create_graph=True))
+            of_scores = next(found) if scores.requires_grad else None
+            return of_scores, next(found) if learned is not None and learned.requires_grad else None, None
+        out = torch.empty_like(ordered)
+        of_rate = torch.empty(len(ordered), dtype=torch.float64) if ctx.needs_input_grad[1] else None
+        incoming = incoming.reshape(ordered.shape).float().contiguous()
+        _run_network_mask(described, temperature**-power, k, ordered, order, incoming, out, of_rate)
+        of_temperature = None
+        if of_rate is not None:  # the rate is t^-power
+            of_temperature = (-power / temperature * of_rate.sum()).reshape(learned.shape).to(learned.dtype)
+        return out.view(scores.shape).to(scores.dtype), of_temperature, None
+
+
+def _run_network_mask(
+    described: OperatorDescription,
+    rate: float,
+    k: int,
+    ordered: Tensor,
+    order: Tensor,
+    incoming: Tensor | None,
+    out: Tensor,
+    of_rate: Tensor | None,
+) -> bool:
+    assert _library is not None and described.wiring is not None
+    comparators, outputs, _ = described.wiring
+    addresses = (
+        0 if each is None else each.data_ptr() for each in (comparators, outputs, ordered, order, incoming, out, of_rate)
+    )
+    packed = _pack_network_mask(*ordered.shape, k, len(comparators), torch.get_num_threads(), described.swap, rate, *addresses)
+    return not _library.network_mask(packed)

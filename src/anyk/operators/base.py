@@ -181,12 +181,15 @@ class Operator(nn.Module, ABC):
             raise TypeError(
                 f"k: expected an integer for {type(self).__name__}, which has no mask for a real k or a tensor, got {k!r}"
             )
-        if self.mask_code is not None:
-            temperature = checks.temperature(self.temperature)
-            mask = kernels.mask(self.mask_code, scores, k, temperature, lambda: self._plain_mask(scores, k))
-            if mask is not None:
-                return mask
-        return self._plain_mask(scores, k)
+        mask = self._mask_by_kernel(scores, k)
+        return self._plain_mask(scores, k) if mask is None else mask
+
+    def _mask_by_kernel(self, scores: Tensor, k: int | Tensor) -> Tensor | None:
+        """The mask by a kernel; None: there is none."""
+        if self.mask_code is None:
+            return None
+        temperature = checks.temperature(self.temperature)
+        return kernels.mask(self.mask_code, scores, k, temperature, lambda: self._plain_mask(scores, k))
 
     def _plain_mask(self, scores: Tensor, k: int | Tensor) -> Tensor:
         dtype = scores.dtype

@@ -194,7 +194,9 @@ def laplace_threshold(
         least = most = k
     else:
         least, most = (int(k.detach().min()), math.ceil(k.detach().max())) if checks.readable(k) and k.numel() else (0, n)
-    if real is None and 2 * least > n:  # few are left out: the threshold of the scores turned round, which lies among the lowest
+    if (
+        real is None and 2 * least > n
+    ):  # few are left out: the threshold of the scores turned round, which lies among the lowest
         relative, left_out, found, reference = laplace_threshold(operator, -scores, None, n - k)
         return -relative, n - left_out, -found, -reference
     rest = None

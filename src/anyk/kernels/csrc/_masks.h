@@ -275,7 +275,7 @@ static double log_sum_beside(const Profile *p, double b, double from, int above)
    = k, quadratic in e^b. Its solution is right if b has the same i; else it is where to look next, and wrong by the square of
    the distance at most. */
 static double laplace_threshold(const Profile *p, double k, double b) {
-    double low = -INFINITY, high = INFINITY;
+    double low = p->line ? -INFINITY : p->last, high = INFINITY;
     /* Further away than that, e to the distance is no number. And so near, nothing is left to gain in float32. */
     const double reach = p->line ? 80 : 600, near = p->line ? 1e-4 : 0;
     for (int step = 0; step < 200; step++) {
@@ -298,7 +298,7 @@ static double laplace_threshold(const Profile *p, double k, double b) {
             found = (far = at.lowest - b > reach) ? at.lowest : b + log((root - missing) / at.above);
         if (!far && ((found >= at.highest && found <= at.lowest) || fabs(found - b) < near)) return found;
         /* on to the next interval: not past the bounds that are known */
-        if ((found > high || found < low) && high - low < INFINITY) found = low + (high - low) / 2;
+        if (found > high || found < low) found = high - low < INFINITY ? low + (high - low) / 2 : found > high ? high : low;
         if (found == b) return b;
         b = found;
     }
@@ -436,14 +436,13 @@ static double laplace_row(Line *line, double k, double rate, MaskWork *work) {
                 p.equal++;
     }
     for (int l = 0; l < BYTES / 8; l++) p.above[p.count + l] = -INFINITY;
-    double highest = 0, b;
-    for (int64_t i = 0; i < p.count; i++) highest = p.above[i] > highest ? p.above[i] : highest;
+    double b = 0; /* from the best; where about half are chosen, from the mean */
+    for (int64_t i = 0; i < p.count; i++) b = 4 * m > n ? b + p.above[i] / (double)p.count : fmax(b, p.above[i]);
     if (4 * m > n && n > SAMPLE) {
-        b = laplace_threshold(&p, k * SAMPLE / (double)n, highest);
+        b = laplace_threshold(&p, k * SAMPLE / (double)n, b);
         p.line = line;
-        b = laplace_threshold(&p, k, b);
-    } else
-        b = laplace_threshold(&p, k, highest);
+    }
+    b = laplace_threshold(&p, k, b);
     return p.reference + b / rate;
 }
 

@@ -303,3 +303,8 @@ EXPORT int anyk_mask_backward(const MaskBackward *back) {
 EXPORT int anyk_ranking(const Ranking *ranking) {
     return run_rows(variant()->ranking, &(Call){.ranking = ranking}, ranking->rows, 1, 4 * ranking->rows * ranking->n, ranking->threads);
 }
+
+EXPORT int anyk_network_mask(const NetworkMask *mask) {
+    return run_rows(variant()->network_mask, &(Call){.network_mask = mask}, mask->rows, LANES, 4 * mask->rows * mask->size,
+                    mask->threads);
+}

@@ -119,6 +119,20 @@ typedef struct {
     double *grad_rate;     /* (rows), or NULL */
 } Ranking;
 
+/* Masks by a sorting network of rows that are in descending order, or their gradients: anyk/operators/sorting_network.py. */
+typedef struct {
+    int64_t rows, n, k, size; /* size: the number of comparators */
+    int32_t threads, swap;
+    double rate;                /* the scores are multiplied by it */
+    const int32_t *comparators; /* (size, 3): upper wire, lower wire, layer */
+    const int32_t *outputs;     /* (k): the wires that the best, the second best, … end on */
+    const float *scores;        /* (rows, n), descending and finite */
+    const int64_t *order;       /* (rows, n): where they stood */
+    const float *incoming;      /* (rows, n), or NULL: forward */
+    float *out;                 /* (rows, n): the mask, or the gradient, where the scores stood */
+    double *grad_rate;          /* (rows), or NULL: the gradient by the rate, times the rate */
+} NetworkMask;
+
 /* What a kernel gets: those of these that are its own. */
 typedef struct {
     const Spec *spec;
@@ -129,6 +143,7 @@ typedef struct {
     const Mask *mask;
     const MaskBackward *mask_backward;
     const Ranking *ranking;
+    const NetworkMask *network_mask;
 } Call;
 
 /* Computes the rows [first, last) and returns a Status. */
@@ -138,6 +153,7 @@ typedef int (*Kernel)(const Call *call, int64_t first, int64_t last);
 typedef struct {
     const char *name;
     Kernel forward, smooth, backward, best, mask, mask_backward, ranking;
+    Kernel network_mask;
 } Variant;
 
 /* Working memory, aligned to 64 bytes and not cleared; NULL if there is none. */
