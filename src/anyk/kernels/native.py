@@ -509,7 +509,8 @@ def _run_network_mask(
     out: Tensor,
     of_rate: Tensor | None,
 ) -> bool:
-    assert _library is not None and described.wiring is not None
+    assert _library is not None
+    assert described.wiring is not None
     comparators, outputs, _ = described.wiring
     addresses = (
         0 if each is None else each.data_ptr() for each in (comparators, outputs, ordered, order, incoming, out, of_rate)
