@@ -18,6 +18,8 @@ import anyk
 SHAPES = (((64, 1000), 32), ((8, 16384), 256), ((1, 1_000_000), 1000))
 MOST_OF_KSUBSET = 200_000
 """numbers of a shape: for more, its plain code takes seconds"""
+MOST_OF_NETWORK = 4096
+"""entries of a row: a network of more wires takes minutes to build"""
 
 
 def tools(k: int) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -27,7 +29,9 @@ def tools(k: int) -> dict[str, Callable[[Tensor], Tensor]]:
         "soft_topk, SinkhornSort": lambda scores: anyk.soft_topk(scores, k, "sinkhorn"),
         "soft_topk, KSubset": lambda scores: anyk.soft_topk(scores, k, "ksubset"),
         "sample_k_subset": lambda scores: anyk.sample_k_subset(scores, k),
+        "soft_topk, splitter network": lambda scores: anyk.soft_topk(scores, k, "splitter"),
         "soft_quantile": lambda scores: anyk.soft_quantile(scores, 1 - k / scores.shape[-1]),
+        "soft_quantile, median": lambda scores: anyk.soft_quantile(scores, 0.5),
         "soft_rank, LapSum": lambda scores: anyk.soft_rank(scores),
         "soft_rank, Permutahedron": lambda scores: anyk.soft_rank(scores, "permutahedron"),
         "soft_sort": lambda scores: anyk.soft_sort(scores),
@@ -43,17 +47,19 @@ def measure(shape: tuple[int, int], k: int, budget: float) -> dict[str, float]:
     def step(make: Callable[[Tensor], Tensor], scores: Tensor = scores, **more: object) -> Step:
         def loss(scores: Tensor, weight: Tensor) -> Tensor:
             result = make(scores)
-            return (result * weight[..., : result.shape[-1]].to(result.dtype)).sum() if result.ndim == 2 else result.sum()
+            return (result * weight[..., : result.shape[-1]]).sum() if result.ndim == 2 else result.sum()
 
-        return Step(loss, scores, weight, **more)  # type: ignore[arg-type]
+        return Step(loss, scores, weight.to(scores.dtype), **more)  # type: ignore[arg-type]
 
     steps = {"torch.topk": step(lambda scores: scores.topk(k).values), "torch.sort": step(lambda scores: scores.sort().values)}
     for name, make in tools(k).items():
         if scores.numel() > MOST_OF_KSUBSET and ("KSubset" in name or "sample" in name):
             continue
+        if scores.shape[-1] > MOST_OF_NETWORK and "network" in name:
+            continue
         steps[name] = step(make, backend="native")
         steps[f"{name} (plain)"] = step(make)
-    for name in ("soft_topk, LapSum", "soft_topk, Permutahedron"):
+    for name in ("soft_topk, LapSum", "soft_topk, Permutahedron", "soft_quantile"):
         make = tools(k)[name]
         steps[f"{name}, bfloat16"] = step(make, half, backend="native")
         steps[f"{name}, two threads"] = step(make, backend="native", threads=2)

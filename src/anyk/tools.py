@@ -7,6 +7,7 @@ which does the work: :mod:`anyk.operators`.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from anyk import checks
 from anyk.candidates import real_mask
 from anyk.operators import KSubset, Operator, by_name
+from anyk.registry import NETWORKS, OPERATORS
 
 __all__ = ["sample_k_subset", "select_topk", "soft_quantile", "soft_rank", "soft_sort", "soft_topk"]
 
@@ -326,7 +328,15 @@ def _operator(operator: Operator | str, temperature: float | Tensor) -> Operator
                 "temperature: expected none beside an operator, which has its own, got one: give it to the operator"
             )
         return operator
+    if type(temperature) is float and isinstance(operator, str) and not torch.compiler.is_compiling():
+        return _kept(operator, temperature, OPERATORS.get(operator) or NETWORKS.get(operator))
     return by_name(operator, temperature=temperature)
+
+
+@lru_cache(maxsize=64)
+def _kept(name: str, temperature: float, kind: object) -> Operator:
+    """An operator that nobody else has: to make one takes longer than a small mask. By its kind too: names are taken over."""
+    return by_name(name, temperature=temperature)
 
 
 def _rows(scores: Tensor, dim: int, where: Tensor | None, largest: bool) -> Tensor:

@@ -366,8 +366,8 @@ class _Mask(torch.autograd.Function):
         of_k = torch.empty(number, dtype=torch.float64) if ctx.needs_input_grad[1] else None
         of_rate = torch.empty(number, dtype=torch.float64) if ctx.needs_input_grad[2] else None
         packed = _pack_mask_backward(
-            number, n, rows.stride(0), incoming.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, of_threshold, rate,
-            rows.data_ptr(), threshold.data_ptr(), incoming.data_ptr(), out.data_ptr(),
+            number, n, rows.stride(0), incoming.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, of_threshold,
+            rate, rows.data_ptr(), threshold.data_ptr(), incoming.data_ptr(), out.data_ptr(),
             0 if of_k is None else of_k.data_ptr(), 0 if of_rate is None else of_rate.data_ptr(),
         )  # fmt: skip
         _library.mask_backward(packed)
