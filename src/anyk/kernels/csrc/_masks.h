@@ -362,11 +362,16 @@ static int64_t groups_for(int64_t n, int64_t m) {
     int64_t vectors = (4 * m + W - 1) / W | 1, all = (n + W - 1) / W;
     return W * (2 * vectors < all ? vectors : all);
 }
+/* At most that many for up to n scores, which are fewer in rows with padding: then it may be all of them. */
+static int64_t most_groups_for(int64_t n, int64_t m) {
+    int64_t vectors = (4 * m + W - 1) / W | 1, all = (n + W - 1) / W;
+    return W * (2 * vectors < all ? 2 * vectors : all);
+}
 
 static MaskWork lay_out_mask(int64_t n, int64_t m, Arena *arena) {
     MaskWork work;
     int64_t most = 2 * m + 64 > SAMPLE ? 2 * m + 64 : SAMPLE;
-    work.maxima = take(arena, groups_for(n, m) * 4);
+    work.maxima = take(arena, most_groups_for(n, m) * 4);
     work.kept = take(arena, (n + W) * 4);
     work.profile = take(arena, ((most < n ? most : n) + 64) * 8);
     work.found = take(arena, parts_of(n) * (int64_t)sizeof(Found));
