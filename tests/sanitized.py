@@ -20,7 +20,8 @@ import sys
 from pathlib import Path
 
 ABI = runpy.run_path(str(Path(__file__).parent.parent / "src" / "anyk" / "kernels" / "abi.py"))
-SPEC, SMOOTH, BATCH, BACKWARD, SELECTION, MASK, MASK_BACKWARD, RANKING, DRAW = map(ABI["packer"], ABI["STRUCTURES"])
+SPEC, SMOOTH, BATCH, BACKWARD, SELECTION, MASK, MASK_BACKWARD, *REST = map(ABI["packer"], ABI["STRUCTURES"])
+RANKING, DRAW, NETWORK_MASK = REST
 FINE, BAD_TARGET, PADDED_TARGET, TOO_FEW, _, STRANGE = ABI["Status"]
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -189,27 +190,60 @@ def one_selection(library: ctypes.CDLL, draw: random.Random, digest: object) -> 
     buffers.free()
 
 
-def one_mask(library: ctypes.CDLL, draw: random.Random) -> None:
-    """A mask and its gradient, of each operator, with one k for all rows or one for each."""
+def one_mask(library: ctypes.CDLL, draw: random.Random, digest: object) -> None:
+    """A mask or the thresholds, and the gradient, of each operator, with one k for all rows or one for each."""
     buffers = Buffers()
     n = draw.choice([draw.randint(1, 70), draw.choice([127, 128, 129, 255, 257, 1000, 3000])])
     rows, dtype, threads = draw.choice([0, 1, 3, 17]), draw.randrange(3), draw.choice([1, 4])
+    if draw.random() < 0.03:  # long rows, which threads share
+        n, rows, threads = draw.choice([65536, 70_001]), draw.choice([1, 2]), 4
     kind = int(draw.choice([ABI["Operator"].LAPSUM, ABI["Operator"].PERMUTAHEDRON, ABI["Operator"].KSUBSET]))
     subset = kind == ABI["Operator"].KSUBSET
+    of_threshold = kind == ABI["Operator"].LAPSUM and draw.random() < 0.3
     scores = drawn_rows(draw, rows, n, 1, [0] * rows)
     start, stride = laid_out(draw, scores, n, dtype, buffers)
     ks = [draw.choice([0, 1, n / 2, n - 1, n, draw.uniform(0, n)]) for _ in range(rows)]
     rate, size = draw.choice([0.01, 1.0, 1000.0]), 4 if dtype == 0 else 2
-    threshold, out = buffers.room(8 * rows * (3 if subset else 1)), buffers.room(size * rows * n)
+    kept = 8 * rows * (3 if subset else 1)
+    threshold, out = buffers.room(kept), 0 if of_threshold else buffers.room(size * rows * n)
     each = buffers.of(struct.pack(f"{rows}d", *ks)) if draw.random() < 0.5 and not subset else 0
-    given = (rows, n, stride, dtype, threads, kind, 0, draw.randint(0, n), rate, start, each, threshold, out)
+    given = (rows, n, stride, dtype, threads, kind, 0, draw.choice([1, draw.randint(0, n)]), rate, start, each, threshold, out)
     status = library.anyk_mask(buffers_bytes(buffers, MASK.pack(*given)))
     assert status in (FINE, STRANGE)
     if status == FINE:
-        incoming = buffers.of(packed([draw.gauss(0, 1) for _ in range(rows * n)], dtype))
+        digest.update(ctypes.string_at(threshold, kept) + (ctypes.string_at(out, size * rows * n) if out else b""))
+        noise = [draw.gauss(0, 1) for _ in range(rows if of_threshold else rows * n)]
+        incoming = buffers.of(struct.pack(f"{rows}d", *noise) if of_threshold else packed(noise, dtype))
         results = buffers.room(size * rows * n), *(draw.choice([0, buffers.room(8 * rows)]) for _ in range(2))
-        given = (rows, n, stride, n, dtype, threads, kind, 0, rate, start, threshold, incoming, *results)
+        given = (rows, n, stride, n, dtype, threads, kind, of_threshold, rate, start, threshold, incoming, *results)
         assert library.anyk_mask_backward(buffers_bytes(buffers, MASK_BACKWARD.pack(*given))) == FINE
+        digest.update(ctypes.string_at(results[0], size * rows * n))
+        for result in filter(None, results[1:]):
+            digest.update(ctypes.string_at(result, 8 * rows))
+    buffers.free()
+
+
+def one_network_mask(library: ctypes.CDLL, draw: random.Random, digest: object) -> None:
+    """The mask of an odd-even network, and its gradient."""
+    buffers = Buffers()
+    n, rows = draw.randint(2, 40), draw.choice([0, 1, 15, 16, 17, 33])
+    k, ordered = (
+        draw.randint(1, n - 1),
+        [sorted((float(draw.randint(0, 9)) for _ in range(n)), reverse=True) for _ in range(rows)],
+    )
+    pairs = [(i, i + 1, layer) for layer in range(n) for i in range(layer % 2, n - 1, 2)]
+    tables = (
+        buffers.of(struct.pack(f"{3 * len(pairs)}i", *(each for pair in pairs for each in pair))),
+        buffers.of(struct.pack(f"{k}i", *range(k))),
+    )
+    scores = buffers.of(packed([value for row in ordered for value in row], 0))
+    order = buffers.of(struct.pack(f"{rows * n}q", *(place for _ in range(rows) for place in draw.sample(range(n), n))))
+    swap, threads = int(draw.choice(list(ABI["Swap"]))), draw.choice([1, 4])
+    for incoming in (0, buffers.of(packed([draw.gauss(0, 1) for _ in range(rows * n)], 0))):
+        results = buffers.room(4 * rows * n), draw.choice([0, buffers.room(8 * rows)])
+        given = (rows, n, k, len(pairs), threads, swap, draw.choice([0.01, 1.0, 1000.0]), *tables, scores, order, incoming)
+        assert library.anyk_network_mask(buffers_bytes(buffers, NETWORK_MASK.pack(*given, *results))) == FINE
+        digest.update(ctypes.string_at(results[0], 4 * rows * n))
     buffers.free()
 
 
@@ -265,9 +299,11 @@ def main(path: str, losses_path: str, variant: int, seed: int) -> None:
         one_selection(library, draw, digest)
     draw = random.Random(seed)
     for _ in range(300):
-        one_mask(library, draw)
+        one_mask(library, draw, digest)
         one_ranking(library, draw)
         one_draw(library, draw, digest)
+    for _ in range(100):
+        one_network_mask(library, draw, digest)
     assert all(statuses[:4]), statuses
     print(digest.hexdigest())  # noqa: T201
 

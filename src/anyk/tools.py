@@ -8,6 +8,7 @@ which does the work: :mod:`anyk.operators`.
 from __future__ import annotations
 
 import numbers
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from anyk import checks
 from anyk.candidates import real_mask
 from anyk.operators import KSubset, Operator, by_name
+from anyk.registry import NETWORKS, OPERATORS
 
 __all__ = ["sample_k_subset", "select_topk", "soft_quantile", "soft_rank", "soft_sort", "soft_topk"]
 
@@ -71,7 +73,7 @@ def soft_topk(
     if hard:
         exact = _k_hot(rows, k).to(mask.dtype)  # type: ignore[arg-type]
         mask = exact + (mask - mask.detach())
-    return mask.to(scores.dtype).movedim(-1, dim)
+    return _moved(mask.to(scores.dtype), -1, dim)
 
 
 def soft_rank(
@@ -104,8 +106,7 @@ def soft_rank(
         tensor([3.0000, 1.0000, 2.0000, 4.0000])
     """
     rows = _rows(scores, dim, where, checks.flag("descending", descending))
-    ranks = _operator(operator, temperature).ranks(rows)
-    return ranks.movedim(-1, dim)
+    return _moved(_operator(operator, temperature).ranks(rows), -1, dim)
 
 
 def soft_sort(
@@ -137,7 +138,7 @@ def soft_sort(
     """
     rows = _rows(scores, dim, where, checks.flag("descending", descending))
     ordered = _operator(operator, temperature).sort(rows)
-    return (ordered if descending else -ordered).to(scores.dtype).movedim(-1, dim)
+    return _moved((ordered if descending else -ordered).to(scores.dtype), -1, dim)
 
 
 def soft_quantile(
@@ -341,7 +342,15 @@ def _operator(operator: Operator | str, temperature: float | Tensor) -> Operator
                 "temperature: expected none beside an operator, which has its own, got one: give it to the operator"
             )
         return operator
+    if type(temperature) is float and isinstance(operator, str) and not torch.compiler.is_compiling():
+        return _kept(operator, temperature, OPERATORS.get(operator) or NETWORKS.get(operator))
     return by_name(operator, temperature=temperature)
+
+
+@lru_cache(maxsize=64)
+def _kept(name: str, temperature: float, kind: object) -> Operator:
+    """An operator that nobody else has: to make one takes longer than a small mask. By its kind too: names are taken over."""
+    return by_name(name, temperature=temperature)
 
 
 def _rows(scores: Tensor, dim: int, where: Tensor | None, largest: bool) -> Tensor:
@@ -352,7 +361,12 @@ def _rows(scores: Tensor, dim: int, where: Tensor | None, largest: bool) -> Tens
         scores = -scores
     if where is not None:
         scores = scores.masked_fill(~checks.where(where, scores), -torch.inf)
-    return checks.scores(scores.movedim(dim, -1))
+    return checks.scores(_moved(scores, dim, -1))
+
+
+def _moved(tensor: Tensor, source: int, target: int) -> Tensor:
+    """``movedim``, which for the last dimension would leave a node in the graph for nothing."""
+    return tensor if (source - target) % tensor.ndim == 0 else tensor.movedim(source, target)
 
 
 def _order(rows: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from anyk import _compat, checks
 from anyk.conventions import Conventions
 from anyk.kernels import native
 from anyk.kernels.abi import Ordered
-from anyk.kernels.loss_description import Description
+from anyk.kernels.loss_description import Description, OperatorDescription
 from anyk.p_k import PK
 
 __all__ = ["backend", "report"]
@@ -252,13 +252,34 @@ def row_losses(
     return native.row_losses(prepared, scores, cross_entropy, position.contiguous(), p_k, plain)
 
 
-def mask(kind: int, scores: Tensor, k: int | Tensor, temperature: float | Tensor, plain: Callable[[], Tensor]) -> Tensor | None:
-    """The mask of an operator (``native.mask``); None: the plain code is to compute it."""
+def mask(
+    kind: int,
+    scores: Tensor,
+    k: int | Tensor,
+    temperature: float | Tensor,
+    plain: Callable[[], Tensor],
+    of_threshold: bool = False,
+) -> Tensor | None:
+    """The mask of an operator with a threshold, or the threshold (``native.mask``); None: the plain code is to compute it."""
     if not uses_native(scores) or not scores.numel() or scores.shape[-1] >= 2**31:
         return None
     if not all(checks.eager(tensor) for tensor in (k, temperature) if isinstance(tensor, Tensor)):
         return None
-    return native.mask(kind, scores, k, temperature, plain)
+    return native.mask(kind, scores, k, temperature, plain, of_threshold)
+
+
+def network_mask(
+    described: OperatorDescription,
+    power: float,
+    scores: Tensor,
+    temperature: float | Tensor,
+    k: int,
+    plain: Callable[[], Tensor],
+) -> Tensor | None:
+    """The mask of a sorting network (``native.network_mask``); None: the plain code is to compute it."""
+    if not uses_native(scores) or not scores.numel() or (isinstance(temperature, Tensor) and not checks.eager(temperature)):
+        return None
+    return native.network_mask(described, power, scores, temperature, k, plain)
 
 
 def draw(scores: Tensor, k: int, temperature: float | Tensor, uniform: Tensor) -> Tensor | None:

@@ -100,7 +100,7 @@ class Mask(ctypes.Structure):
 class MaskBackward(ctypes.Structure):
     _fields_ = (
         *_fields(ctypes.c_int64, "rows n stride incoming_stride"),
-        *_fields(ctypes.c_int32, "dtype threads kind unused"),
+        *_fields(ctypes.c_int32, "dtype threads kind of_threshold"),
         *_fields(ctypes.c_double, "rate"),
         *_fields(ctypes.c_void_p, "scores threshold incoming out grad_k grad_rate"),
     )
@@ -124,7 +124,16 @@ class Draw(ctypes.Structure):
     )
 
 
-STRUCTURES = (Spec, SmoothSpec, Batch, Backward, Selection, Mask, MaskBackward, Ranking, Draw)
+class NetworkMask(ctypes.Structure):
+    _fields_ = (
+        *_fields(ctypes.c_int64, "rows n k size"),
+        *_fields(ctypes.c_int32, "threads swap"),
+        *_fields(ctypes.c_double, "rate"),
+        *_fields(ctypes.c_void_p, "comparators outputs scores order incoming out grad_rate"),
+    )
+
+
+STRUCTURES = (Spec, SmoothSpec, Batch, Backward, Selection, Mask, MaskBackward, Ranking, Draw, NetworkMask)
 
 
 def packer(structure: type[ctypes.Structure]) -> struct.Struct:

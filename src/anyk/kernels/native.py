@@ -20,7 +20,7 @@ from torch import Tensor
 from anyk import _compat, checks
 from anyk.conventions import Conventions
 from anyk.kernels import abi
-from anyk.kernels.loss_description import Description
+from anyk.kernels.loss_description import Description, OperatorDescription
 from anyk.p_k import PK
 
 FILE = "_native.so"
@@ -32,7 +32,7 @@ _MOST_MEMORY = 1 << 26
 _pack_spec, _pack_smooth, _pack_batch, _pack_backward, _pack_selection, _pack_mask, _pack_mask_backward, *_packs = (
     abi.packer(each).pack for each in abi.STRUCTURES
 )
-_pack_ranking, _pack_draw = _packs
+_pack_ranking, _pack_draw, _pack_network_mask = _packs
 
 
 class _Library(NamedTuple):
@@ -46,6 +46,7 @@ class _Library(NamedTuple):
     mask_backward: Callable[[bytes], int]
     ranking: Callable[[bytes], int]
     draw: Callable[[bytes], int]
+    network_mask: Callable[[bytes], int]
     variant: str
     use: Callable[[int], int]
 
@@ -67,7 +68,7 @@ def _load() -> tuple[_Library | None, str]:
     library.anyk_forward.argtypes = library.anyk_smooth.argtypes = [structure, structure]
     library.anyk_backward.argtypes = library.anyk_best.argtypes = [structure]
     library.anyk_mask.argtypes = library.anyk_mask_backward.argtypes = library.anyk_ranking.argtypes = [structure]
-    library.anyk_draw.argtypes = [structure]
+    library.anyk_draw.argtypes = library.anyk_network_mask.argtypes = [structure]
     library.anyk_variant.restype = ctypes.c_char_p
     return _Library(
         library.anyk_forward,
@@ -78,6 +79,7 @@ def _load() -> tuple[_Library | None, str]:
         library.anyk_mask_backward,
         library.anyk_ranking,
         library.anyk_draw,
+        library.anyk_network_mask,
         library.anyk_variant().decode(),
         library.anyk_use,
     ), ""
@@ -297,7 +299,22 @@ def best(scores: Tensor, m: int) -> Tensor | None:
     return None if _library.best(selection) else classes
 
 
-def mask(kind: int, scores: Tensor, k: int | Tensor, temperature: float | Tensor, plain: Callable[[], Tensor]) -> Tensor | None:
+def _by_plain(plain: Callable[[], Tensor], inputs: tuple[Tensor | None, ...], incoming: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients by the plain code, which has further derivatives; None for what needs none."""
+    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+    with torch.enable_grad():
+        found = iter(torch.autograd.grad(plain(), wanted, incoming, create_graph=True))
+    return tuple(next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs)
+
+
+def mask(
+    kind: int,
+    scores: Tensor,
+    k: int | Tensor,
+    temperature: float | Tensor,
+    plain: Callable[[], Tensor],
+    of_threshold: bool = False,
+) -> Tensor | None:
     """The mask of an operator, of the shape and dtype of the scores; None: the plain code is to compute it.
 
     Args:
@@ -306,10 +323,11 @@ def mask(kind: int, scores: Tensor, k: int | Tensor, temperature: float | Tensor
         k: how many, or (..., 1) numbers, one for each row.
         temperature: a number, or a tensor of one element.
         plain: the same by the plain code, for second derivatives.
+        of_threshold: gives the thresholds instead, (...), in float32; of LapSum.
     """
     own_k = k if isinstance(k, Tensor) else None
     own_temperature = temperature if isinstance(temperature, Tensor) else None
-    call = kind, k, temperature, plain
+    call = kind, k, temperature, plain, of_threshold
     result: Tensor | None = _Mask.apply(scores, own_k, own_temperature, call)  # type: ignore[no-untyped-call]
     return result
 
@@ -317,24 +335,25 @@ def mask(kind: int, scores: Tensor, k: int | Tensor, temperature: float | Tensor
 class _Mask(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, own_k: Tensor | None, own_temperature: Tensor | None, call: Any) -> Tensor | None:
-        kind, k, temperature, plain = call
+        kind, k, temperature, plain, of_threshold = call
         assert _library is not None
         n = scores.shape[-1]
         rows = _readable(scores.reshape(-1, n))
         rate = 1 / (temperature if own_temperature is None else float(own_temperature))
         ks = None if own_k is None else own_k.to(torch.float64).expand(*scores.shape[:-1], 1).reshape(-1).contiguous()
-        threshold = torch.empty(len(rows), 3 if kind == abi.Operator.KSUBSET else 1, dtype=torch.float64)
-        out = rows.new_empty(len(rows), n)
+        number = rows.shape[0]
+        threshold = torch.empty(number, 3 if kind == abi.Operator.KSUBSET else 1, dtype=torch.float64)
+        out = None if of_threshold else rows.new_empty(number, n)
         packed = _pack_mask(
-            len(rows), n, rows.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0,
+            number, n, rows.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0,
             k if ks is None else 0.0, rate,
-            rows.data_ptr(), 0 if ks is None else ks.data_ptr(), threshold.data_ptr(), out.data_ptr(),
+            rows.data_ptr(), 0 if ks is None else ks.data_ptr(), threshold.data_ptr(), 0 if out is None else out.data_ptr(),
         )  # fmt: skip
         if _library.mask(packed):
             return None
         ctx.save_for_backward(scores, own_k, own_temperature, rows, threshold)
         ctx.call = kind, rate, plain
-        return out.reshape(scores.shape)
+        return threshold.float().reshape(scores.shape[:-1]) if out is None else out.view(scores.shape)
 
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
@@ -342,19 +361,20 @@ class _Mask(torch.autograd.Function):
         kind, rate, plain = ctx.call
         inputs = (scores, own_k, own_temperature)
         if torch.is_grad_enabled() or not checks.eager(incoming):
-            wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
-            with torch.enable_grad():
-                found = iter(torch.autograd.grad(plain(), wanted, incoming, create_graph=True))
-            return *(next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs), None
+            return *_by_plain(plain, inputs, incoming), None
         assert _library is not None
-        n = rows.shape[-1]
-        incoming = _readable(incoming.reshape(-1, n).to(rows.dtype))
-        out = rows.new_empty(len(rows), n)
-        of_k = torch.empty(len(rows), dtype=torch.float64) if ctx.needs_input_grad[1] else None
-        of_rate = torch.empty(len(rows), dtype=torch.float64) if ctx.needs_input_grad[2] else None
+        number, n = rows.shape
+        of_threshold = incoming.ndim < scores.ndim
+        if of_threshold:
+            incoming = incoming.reshape(number, 1).to(torch.float64, memory_format=torch.contiguous_format)
+        else:
+            incoming = _readable(incoming.reshape(number, n).to(rows.dtype))
+        out = rows.new_empty(number, n)
+        of_k = torch.empty(number, dtype=torch.float64) if ctx.needs_input_grad[1] else None
+        of_rate = torch.empty(number, dtype=torch.float64) if ctx.needs_input_grad[2] else None
         packed = _pack_mask_backward(
-            len(rows), n, rows.stride(0), incoming.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0, rate,
-            rows.data_ptr(), threshold.data_ptr(), incoming.data_ptr(), out.data_ptr(),
+            number, n, rows.stride(0), incoming.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, of_threshold,
+            rate, rows.data_ptr(), threshold.data_ptr(), incoming.data_ptr(), out.data_ptr(),
             0 if of_k is None else of_k.data_ptr(), 0 if of_rate is None else of_rate.data_ptr(),
         )  # fmt: skip
         _library.mask_backward(packed)
@@ -396,11 +416,8 @@ class _Ranking(torch.autograd.Function):
         scores, learned, ordered, order = ctx.saved_tensors
         operator, kind, rate, plain = ctx.call
         if torch.is_grad_enabled() or not checks.eager(incoming):
-            wanted = [tensor for tensor in (scores, learned) if tensor is not None and tensor.requires_grad]
-            with torch.enable_grad():
-                found = iter(torch.autograd.grad(plain(), wanted, incoming, create_graph=True))
-            of_scores = next(found) if scores.requires_grad else None
-            return of_scores, next(found) if learned is not None and learned.requires_grad else None, None
+            of_scores, of_temperature = _by_plain(plain, (scores, learned), incoming)
+            return of_scores, of_temperature, None
         out = ordered.new_empty(ordered.shape)
         of_rate = torch.empty(len(ordered), dtype=torch.float64) if ctx.needs_input_grad[1] else None
         _run_ranking(operator, kind, rate, ordered, order, incoming.reshape(ordered.shape).float().contiguous(), out, of_rate)
@@ -443,3 +460,81 @@ def draw(scores: Tensor, k: int, temperature: float, uniform: Tensor) -> Tensor 
         rows.data_ptr(), uniform.data_ptr(), out.data_ptr(),
     )  # fmt: skip
     return None if _library.draw(packed) else out.reshape(scores.shape)
+
+
+def network_mask(
+    described: OperatorDescription,
+    power: float,
+    scores: Tensor,
+    temperature: float | Tensor,
+    k: int,
+    plain: Callable[[], Tensor],
+) -> Tensor | None:
+    """The mask of a sorting network, of the shape and dtype of the scores; None: the plain code is to compute it.
+
+    Args:
+        described: swap and network.
+        power: the scores are divided by ``temperature ** power``.
+        scores: (..., n), of one of :data:`DTYPES`.
+        temperature: a number, or a tensor of one element.
+        k: how many, 0 < k < n.
+        plain: the same by the plain code, for second derivatives.
+    """
+    learned = temperature if isinstance(temperature, Tensor) else None
+    call = described, power, temperature, k, plain
+    result: Tensor | None = _NetworkMask.apply(scores, learned, call)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _NetworkMask(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, learned: Tensor | None, call: Any) -> Tensor | None:
+        described, power, temperature, k, plain = call
+        temperature = temperature if learned is None else float(learned)
+        n = scores.shape[-1]
+        ordered, order = scores.reshape(-1, n).float().sort(dim=-1, descending=True, stable=True)
+        edges = ordered[:, [0, -1]]
+        if not bool((edges.isfinite() & (edges.abs() < 1e30)).all()):  # NaN sorts first, and padding last
+            return None
+        ctx.save_for_backward(scores, learned, ordered, order)
+        ctx.call = described, power, temperature, k, plain
+        out = torch.empty_like(ordered)
+        if not _run_network_mask(described, temperature**-power, k, ordered, order, None, out, None):
+            return None
+        return out.view(scores.shape).to(scores.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        scores, learned, ordered, order = ctx.saved_tensors
+        described, power, temperature, k, plain = ctx.call
+        if torch.is_grad_enabled() or not checks.eager(incoming):
+            of_scores, of_temperature = _by_plain(plain, (scores, learned), incoming)
+            return of_scores, of_temperature, None
+        out = torch.empty_like(ordered)
+        of_rate = torch.empty(len(ordered), dtype=torch.float64) if ctx.needs_input_grad[1] else None
+        incoming = incoming.reshape(ordered.shape).float().contiguous()
+        _run_network_mask(described, temperature**-power, k, ordered, order, incoming, out, of_rate)
+        of_temperature = None
+        if of_rate is not None:  # the rate is t^-power
+            of_temperature = (-power / temperature * of_rate.sum()).reshape(learned.shape).to(learned.dtype)
+        return out.view(scores.shape).to(scores.dtype), of_temperature, None
+
+
+def _run_network_mask(
+    described: OperatorDescription,
+    rate: float,
+    k: int,
+    ordered: Tensor,
+    order: Tensor,
+    incoming: Tensor | None,
+    out: Tensor,
+    of_rate: Tensor | None,
+) -> bool:
+    assert _library is not None
+    assert described.wiring is not None
+    comparators, outputs, _ = described.wiring
+    addresses = (
+        0 if each is None else each.data_ptr() for each in (comparators, outputs, ordered, order, incoming, out, of_rate)
+    )
+    packed = _pack_network_mask(*ordered.shape, k, len(comparators), torch.get_num_threads(), described.swap, rate, *addresses)
+    return not _library.network_mask(packed)

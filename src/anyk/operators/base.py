@@ -42,11 +42,11 @@ class Operator(nn.Module, ABC):
     has_probabilities = True
     #: whether k of a mask may be a real number or a tensor
     real_k = False
-    #: the number by which the kernels know its mask
+    #: the number by which the kernels know its mask, ranks and sort. Not inherited: what a subclass computes, they do not know
     mask_code: int | None = None
     #: the least precision to compute in
     dtype = torch.float32
-    #: the number by which the kernels know the operator. Not inherited: what a subclass computes, they do not know
+    #: the number by which the kernels know the operator in a loss. Not inherited either
     kernel_code: int | None = None
 
     def __init_subclass__(cls, name: str | None = None, **keywords: Any) -> None:
@@ -189,12 +189,16 @@ class Operator(nn.Module, ABC):
             raise TypeError(
                 f"k: expected an integer for {type(self).__name__}, which has no mask for a real k or a tensor, got {shown}"
             )
-        if self.mask_code is not None and kernels.uses_native(scores):
-            operator, scores = self._apart(scores, k)
-            mask = kernels.mask(self.mask_code, scores, k, operator.temperature, lambda: operator._plain_mask(scores, k))
-            if mask is not None:
-                return mask
-        return self._plain_mask(scores, k)
+        mask = self._mask_by_kernel(scores, k)
+        return self._plain_mask(scores, k) if mask is None else mask
+
+    def _mask_by_kernel(self, scores: Tensor, k: int | Tensor) -> Tensor | None:
+        """The mask by a kernel; None: there is none."""
+        code = vars(type(self)).get("mask_code")
+        if code is None or not kernels.uses_native(scores):
+            return None
+        operator, scores = self._apart(scores, k)
+        return kernels.mask(code, scores, k, operator.temperature, lambda: operator._plain_mask(scores, k))
 
     def _apart(self, scores: Tensor, k: int | Tensor = 0) -> tuple[Self, Tensor]:
         """The operator and the scores for a kernel, whose second derivative is that of the plain code.
@@ -230,11 +234,12 @@ class Operator(nn.Module, ABC):
 
     def _by_kernel(self, kind: Literal["ranks", "sort"], scores: Tensor) -> Tensor | None:
         """Ranks or sort by a kernel, in float32; None: there is none."""
-        if self.mask_code is None or not has(type(self), kind) or not kernels.uses_native(scores):
+        code = vars(type(self)).get("mask_code")
+        if code is None or not has(type(self), kind) or not kernels.uses_native(scores):
             return None
         operator, scores = self._apart(scores)
         plain = operator._plain_ranks if kind == "ranks" else operator._plain_sort
-        return kernels.ranking(self.mask_code, kind, scores, operator.temperature, lambda: plain(scores))
+        return kernels.ranking(code, kind, scores, operator.temperature, lambda: plain(scores))
 
     def _plain_ranks(self, scores: Tensor) -> Tensor:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -270,6 +275,15 @@ class Operator(nn.Module, ABC):
         self._require("threshold")
         scores = checks.scores(scores)
         k = checks.how_many(k, scores)
+        code = vars(type(self)).get("mask_code")
+        if code is not None and kernels.uses_native(scores):
+            operator, scores = self._apart(scores, k)
+            found = kernels.mask(code, scores, k, operator.temperature, lambda: operator._plain_threshold(scores, k), True)
+            if found is not None:
+                return found
+        return self._plain_threshold(scores, k)
+
+    def _plain_threshold(self, scores: Tensor, k: int | Tensor) -> Tensor:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return self._threshold(scores, real_mask(scores), k)
 

@@ -47,13 +47,15 @@ class LapSum(Operator, name="lapsum"):
     def _threshold(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
         relative, k, solved, reference = laplace_threshold(self, scores, real, k)
         inside = solved.isfinite()
-        # in double precision: with scores far from the threshold the slopes are next to nothing, and their square is divided by
-        start = torch.where(inside, solved, 0).double()
-        attached = _attached_threshold(relative.double(), k.double(), start).to(relative.dtype)
+        attach = _Threshold.apply if checks.eager(scores) else _attached_threshold
+        attached = attach(relative, k, torch.where(inside, solved, 0))
+        unit = self._relative(torch.ones_like(reference), torch.zeros_like(reference))
+        found = attached / unit + reference
+        if checks.readable(inside) and bool(inside.all()):
+            return found.squeeze(-1)
         first = scores.amax(-1, keepdim=True)
         last = (scores if real is None else scores.masked_fill(~real, torch.inf)).amin(-1, keepdim=True)
-        unit = self._relative(torch.ones_like(first), torch.zeros_like(first))
-        return torch.where(inside, attached / unit + reference, torch.where(solved > 0, first, last)).squeeze(-1)
+        return torch.where(inside, found, torch.where(solved > 0, first, last)).squeeze(-1)
 
     def _ranks(self, scores: Tensor, real: Tensor | None) -> Tensor:
         ordered, present, order = in_order(scores if real is None else scores.masked_fill(~real, 0), real)
@@ -179,21 +181,25 @@ def laplace_threshold(
 
     Returns:
         The scores less a score near b, over the temperature, with their graph, padding at -inf; k for each row, (..., 1); b
-        for these
-        scores, without a graph, infinite where k is 0 or all there is; the score that was taken off.
+        for these scores, without a graph, infinite where k is 0 or all there is; the score that was taken off.
     """
     n = scores.shape[-1]
     detached = scores.detach() if real is None else scores.detach().masked_fill(~real, -torch.inf)
     number = torch.full((1,), n, device=scores.device) if real is None else real.sum(-1, keepdim=True)
-    mirrored = isinstance(k, int) and real is None and 2 * k > n
-    if mirrored:  # few are left out: the threshold of the scores turned round, which lies among the lowest
+    if isinstance(k, int):
+        least = most = k
+    else:
+        least, most = (int(k.detach().min()), math.ceil(k.detach().max())) if checks.readable(k) and k.numel() else (0, n)
+    if (
+        real is None and 2 * least > n
+    ):  # few are left out: the threshold of the scores turned round, which lies among the lowest
         relative, left_out, found, reference = laplace_threshold(operator, -scores, None, n - k)
         return -relative, n - left_out, -found, -reference
     rest = None
-    if isinstance(k, Tensor) or 2 * k + 1 >= n:
+    if 2 * most + 1 >= n:
         best = detached.sort(dim=-1, descending=True).values
     else:  # at the (2k)-th score half of 2k entries have passed at least: b lies above it
-        chosen = candidates.best(detached, 2 * k + 1)
+        chosen = candidates.best(detached, 2 * most + 1)
         best, rest = detached.gather(-1, chosen), detached.scatter(-1, chosen, -torch.inf)
     k = torch.full((1,), k, dtype=scores.dtype, device=scores.device) if isinstance(k, int) else k
     k = torch.minimum(k, number.to(k.dtype))
@@ -247,16 +253,52 @@ def _solve_threshold(best: Tensor, rest: Tensor | None, k: Tensor, number: Tenso
 
 
 def _attached_threshold(scores: Tensor, k: Tensor, solved: Tensor) -> Tensor:
-    """The threshold as a function of scores and k, with two derivatives: two Newton steps from the solution."""
+    """The threshold as a function of scores and k, with two derivatives: two Newton steps from the solution.
+
+    All is relative to the nearest score, so that a step stays right where b is far from every score.
+    """
     found = solved
     for _ in range(2):
         margin = scores - found
-        slopes = torch.exp(-margin.abs()) / 2
-        total = slopes.sum(-1, keepdim=True)
-        passed = torch.where(margin < 0, slopes, 1 - slopes).sum(-1, keepdim=True)
-        some = total > torch.finfo(total.dtype).tiny ** 0.5  # whose square is a number
-        found = found + torch.where(some, (passed - k) / torch.where(some, total, 1), 0)
+        distance = margin.abs()
+        nearest = _nearest(distance.detach())
+        slopes = torch.exp(nearest - distance)
+        surplus = torch.where(margin < 0, slopes, -slopes).sum(-1, keepdim=True)
+        ahead = (margin > 0).sum(-1, keepdim=True) - k
+        found = found + (surplus + 2 * nearest.clamp(max=_FURTHEST).exp() * ahead) / slopes.sum(-1, keepdim=True)
     return solved + (found - found.detach())
+
+
+_FURTHEST = 80.0  # e to that is still a number of float32
+
+
+def _nearest(distance: Tensor) -> Tensor:
+    return distance.amin(-1, keepdim=True).nan_to_num(nan=torch.nan, posinf=0.0)
+
+
+class _Threshold(torch.autograd.Function):
+    """:func:`_attached_threshold` with the backward pass written out: the weights of :class:`_Mask`, and
+    ``db = sum_c w_c ds_c - dk / sum_c p_c``."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, k: Tensor, solved: Tensor) -> Tensor:
+        ctx.save_for_backward(scores, k, solved)
+        return solved.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        scores, k, solved = ctx.saved_tensors
+        plain = autograd.plain_gradients(lambda scores, k: _attached_threshold(scores, k, solved), [scores, k], [gradient])
+        if plain is not None:
+            return plain[0], plain[1], None
+        distance = (scores - solved).abs_()
+        nearest = _nearest(distance)
+        slopes = torch.sub(nearest, distance, out=distance).exp_()
+        total = slopes.sum(-1, keepdim=True)
+        of_k = None
+        if ctx.needs_input_grad[1]:
+            of_k = (-2 * gradient * nearest.clamp(max=_FURTHEST).exp() / total).sum_to_size(k.shape)
+        return slopes.mul_(gradient / total), of_k, None
 
 
 def _attached_mask(scores: Tensor, k: Tensor, solved: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from anyk import autograd, checks, networks
+from anyk import autograd, checks, kernels, networks
 from anyk._compat import constant_when_traced
 from anyk.docstrings import documented
 from anyk.kernels.loss_description import GIVEN, MOST_WIRES, NETWORK, SORTED, TARGET, OperatorDescription, Wiring
@@ -21,6 +21,9 @@ from anyk.swaps import Swap
 
 # log T continues along this plus the swap's tail where T falls below it. To T itself that adds 1e-13 at most.
 LOG_TAIL_WEIGHT = -30.0
+
+MOST_COMPARATORS = 150_000
+"""of a network whose mask is made by a kernel: of 16 rows it keeps three numbers for each"""
 
 Wires = Literal["target", "sorted", "given"]
 _KERNEL_WIRES = {"target": TARGET, "sorted": SORTED, "given": GIVEN}
@@ -154,6 +157,21 @@ class SortingNetwork(Operator):
     def kernel_settings(self) -> tuple[object, ...]:
         # the entries, not their names: others may have taken these
         return *super().kernel_settings(), NETWORKS[self.kind], SWAPS[self.swap], self.wires
+
+    def _mask_by_kernel(self, scores: Tensor, k: int | Tensor) -> Tensor | None:
+        n = scores.shape[-1]
+        swap = _KERNEL_SWAPS.get(SWAPS[self.swap])
+        if type(self)._mask is not SortingNetwork._mask or swap is None or not kernels.uses_native(scores):
+            return None
+        if not isinstance(k, int) or not 0 < k < n <= MOST_WIRES:
+            return None
+        wiring = _wiring(NETWORKS[self.kind], n, k)
+        if len(wiring.comparators) > MOST_COMPARATORS:
+            return None
+        described = OperatorDescription(NETWORK, 1.0, swap=swap, wiring=wiring)
+        operator, scores = self._apart(scores)
+        plain = operator._plain_mask
+        return kernels.network_mask(described, self.scale_power, scores, operator.temperature, k, lambda: plain(scores, k))
 
     def _mask(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
         """The sum of the first k rows of P, pushed back through the network at once. All classes start in descending order.

@@ -5,6 +5,33 @@
    whatever b is. b is such that the p sum to about k. Then the frequencies w_l = 2 pi l / N tell k from other numbers, N being
    several standard deviations of the number, and all but the first ten or so have no weight. */
 
+/* The smallest of the m best scores. */
+static float best_and_last(const float *s, int64_t n, int64_t m, Finder *finder) {
+    Sums unused;
+    Kept *kept = &finder->kept;
+    find_best(s, FLOAT32, n, m, 0, 0, kept, finder->widened, &unused);
+    if (kept->count > m) compact(kept);
+    float last = INFINITY;
+    for (int64_t i = 0; i < kept->count; i++) last = kept->score[i] < last ? kept->score[i] : last;
+    return last;
+}
+
+/* Counts the scores that are not padding; notices NaN and infinity. */
+static int64_t count_real(const float *s, int64_t n, int *has_nan, int *is_infinite) {
+    vi padded = {0}, strange = {0}, top = {0};
+    int64_t i = 0, count = 0;
+    for (; i + W <= n; i += W) {
+        vf x = load_f32(s + i);
+        padded -= (vi)(x == -INFINITY);
+        strange |= (vi)(x != x);
+        top |= (vi)(x == INFINITY);
+    }
+    count = sum_of(padded);
+    for (; i < n; i++) count += s[i] == -INFINITY, strange[0] |= s[i] != s[i], top[0] |= s[i] == INFINITY;
+    for (int l = 0; l < W; l++) *has_nan |= strange[l] != 0, *is_infinite |= top[l] != 0;
+    return n - count;
+}
+
 /* What is known of a row, in order that the backward pass finds it again. */
 typedef struct {
     double reference; /* a score */

@@ -1,5 +1,6 @@
 /* Vectors of doubles and floats as wide as the machine's (the vector extension of gcc and clang), with what C's operators lack. A
    comparison gives a mask: integers with all bits set where it holds, 0 elsewhere. */
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -112,22 +112,17 @@ void give_memory_back(char *memory) {
    forked after its first use, as the workers of a DataLoader are. Apple's compiler has none. torch's own threads
    (at::parallel_for) are out of reach from C. */
 
-/* Rows in parts, which are taken one after the other by whoever is free. What a part computes does not depend on who. */
+/* Work in parts, which are taken one after the other by whoever is free. What a part computes does not depend on who. */
 typedef struct {
-    Kernel kernel;
-    const Call *call;
-    int64_t rows, rows_of_part, parts;
+    Task task;
+    void *context;
+    int64_t parts;
     _Atomic int64_t next; /* part */
-    _Atomic int status;
-    _Atomic int helpers; /* that have begun and not finished */
+    _Atomic int helpers;  /* that have begun and not finished */
 } Job;
 
 static void work_on(Job *job) {
-    for (int64_t part; (part = atomic_fetch_add(&job->next, 1)) < job->parts;) {
-        int64_t first = part * job->rows_of_part, last = first + job->rows_of_part;
-        int fine = FINE, status = job->kernel(job->call, first, last < job->rows ? last : job->rows);
-        if (status != FINE) atomic_compare_exchange_strong(&job->status, &fine, status);
-    }
+    for (int64_t part; (part = atomic_fetch_add(&job->next, 1)) < job->parts;) job->task(job->context, part);
 }
 
 /* Threads that wait for jobs. They belong to the process that made them: after a fork the child makes its own, if asked. */
@@ -192,21 +187,14 @@ static void start_threads(Pool *mine, int wanted) {
     pthread_attr_destroy(&detached);
 }
 
-/* Runs a kernel over all rows. `work` is about how many scores are looked at: to wake a thread takes longer than 20,000. */
-static int run_rows(Kernel kernel, const Call *call, int64_t rows, int64_t work, int threads) {
-    int64_t worth = work / 20000, blocks = (rows + LANES - 1) / LANES;
-    if (threads > worth) threads = (int)worth;
+void each_part(Task task, void *context, int64_t parts, int threads) {
+    Job job = {.task = task, .context = context, .parts = parts};
     if (threads > MOST_THREADS) threads = MOST_THREADS;
-    if (threads < 1) threads = 1;
-    /* Whole blocks of rows, several parts for each thread. */
-    int64_t blocks_of_part = threads == 1 ? blocks : blocks / (4 * (int64_t)threads);
-    Job job = {.kernel = kernel, .call = call, .rows = rows, .rows_of_part = LANES * (blocks_of_part > 1 ? blocks_of_part : 1)};
-    job.parts = (rows + job.rows_of_part - 1) / job.rows_of_part;
-    if (threads > job.parts) threads = (int)job.parts;
+    if (threads > parts) threads = (int)parts;
     Pool *mine = threads > 1 ? pool_of_process() : NULL;
-    if (!mine || atomic_flag_test_and_set(&mine->busy)) { /* busy with a job of another thread of Python's */
+    if (!mine || atomic_flag_test_and_set(&mine->busy)) { /* with this very work, or that of another thread of Python's */
         work_on(&job);
-        return atomic_load(&job.status);
+        return;
     }
     start_threads(mine, threads - 1);
     pthread_mutex_lock(&mine->lock);
@@ -222,7 +210,38 @@ static int run_rows(Kernel kernel, const Call *call, int64_t rows, int64_t work,
     for (int64_t i = 0; atomic_load_explicit(&job.helpers, memory_order_acquire); i++)
         i < 10000 ? pause_a_little() : (void)sched_yield(); /* a helper that lost its core */
     atomic_flag_clear(&mine->busy);
+}
+
+typedef struct {
+    Kernel kernel;
+    const Call *call;
+    int64_t rows, rows_of_part;
+    _Atomic int status;
+} RowsJob;
+
+static void run_part(void *context, int64_t part) {
+    RowsJob *job = context;
+    int64_t first = part * job->rows_of_part, last = first + job->rows_of_part;
+    int fine = FINE, status = job->kernel(job->call, first, last < job->rows ? last : job->rows);
+    if (status != FINE) atomic_compare_exchange_strong(&job->status, &fine, status);
+}
+
+/* Runs a kernel over all rows, whole blocks of them, several parts for each thread. `work` is about how many scores are looked
+   at, three or so in a nanosecond: to wake a thread takes as long as 100,000. */
+static int run_rows(Kernel kernel, const Call *call, int64_t rows, int64_t block, int64_t work, int threads) {
+    int64_t worth = work / 100000, blocks = (rows + block - 1) / block;
+    if (threads > worth) threads = (int)worth;
+    if (threads < 1) threads = 1;
+    int64_t blocks_of_part = threads == 1 ? blocks : blocks / (4 * (int64_t)threads);
+    RowsJob job = {.kernel = kernel, .call = call, .rows = rows, .rows_of_part = block * (blocks_of_part > 1 ? blocks_of_part : 1)};
+    each_part(run_part, &job, (rows + job.rows_of_part - 1) / job.rows_of_part, threads);
     return atomic_load(&job.status);
+}
+
+/* Rows that are computed one by one: a row is a part of the work; or it is split itself, where there are few and long ones. */
+static int run_single_rows(Kernel kernel, const Call *call, int kind, int64_t rows, int64_t n, int threads) {
+    int splits_rows = kind != KSUBSET && rows < 4 * (int64_t)threads && n >= 4 * PART;
+    return run_rows(kernel, call, rows, 1, 4 * rows * n, splits_rows ? 1 : threads);
 }
 
 /* ---- calls ---- */
@@ -243,7 +262,7 @@ static int run_batch(Kernel kernel, Call call, const Batch *batch, int64_t n, in
         if (!unreduced.loss) return NO_MEMORY;
     }
     call.batch = &unreduced;
-    int status = run_rows(kernel, &call, batch->rows, batch->rows * work_of_row, batch->threads);
+    int status = run_rows(kernel, &call, batch->rows, LANES, batch->rows * work_of_row, batch->threads);
     if (batch->reduction != NONE) {
         /* In the order of the rows, whoever computed them. */
         double sum = 0;
@@ -266,25 +285,30 @@ EXPORT int anyk_smooth(const SmoothSpec *spec, const Batch *batch) {
 }
 
 EXPORT int anyk_backward(const Backward *back) {
-    return run_rows(variant()->backward, &(Call){.backward = back}, back->rows, back->rows * back->n, back->threads);
+    return run_rows(variant()->backward, &(Call){.backward = back}, back->rows, LANES, back->rows * back->n, back->threads);
 }
 
 EXPORT int anyk_best(const Selection *given) {
-    return run_rows(variant()->best, &(Call){.selection = given}, given->rows, given->rows * given->n, given->threads);
+    return run_rows(variant()->best, &(Call){.selection = given}, given->rows, LANES, given->rows * given->n, given->threads);
 }
 
 EXPORT int anyk_mask(const Mask *mask) {
-    return run_rows(variant()->mask, &(Call){.mask = mask}, mask->rows, 4 * mask->rows * mask->n, mask->threads);
+    return run_single_rows(variant()->mask, &(Call){.mask = mask}, mask->kind, mask->rows, mask->n, mask->threads);
 }
 
 EXPORT int anyk_mask_backward(const MaskBackward *back) {
-    return run_rows(variant()->mask_backward, &(Call){.mask_backward = back}, back->rows, 4 * back->rows * back->n, back->threads);
+    return run_single_rows(variant()->mask_backward, &(Call){.mask_backward = back}, back->kind, back->rows, back->n, back->threads);
 }
 
 EXPORT int anyk_ranking(const Ranking *ranking) {
-    return run_rows(variant()->ranking, &(Call){.ranking = ranking}, ranking->rows, 4 * ranking->rows * ranking->n, ranking->threads);
+    return run_rows(variant()->ranking, &(Call){.ranking = ranking}, ranking->rows, 1, 4 * ranking->rows * ranking->n, ranking->threads);
+}
+
+EXPORT int anyk_network_mask(const NetworkMask *mask) {
+    return run_rows(variant()->network_mask, &(Call){.network_mask = mask}, mask->rows, LANES, 4 * mask->rows * mask->size,
+                    mask->threads);
 }
 
 EXPORT int anyk_draw(const Draw *draw) {
-    return run_rows(variant()->draw, &(Call){.draw = draw}, draw->rows, 40 * draw->rows * draw->n, draw->threads);
+    return run_rows(variant()->draw, &(Call){.draw = draw}, draw->rows, 1, 40 * draw->rows * draw->n, draw->threads);
 }

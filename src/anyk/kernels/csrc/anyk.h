@@ -11,6 +11,7 @@
 #include "abi.h"
 
 #define LANES 16 /* rows that are computed side by side */
+#define PART 16384 /* scores of a long row that a thread takes at a time, and that are added up by themselves */
 
 /* A top-k loss for rows of n scores: anyk/kernels/loss_description.py. */
 typedef struct {
@@ -90,17 +91,17 @@ typedef struct {
     const void *scores;
     const double *ks;  /* (rows): one k for each row, or NULL: k for all */
     double *threshold; /* (rows): infinite where nothing or everything is chosen. KSUBSET: (rows, 3), as _subset.h has it */
-    void *out;         /* (rows, n), of the dtype of the scores */
+    void *out;         /* (rows, n), of the dtype of the scores; NULL: the thresholds are all that is wanted */
 } Mask;
 
 typedef struct {
     int64_t rows, n, stride, incoming_stride;
     int32_t dtype, threads, kind;
-    int32_t unused;
+    int32_t of_threshold; /* the gradients are those of the thresholds, of LapSum */
     double rate;
     const void *scores;
     const double *threshold;
-    const void *incoming; /* (rows, n), of the dtype of the scores, as is the result */
+    const void *incoming; /* (rows, n), of the dtype of the scores, as is the result; of the thresholds: doubles (rows) */
     void *out;
     double *grad_k, *grad_rate; /* (rows), or NULL */
 } MaskBackward;
@@ -128,6 +129,20 @@ typedef struct {
     void *out;             /* (rows, n), of the dtype of the scores: zeros and ones */
 } Draw;
 
+/* Masks by a sorting network of rows that are in descending order, or their gradients: anyk/operators/sorting_network.py. */
+typedef struct {
+    int64_t rows, n, k, size; /* size: the number of comparators */
+    int32_t threads, swap;
+    double rate;                /* the scores are multiplied by it */
+    const int32_t *comparators; /* (size, 3): upper wire, lower wire, layer */
+    const int32_t *outputs;     /* (k): the wires that the best, the second best, … end on */
+    const float *scores;        /* (rows, n), descending and finite */
+    const int64_t *order;       /* (rows, n): where they stood */
+    const float *incoming;      /* (rows, n), or NULL: forward */
+    float *out;                 /* (rows, n): the mask, or the gradient, where the scores stood */
+    double *grad_rate;          /* (rows), or NULL: the gradient by the rate, times the rate */
+} NetworkMask;
+
 /* What a kernel gets: those of these that are its own. */
 typedef struct {
     const Spec *spec;
@@ -139,6 +154,7 @@ typedef struct {
     const MaskBackward *mask_backward;
     const Ranking *ranking;
     const Draw *draw;
+    const NetworkMask *network_mask;
 } Call;
 
 /* Computes the rows [first, last) and returns a Status. */
@@ -147,11 +163,15 @@ typedef int (*Kernel)(const Call *call, int64_t first, int64_t last);
 /* kernels.c, compiled for one instruction set. */
 typedef struct {
     const char *name;
-    Kernel forward, smooth, backward, best, mask, mask_backward, ranking, draw;
+    Kernel forward, smooth, backward, best, mask, mask_backward, ranking, draw, network_mask;
 } Variant;
 
 /* Working memory, aligned to 64 bytes and not cleared; NULL if there is none. */
 char *take_memory(int64_t size);
 void give_memory_back(char *memory);
+
+/* Calls a task with the numbers 0 … parts - 1, by so many threads. A task may do the same: alone, as the threads are busy. */
+typedef void (*Task)(void *context, int64_t part);
+void each_part(Task task, void *context, int64_t parts, int threads);
 
 #endif

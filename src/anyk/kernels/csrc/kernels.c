@@ -470,10 +470,11 @@ static int smooth(const Call *call, int64_t first, int64_t last) {
 #include "_masks.h"
 #include "_subset.h"
 #include "_ranks.h"
+#include "_network_mask.h"
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 const Variant JOIN(variant_, VARIANT) = {TEXT(VARIANT), forward, smooth, backward, best, mask_of_kind, mask_backward_of_kind, ranking,
-                                       draw};
+                                         draw, network_mask};
