@@ -42,9 +42,10 @@ from torch import Tensor
 import anyk
 
 RUNS, PAGE = Path(__file__).with_suffix(".jsonl"), Path(__file__).with_suffix(".md")
-TEMPERATURES = [10 ** (half / 2) for half in range(-6, 5)]
 SEEDS, STEPS, HIDDEN, WIDTH, MARK = 5, 400, 16, 16, 6.0
 BATCH = {"features": 64, "patches": 16}
+MOMENTS = {"start": 0, "quarter": STEPS // 4, "half": STEPS // 2, "end": STEPS - 1}
+"""when the undecided mass is recorded"""
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,12 @@ class Setting:
     penalty: float = 0.01
     """of the first weights behind the mask; "features" alone"""
 
+    @property
+    def temperatures(self) -> list[float]:
+        """at the start: to 1000 for what the rule is about, to 100 for what stands beside it"""
+        asked = (self.falls, self.schedule, self.hard) == (0.01, "geometric", False)
+        return [10 ** (half / 2) for half in range(-6, 7 if asked else 5)]
+
 
 SIZES = (("features", 32, 2), ("features", 32, 8), ("features", 256, 2), ("features", 256, 16), ("features", 1024, 16),
          ("patches", 32, 2), ("patches", 32, 8), ("patches", 256, 2), ("patches", 256, 16))  # fmt: skip
@@ -70,16 +77,16 @@ SIZES = (("features", 32, 2), ("features", 32, 8), ("features", 256, 2), ("featu
 
 def settings() -> Iterator[Setting]:
     bases = [Setting(task, n, k, falls=0.01) for task, n, k in SIZES]
-    for falls, hard in itertools.product((0.01, 1.0), (False, True)):
-        yield from (replace(base, falls=falls, hard=hard) for base in bases)
+    small = [base for base in bases if base.n < 1024]
+    yield from bases
     for base in bases:
         if (base.n, base.k) == (256, 16):
             yield from (replace(base, spread=spread) for spread in (0.1, 10.0))
             yield from (replace(base, rate=rate) for rate in (0.01, 0.1))
-        if base.task == "features" and base.n < 1024:
-            yield replace(base, penalty=0.0)
-    small = [base for base in bases if base.n < 1024]
     yield from (replace(base, operator="permutahedron") for base in small)
+    yield from (replace(base, penalty=0.0) for base in small if base.task == "features")
+    for falls, hard in ((0.01, True), (1.0, False), (1.0, True)):
+        yield from (replace(base, falls=falls, hard=hard) for base in bases)
     for falls, schedule in ((0.1, "geometric"), (0.001, "geometric"), (0.01, "linear"), (1.0, "learned")):
         yield from (replace(base, falls=falls, schedule=schedule) for base in small)
     for base in small:
@@ -104,7 +111,7 @@ class Features:
             torch.zeros(SEEDS, 1, HIDDEN),
             torch.randn(SEEDS, HIDDEN, 1, generator=random) * HIDDEN**-0.5,
         ]
-        self.parameters = [one.expand(len(TEMPERATURES), *one.shape).clone().requires_grad_() for one in start]
+        self.parameters = [one.expand(len(setting.temperatures), *one.shape).clone().requires_grad_() for one in start]
 
     def draw(self, random: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randn(SEEDS, BATCH["features"], self.right.shape[-1], generator=random)
@@ -131,7 +138,7 @@ class Patches:
             setting.spread * torch.randn(SEEDS, WIDTH, generator=random) * WIDTH**-0.5,
             torch.randn(SEEDS, WIDTH, generator=random) * WIDTH**-0.5,
         ]
-        self.parameters = [one.expand(len(TEMPERATURES), *one.shape).clone().requires_grad_() for one in start]
+        self.parameters = [one.expand(len(setting.temperatures), *one.shape).clone().requires_grad_() for one in start]
 
     def draw(self, random: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randn(SEEDS, BATCH["patches"], self.n, WIDTH, generator=random)
@@ -159,8 +166,9 @@ def run(setting: Setting) -> dict[str, list[float]]:
     """Train one setting at all temperatures, with all seeds."""
     random = torch.Generator().manual_seed(0)
     task = (Features if setting.task == "features" else Patches)(setting, random)
-    first = torch.tensor(TEMPERATURES).log()[:, None].expand(-1, SEEDS).clone()
+    first = torch.tensor(setting.temperatures).log()[:, None].expand(-1, SEEDS).clone()
     learned = [first.requires_grad_()] if setting.schedule == "learned" else []
+    shares: dict[int, Tensor] = {}
     optimizer = torch.optim.Adam([*task.parameters, *learned], setting.rate)
     for step in range(STEPS):
         x, target = task.draw(random)
@@ -171,11 +179,11 @@ def run(setting: Setting) -> dict[str, list[float]]:
             temperature = first.exp() * setting.falls**done
         scores = task.scores(x)
         scaled = scores / temperature.reshape(*temperature.shape, *[1] * (scores.ndim - 2))
-        if step in (0, STEPS - 1):
+        if step in MOMENTS.values():
             with torch.no_grad():
-                shares = undecided(anyk.soft_topk(scaled, setting.k, setting.operator), setting.k)
-            if step == 0:
-                begun, deviation = shares, scores.detach().std(-1).mean().item()
+                shares[step] = undecided(anyk.soft_topk(scaled, setting.k, setting.operator), setting.k)
+        if step == 0:
+            deviation = scores.detach().std(-1).mean().item()
         mask = anyk.soft_topk(scaled, setting.k, setting.operator, hard=setting.hard)
         loss = (task.predict(x, mask) - target).square().mean(-1).sum() + setting.penalty * task.weights().square().sum()
         optimizer.zero_grad()
@@ -190,8 +198,8 @@ def run(setting: Setting) -> dict[str, list[float]]:
             recalls.append(found.flatten(2).mean(-1) if found.ndim > 2 else found)
             errors.append((task.predict(x, exact) - target).square().mean(-1))
     recall, error = torch.stack(recalls).mean(0), torch.stack(errors).mean(0)  # the target has variance 1
-    row = {"recall": recall.mean(1), "recall_sd": recall.std(1), "error": error.mean(1), "error_sd": error.std(1),
-           "start": begun.mean(1), "end": shares.mean(1), "to": temperature.detach().log().mean(1).exp()}  # fmt: skip
+    row = {"recall": recall.mean(1), "recall_sd": recall.std(1), "error": error.mean(1), "error_sd": error.std(1)}
+    row |= {name: shares[step].mean(1) for name, step in MOMENTS.items()}
     return {"deviation": deviation} | {name: [float(f"{value:.3g}") for value in one.tolist()] for name, one in row.items()}  # type: ignore[dict-item]
 
 
@@ -202,17 +210,19 @@ START = 30.0
 MODES = (("falls to 1/100", 0.01, "geometric"), ("falls to 1/10", 0.1, "geometric"), ("falls to 1/1000", 0.001, "geometric"),
          ("falls to 1/100, straight", 0.01, "linear"), ("learned", 1.0, "learned"), ("fixed", 1.0, "geometric"))  # fmt: skip
 RULES: dict[str, Callable[[Setting, dict], list[float]]] = {
-    "temperature": lambda s, row: TEMPERATURES,
-    "temperature / standard deviation of the scores": lambda s, row: [t / row["deviation"] for t in TEMPERATURES],
-    "undecided mass": lambda s, row: [s.k * share for share in row["start"]],
-    "undecided mass / k": lambda s, row: row["start"],
-    "undecided mass / its largest, k (1 - k/n)": lambda s, row: [share / (1 - s.k / s.n) for share in row["start"]],
+    "temperature": lambda s, row: s.temperatures,
+    "temperature / standard deviation of the scores": lambda s, row: [t / row["deviation"] for t in s.temperatures],
+    "temperature / (learning rate times steps)": lambda s, row: [t / (s.rate * STEPS) for t in s.temperatures],
+    "undecided mass / k at the start": lambda s, row: row["start"],
+    "undecided mass / k (1 - k/n) at the start": lambda s, row: [share / (1 - s.k / s.n) for share in row["start"]],
+    "undecided mass / k (1 - k/n) at a quarter": lambda s, row: [share / (1 - s.k / s.n) for share in row["quarter"]],
+    "undecided mass / k (1 - k/n) at the half": lambda s, row: [share / (1 - s.k / s.n) for share in row["half"]],
 }
 Kept = list[tuple[Setting, dict]]
 
 
-def mean_and_worst(values: list[float], worst: Callable[[list[float]], float] = max) -> list[str]:
-    return [f"{sum(values) / len(values):.2f}", f"{worst(values):.2f}"]
+def mean_and_worst(values: list[float], worst: Callable[[list[float]], float]) -> str:
+    return f"{sum(values) / len(values):.2f} ({worst(values):.2f})"
 
 
 def nearest(values: list[float], goal: float) -> int:
@@ -225,14 +235,14 @@ def by_rule(setting: Setting, row: dict) -> int:
 
 
 def best(setting: Setting, row: dict) -> int:
-    return min(range(len(TEMPERATURES)), key=row["error"].__getitem__)
+    return min(range(len(row["error"])), key=row["error"].__getitem__)
 
 
 def outcome(kept: Kept, choose: Callable[[Setting, dict], int]) -> list[str]:
-    """Recall and error, each as mean and worst over the settings."""
+    """Recall and error, each as mean (worst) over the settings."""
     places = [choose(setting, row) for setting, row in kept]
     recalls, errors = ([row[name][place] for (_, row), place in zip(kept, places, strict=True)] for name in ("recall", "error"))
-    return [*mean_and_worst(recalls, min), *mean_and_worst(errors)] if kept else [""] * 4
+    return [mean_and_worst(recalls, min), mean_and_worst(errors, max)]
 
 
 def one_value_for_all(kept: Kept, rule: Callable[[Setting, dict], list[float]]) -> list[str]:
@@ -253,26 +263,34 @@ def table() -> str:
         return [(s, row) for s, row in kept if all(getattr(s, name) == value for name, value in wanted.items())]
 
     parts = [f"# Which temperature trains a mask\n\n{__doc__}"]
-    measured = ["recall", "worst", "error", "worst"]
+    measured = ["recall (worst)", "error (worst)"]
 
     parts.append("## By the temperature at the start")
     parts.append(
-        "LapSum, soft, falling to 1/100: mean and worst of the nine sizes. The scores start with a standard deviation of 1."
+        "LapSum, soft, falling to 1/100, scores that start with a standard deviation of 1. Mean (worst) of the nine sizes; of "
+        "the undecided mass as a share of k (1 - k/n), mean (least)."
     )
-    rows = []
-    for place, temperature in enumerate(TEMPERATURES):
-        runs = chosen()
-        shares = [RULES["undecided mass / its largest, k (1 - k/n)"](s, row)[place] for s, row in runs]
+    rows, runs = [], chosen()
+    for place, temperature in enumerate(runs[0][0].temperatures):
+        shares = [[row[name][place] / (1 - s.k / s.n) for s, row in runs] for name in MOMENTS]
         spread = sum(row["recall_sd"][place] for _, row in runs) / len(runs)
-        rows.append([f"{temperature:.2g}", f"{min(shares):.3f} to {max(shares):.3f}",
+        rows.append([f"{temperature:.2g}", *(f"{sum(one) / len(one):.2f} ({min(one):.2f})" for one in shares),
                      *outcome(runs, lambda s, row, place=place: place), f"{spread:.2f}"])  # fmt: skip
-    header = ["temperature", "undecided at the start, of k (1 - k/n)", *measured, "recall, standard deviation over seeds"]
+    header = [
+        "temperature",
+        "undecided at the start",
+        "at a quarter",
+        "at the half",
+        "at the end",
+        *measured,
+        "recall, standard deviation over seeds",
+    ]
     parts.append(markdown_table(header, rows))
 
     parts.append("## How it goes on")
     parts.append(
-        f"LapSum: mean and worst of the sizes; first from {START:g} standard deviations of the scores, then from the temperature that "
-        "has the least error at each size."
+        f"LapSum, mean (worst) of the sizes: from {START:g} standard deviations of the scores, and from the "
+        "temperature with the least error of each size."
     )
     rows = []
     for (name, falls, schedule), hard in itertools.product(MODES, (False, True)):
@@ -302,8 +320,8 @@ def table() -> str:
 
     parts.append("## One value for all settings")
     parts.append(
-        "Each rule with the value that gives the least error in the mean over all settings with a penalty: sizes, operators, spreads, "
-        "rates. A value past the largest stands for the largest temperature."
+        "Each rule with the value that has the least error in the mean over all settings with a penalty: sizes, operators, "
+        "spreads, rates. A share above 1 stands for the largest temperature."
     )
     for name, falls in (("soft, falls to 1/100", 0.01), ("soft, fixed", 1.0)):
         runs = [
@@ -317,8 +335,8 @@ def table() -> str:
 
     parts.append("## Each setting")
     parts.append(
-        "By the temperature at the start: recall ± standard deviation over five seeds, error with the exact k, undecided share of k at "
-        "the start and at the end."
+        "By the temperature at the start: recall ± standard deviation over five seeds, error with the exact k, undecided share "
+        "of k at the start and at the end."
     )
     for (name, falls, schedule), hard in itertools.product(MODES, (False, True)):
         rows = []
@@ -332,7 +350,9 @@ def table() -> str:
                          *(f"{r:.2f} ± {sd:.2f}, {e:.2g}, {u:.2g}, {v:.1g}" for r, sd, e, u, v in cells)])  # fmt: skip
         if rows:
             parts.append(f"### {name}, {'hard' if hard else 'soft'}")
-            parts.append(markdown_table(["", *(f"{t:.2g}" for t in TEMPERATURES)], rows))
+            parts.append(
+                markdown_table(["", *(f"{t:.2g}" for t in Setting("", 1, 1, "", falls, schedule, hard).temperatures)], rows)
+            )
     return "\n\n".join(parts) + "\n"
 
 

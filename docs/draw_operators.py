@@ -136,7 +136,7 @@ def masks(temperatures: Sequence[float], path: Path, scores: Sequence[float] = C
         for (title, (operator, colour)), line in zip(MASKS.items(), grid, strict=True):
             for temperature, axes in zip(temperatures, line, strict=True):
                 mask = operator(temperature).mask(row, k)
-                undecided = float((mask * (1 - mask)).sum())
+                undecided = abs(float((mask * (1 - mask)).sum()))  # a last digit above 1 is no less than nothing
                 axes.bar(places, mask.tolist(), color=colour, width=0.8, gid=f"mask-{title}-{temperature:g}")
                 axes.plot([-0.5, k - 0.5, k - 0.5, len(row) - 0.5], [1, 1, 0, 0], color=INK, lw=0.9, ls=(0, (4, 2)))
                 axes.text(len(row) - 0.5, 0.97, f"{undecided:.2f}", ha="right", va="top", fontsize=12, weight="bold")
