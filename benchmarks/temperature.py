@@ -206,7 +206,9 @@ def run(setting: Setting) -> dict[str, list[float]]:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 START = 30.0
-"""the temperature of the rule, in standard deviations of the scores at the start"""
+"""a temperature to begin with, in standard deviations of the scores at the start"""
+LEFT = 0.99
+"""the rule: as much of the largest undecided mass, k (1 - k/n), is left after a quarter of the steps"""
 MODES = (("falls to 1/100", 0.01, "geometric"), ("falls to 1/10", 0.1, "geometric"), ("falls to 1/1000", 0.001, "geometric"),
          ("falls to 1/100, straight", 0.01, "linear"), ("learned", 1.0, "learned"), ("fixed", 1.0, "geometric"))  # fmt: skip
 RULES: dict[str, Callable[[Setting, dict], list[float]]] = {
@@ -230,8 +232,14 @@ def nearest(values: list[float], goal: float) -> int:
     return min(range(len(values)), key=lambda place: abs(math.log(max(values[place], 1e-9) / goal)))
 
 
-def by_rule(setting: Setting, row: dict) -> int:
+def from_start(setting: Setting, row: dict) -> int:
     return nearest(RULES["temperature / standard deviation of the scores"](setting, row), START)
+
+
+def by_rule(setting: Setting, row: dict) -> int:
+    """The smallest temperature that leaves enough; the largest, if none does."""
+    shares = RULES["undecided mass / k (1 - k/n) at a quarter"](setting, row)
+    return next((place for place, share in enumerate(shares) if share >= LEFT), len(shares) - 1)
 
 
 def best(setting: Setting, row: dict) -> int:
@@ -247,10 +255,10 @@ def outcome(kept: Kept, choose: Callable[[Setting, dict], int]) -> list[str]:
 
 def one_value_for_all(kept: Kept, rule: Callable[[Setting, dict], list[float]]) -> list[str]:
     """The value that costs least error, in the mean over the settings, and what it gives."""
-    goals = [10 ** (place / 16) for place in range(-64, 49)]
+    values = [value for s, row in kept for value in rule(s, row)]
+    goals = sorted({float(f"{value:.2g}") for value in values if value > 1e-6})
     cost = [sum(row["error"][nearest(rule(s, row), goal)] for s, row in kept) for goal in goals]
-    as_good = [goal for goal, one in zip(goals, cost, strict=True) if one <= min(cost) + 1e-9]
-    goal = as_good[len(as_good) // 2]
+    goal = goals[cost.index(min(cost))]
     return [f"{goal:.2g}", *outcome(kept, lambda s, row: nearest(rule(s, row), goal))]
 
 
@@ -278,12 +286,9 @@ def table() -> str:
                      *outcome(runs, lambda s, row, place=place: place), f"{spread:.2f}"])  # fmt: skip
     header = [
         "temperature",
-        "undecided at the start",
-        "at a quarter",
-        "at the half",
-        "at the end",
+        *(f"undecided at the {name}" for name in MOMENTS),
         *measured,
-        "recall, standard deviation over seeds",
+        "recall, sd over seeds",
     ]
     parts.append(markdown_table(header, rows))
 
@@ -296,9 +301,8 @@ def table() -> str:
     for (name, falls, schedule), hard in itertools.product(MODES, (False, True)):
         runs = chosen(falls, schedule, hard)
         if runs:
-            rows.append(
-                [f"{name}{', hard=True' if hard else ''}", str(len(runs)), *outcome(runs, by_rule), *outcome(runs, best)]
-            )
+            name = f"{name}, hard=True" if hard else name
+            rows.append([name, str(len(runs)), *outcome(runs, from_start), *outcome(runs, best)])
     header = [
         "temperature",
         "sizes",
@@ -307,31 +311,40 @@ def table() -> str:
     ]
     parts.append(markdown_table(header, rows))
 
-    parts.append(f"## What else was varied\n\nSoft, falling to 1/100, from {START:g} standard deviations, and from the best.")
+    parts.append("## What else was varied")
+    parts.append(
+        f"Soft, falling to 1/100: from {START:g} standard deviations; by the rule, the smallest temperature that leaves "
+        f"{LEFT:.0%} undecided after a quarter of the steps; from the best."
+    )
     rows = []
-    for name, others in (("LapSum", {}), ("Permutahedron", {"operator": "permutahedron"}), ("KSubset", {"operator": "ksubset"}),
-                         ("scores start 10 times smaller", {"spread": 0.1}), ("10 times larger", {"spread": 10.0}),
-                         ("learning rate 3 times smaller", {"rate": 0.01}), ("3 times larger", {"rate": 0.1}),
-                         ("features without a penalty", {"penalty": 0.0})):  # fmt: skip
+    for name, others in (
+        ("LapSum", {}),
+        ("Permutahedron", {"operator": "permutahedron"}),
+        ("KSubset", {"operator": "ksubset"}),
+        ("scores start 10 times smaller", {"spread": 0.1}),
+        ("scores start 10 times larger", {"spread": 10.0}),
+        ("learning rate 3 times smaller", {"rate": 0.01}),
+        ("learning rate 3 times larger", {"rate": 0.1}),
+        ("no penalty on the weights", {"penalty": 0.0}),
+    ):
         runs = chosen(**others)
         if runs:
-            rows.append([name, str(len(runs)), *outcome(runs, by_rule), *outcome(runs, best)])
-    parts.append(markdown_table(["", *header[1:]], rows))
+            found = (outcome(runs, choose) for choose in (from_start, by_rule, best))
+            rows.append([name, str(len(runs)), *itertools.chain(*found)])
+    ways = (f"from {START:g}", "by the rule", "from the best")
+    header = ["", "sizes", *(f"{name}, {way}" for way in ways for name in measured)]
+    parts.append(markdown_table(header, rows))
 
     parts.append("## One value for all settings")
+    runs = [(s, row) for s, row in kept if (s.falls, s.schedule, s.hard) == (0.01, "geometric", False) and s.penalty]
     parts.append(
-        "Each rule with the value that has the least error in the mean over all settings with a penalty: sizes, operators, "
-        "spreads, rates. A share above 1 stands for the largest temperature."
+        f"Each number with the value that has the least error in the mean over the {len(runs)} settings that are soft, fall to "
+        "1/100 and have a penalty: sizes, operators, spreads, rates."
     )
-    for name, falls in (("soft, falls to 1/100", 0.01), ("soft, fixed", 1.0)):
-        runs = [
-            one
-            for one in kept
-            if (one[0].falls, one[0].schedule, one[0].hard) == (falls, "geometric", False) and one[0].penalty
-        ]
-        rows = [[rule, *one_value_for_all(runs, values)] for rule, values in RULES.items()]
-        rows.append(["(the best of each setting)", "", *outcome(runs, best)])
-        parts.append(markdown_table([f"{name}, {len(runs)} settings: the same", "value", *measured], rows))
+    rows = [[rule, *one_value_for_all(runs, values)] for rule, values in RULES.items()]
+    rows.append([f"(the rule: {LEFT:.0%} undecided after a quarter)", "", *outcome(runs, by_rule)])
+    rows.append(["(the best of each setting)", "", *outcome(runs, best)])
+    parts.append(markdown_table(["the same", "value", *measured], rows))
 
     parts.append("## Each setting")
     parts.append(
