@@ -332,7 +332,7 @@ def table() -> str:
             found = (outcome(runs, choose) for choose in (from_start, by_rule, best))
             rows.append([name, str(len(runs)), *itertools.chain(*found)])
     ways = (f"from {START:g}", "by the rule", "from the best")
-    header = ["", "sizes", *(f"{name}, {way}" for way in ways for name in measured)]
+    header = ["setting", "sizes", *(f"{name}, {way}" for way in ways for name in measured)]
     parts.append(markdown_table(header, rows))
 
     parts.append("## One value for all settings")
