@@ -155,9 +155,8 @@ def _frequencies(k: int, scores: Tensor) -> Tensor:
     """The frequencies 2 pi l / N, l = 0 … (N - 1) / 2, that tell the probability of k apart from those of k + N, k - N, …
 
     A sum S of independent Bernoulli variables with mean k has a variance of at most k (1 - k / n), and by Bernstein's
-    inequality
-    P(|S - k| >= x) <= 2 exp(-x^2 / (2 (variance + x / 3))): N is the x for which that is as good as nothing. It is odd, so that
-    no frequency is pi, where 1 - p + p e^(i pi) can be 0.
+    inequality P(|S - k| >= x) <= 2 exp(-x^2 / (2 (variance + x / 3))): N is the x for which that is as good as nothing. It is
+    odd, so that no frequency is pi, where 1 - p + p e^(i pi) can be 0.
     """
     n = scores.shape[-1]
     nothing = 44.0 if scores.dtype == torch.float64 else 24.0  # -log of the probability
@@ -176,8 +175,7 @@ def _mask_by_frequencies(scores: Tensor, k: Tensor, frequencies: Tensor) -> Tens
 
     The mask is the gradient of log E_k by the scores: a mean over the frequencies of u_c = sigmoid(s_c + i w_l), which is
     p (p + (1 - p) e^(i w_l)) / d with p = sigmoid(s_c) and d = 1 - 2 p (1 - p) (1 - cos w_l). The scores are such that the p
-    sum
-    to k: then a few standard deviations of the size are enough for N, and no term is large.
+    sum to k: then a few standard deviations of the size are enough for N, and no term is large.
     """
     p = torch.sigmoid(scores.double())
     return _mean_share(p, _inverse(p, frequencies), _weights(p, k, frequencies), frequencies).to(scores.dtype)
@@ -213,8 +211,7 @@ class _Mask(torch.autograd.Function):
     """:func:`_mask_by_frequencies`, which keeps only its inputs.
 
     The mask is a gradient, so that its derivative is symmetric: what is applied to the incoming gradients g is the derivative
-    in their
-    direction, sum_l weight_l [u_c (1 - u_c) g_c + u_c (D_l - D)] with D_l = sum_c u_c g_c and D its mean.
+    in their direction, sum_l weight_l [u_c (1 - u_c) g_c + u_c (D_l - D)] with D_l = sum_c u_c g_c and D its mean.
     """
 
     @staticmethod
