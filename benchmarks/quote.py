@@ -95,6 +95,9 @@ QUOTES: dict[str, Callable[[str], str]] = {
     "head": part("Training a head"),
     "false verdicts": of("verdict_error_rates.md", part("False verdicts")),
     "found gains": of("verdict_error_rates.md", part("Gains that are found")),
+    "start": of("temperature.md", part("By the temperature at the start", without=("undecided at the half",))),
+    "schedule": of("temperature.md", part("How it goes on", without=("sizes",))),
+    "varied": of("temperature.md", part("What else was varied", without=("sizes",))),
     "difftopk": part("Beside difftopk", only=("anyk", "splitter"), without=("difftopk",)),
 }
 

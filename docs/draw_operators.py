@@ -1,4 +1,4 @@
-"""Draws operators: P over temperatures, and the loss over the target's score; pictures.py calls it."""
+"""Draws operators: P and masks over temperatures, and the loss over the target's score; pictures.py calls it."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -113,3 +113,42 @@ def curve(places: Tensor, loss: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
     values = loss(scores, torch.full((len(column),), len(OTHERS)), reduction="none")
     (slopes,) = torch.autograd.grad(values.sum(), column)
     return values.detach(), slopes
+
+
+CHOICES = (2.4, 1.9, 1.5, 1.1, 0.9, 0.4, 0.1, -0.2, -0.6, -1.0, -1.5, -2.1)
+"""the scores of the picture of masks"""
+
+
+MASKS: dict[str, tuple[Callable[[float], anyk.Operator], str]] = {
+    "LapSum": (anyk.LapSum, BLUE),
+    "KSubset": (anyk.KSubset, "#7B4EA3"),
+    "Permutahedron": (anyk.Permutahedron, GREEN),
+}
+"""title -> the operator of a temperature, and the colour of its masks"""
+
+
+def masks(temperatures: Sequence[float], path: Path, scores: Sequence[float] = CHOICES, k: int = 4) -> None:
+    """Masks as bars, with the undecided mass: a row for each operator, a column for each temperature."""
+    row, places = torch.tensor(scores, dtype=torch.float64), range(len(scores))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(10, 1.35 * len(MASKS) + 1.1), layout="constrained")
+        grid = figure.subplots(len(MASKS), len(temperatures), squeeze=False, sharex=True, sharey=True)
+        for (title, (operator, colour)), line in zip(MASKS.items(), grid, strict=True):
+            for temperature, axes in zip(temperatures, line, strict=True):
+                mask = operator(temperature).mask(row, k)
+                undecided = abs(float((mask * (1 - mask)).sum()))  # a last digit above 1 is no less than nothing
+                axes.bar(places, mask.tolist(), color=colour, width=0.8, gid=f"mask-{title}-{temperature:g}")
+                axes.plot([-0.5, k - 0.5, k - 0.5, len(row) - 0.5], [1, 1, 0, 0], color=INK, lw=0.9, ls=(0, (4, 2)))
+                axes.text(len(row) - 0.5, 0.97, f"{undecided:.2f}", ha="right", va="top", fontsize=12, weight="bold")
+                axes.set(xlim=(-0.7, len(row) - 0.3), ylim=(0, 1.12), yticks=(0, 1))
+                axes.set_xticks(places, [f"{score:g}" if place % 3 == 0 else "" for place, score in enumerate(scores)])
+                axes.tick_params(length=0, labelsize=7.5)
+                axes.spines[:].set_visible(False)
+            line[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9, labelpad=8, weight="bold")
+        for temperature, axes in zip(temperatures, grid[0], strict=True):
+            axes.set_title(f"temperature {temperature:g}", fontsize=9)
+        most = k * (1 - k / len(row))
+        note = f"dashed: the exact {k}; in bold: the undecided mass, sum m (1 - m), at most k (1 - k/n) = {most:.2f}"
+        figure.supxlabel(f"entries, by their scores; {note}", fontsize=9)
+        figure.suptitle(f"soft_topk of {len(row)} scores, k = {k}", x=0.01, ha="left", fontsize=11, weight="bold")
+        plots.save(figure, path)

@@ -38,6 +38,7 @@ DRAWINGS: dict[str, Callable[[Path], None]] = {
         ["Splitter network", "LapSum", "SoftSort", "SinkhornSort"], [0.1, 1.0], path
     ),
     "loss.svg": draw_operators.loss_curves,
+    "masks.svg": lambda path: draw_operators.masks([0.03, 0.1, 0.3, 1.0, 3.0, 10.0], path),
 }
 """file -> what draws it"""
 

@@ -7,12 +7,15 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 import tyro
 from PIL import Image
 
+import anyk
 import lab_data
 from anyk.lab import cli
 from anyk.lab.cli.parsing import arguments, normalized
+from anyk.operators.base import has
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -122,3 +125,53 @@ def test_links_and_pictures_of_the_pages_exist(page):
             titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
             anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
             assert heading in anchors, link
+
+
+# --- operators as tools -----------------------------------------------------------------------------------------------
+
+
+def tables(page: Path) -> list[list[list[str]]]:
+    """The cells of every table of a page, with the header."""
+    blocks = re.findall(r"(?:^ *\|.*\|$\n?)+", page.read_text(), re.MULTILINE)
+    rows = ([line.strip().strip("|").split("|") for line in block.splitlines()] for block in blocks)
+    return [[[cell.strip() for cell in row] for row in table] for table in rows]
+
+
+def test_what_each_operator_can_do_is_as_the_page_tells():
+    (table,) = (table for table in tables(DOCS / "operators.md") if table[0][:2] == ["", "mask"])
+    told = {}
+    for names, *cells in table[2:]:
+        for name in re.findall(r"`(\w+)`", names):
+            told[name] = [bool(cell) and not cell.startswith("no") for cell in cells[:-1]]
+    kinds = {kind.__name__: kind for kind in anyk.Operator.__subclasses__() if kind.__module__.startswith("anyk.")}
+    expected = {
+        name: [has(kind, "mask"), kind.real_k, has(kind, "ranks"), has(kind, "sort"), has(kind, "threshold")]
+        for name, kind in kinds.items()
+    }
+    assert told == expected
+
+
+def jumps(kind: str, swap: str, n: int = 16, k: int = 4) -> torch.Tensor:
+    """By how much the mask jumps where two neighbours cross, the most of its entries, for many rows."""
+    scores = torch.randn(400, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ordered, order = scores.sort(-1, descending=True)
+    middle, network = (ordered[:, 1:] + ordered[:, :-1]) / 2, anyk.SortingNetwork(kind, 1.0, swap)
+    found = []
+    for place in range(n - 1):
+        sides = (torch.stack([middle[:, place] + step, middle[:, place] - step], -1) for step in (1e-7, -1e-7))
+        before, after = (network.mask(scores.scatter(1, order[:, place : place + 2], side), k) for side in sides)
+        found.append((before - after).abs().amax(-1))
+    return torch.stack(found)
+
+
+def test_the_page_tells_how_a_networks_mask_jumps():
+    (table,) = (table for table in tables(DOCS / "operators.md") if table[0][0] == "swap")
+    assert {row[0].strip("`") for row in table[2:]} == set(anyk.registry.SWAPS)
+    for swap, *cells in table[2:]:
+        for kind, cell in zip(("splitter", "bitonic", "odd_even"), cells, strict=True):
+            mean, largest = map(float, cell.split("/"))
+            found = jumps(kind, swap.strip("`"))
+            assert (mean, largest) == (
+                pytest.approx(found.mean().item(), abs=1e-3),
+                pytest.approx(found.max().item(), abs=1e-2),
+            )

@@ -1,7 +1,9 @@
-"""Other people's implementations of the same formulae: difftopk, diffsort, POT."""
+"""Other people's implementations of the same formulae: difftopk, diffsort, POT, entmax; of others, the formulae."""
 
 import contextlib
 import io
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -133,3 +135,117 @@ def test_smooth_topk_against_difftopk(k):
             expected = SmoothHardTopKLoss(12, k, tau=temperature)(scores.clone() * scale, target)
             actual = anyk.SmoothTopKLoss(k, temperature)(scores * scale, target)
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+# --- "you have X, write Y" of docs/operators.md ------------------------------------------------------------------------
+
+
+def isotonic(values):
+    from scipy.optimize import isotonic_regression
+
+    return torch.from_numpy(isotonic_regression(values.numpy(), increasing=False).x.copy())
+
+
+def permutahedron_ranks(x, r):
+    """As torchsort and fast-soft-sort have them: the projection of x / r onto the permutations of (n, …, 1)."""
+    ordered, order = (x / r).sort(descending=True)
+    return torch.zeros_like(x).scatter(0, order, ordered - isotonic(ordered - torch.arange(len(x), 0, -1)))
+
+
+def permutahedron_sort(x, r):
+    """As torchsort has it: less the projection of (n, …, 1) / r onto the permutations of -x."""
+    anchors = torch.arange(len(x), 0, -1) / r
+    return isotonic(anchors - (-x).sort(descending=True).values) - anchors
+
+
+def threshold_mask(x, k, probability):
+    low, high = x.min() - 100, x.max() + 100
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if probability(x - middle).sum() > k else (low, middle)
+    return probability(x - middle)
+
+
+def transported(x, k, epsilon):
+    """Two anchors, 0 and 1."""
+    n, cost = len(x), (x[:, None] - torch.tensor([0.0, 1.0])) ** 2
+    masses = [torch.ones(n).double() / n, torch.tensor([n - k, k]).double() / n]
+    plan = ot.sinkhorn(*(mass.numpy() for mass in masses), cost.numpy(), reg=epsilon, method="sinkhorn_log", numItermax=100_000,
+                       stopThr=1e-10)  # fmt: skip
+    return n * torch.from_numpy(plan)[:, 1]
+
+
+def laplace_ranks(x, alpha):
+    gaps = torch.distributions.Laplace(torch.zeros(()).double(), alpha).cdf(x[:, None] - x)
+    return gaps.sum(1) - 0.5
+
+
+def marginals(x, k):
+    subsets = torch.combinations(torch.arange(len(x)), k)
+    chosen = torch.zeros(len(subsets), len(x)).double().scatter(1, subsets, 1)
+    return x[subsets].sum(1).softmax(0) @ chosen
+
+
+def entmax():
+    return pytest.importorskip("entmax")
+
+
+PEERS = {
+    "torchsort.soft_rank": lambda x, k, t: permutahedron_ranks(x, t),
+    "torchsort.soft_sort": lambda x, k, t: permutahedron_sort(x, t),
+    "softtorch.topk": lambda x, k, t: (-(x.sort(descending=True).values[:k, None] - x).abs() / t).softmax(-1),
+    "entmax.budget_bisect": lambda x, k, t: entmax().budget_bisect(x / t, budget=k),
+    "entmax.sparsemax": lambda x, k, t: entmax().sparsemax(x / t, dim=-1),
+    "lapsum.soft_topk": lambda x, k, t: threshold_mask(x, k, torch.distributions.Laplace(torch.zeros(()).double(), t).cdf),
+    "lapsum.soft_rank": lambda x, k, t: laplace_ranks(x, t),
+    "LML": lambda x, k, t: threshold_mask(x, k, torch.sigmoid),
+    "SOFT top-k": lambda x, k, t: transported(x, k, t),
+    "SIMPLE, its marginals": lambda x, k, t: marginals(x, k),
+}
+"""what the page calls equal -> the same number by the peer, or by its formula"""
+
+
+def lines_to_write():
+    page = (Path(__file__).parent.parent / "docs" / "operators.md").read_text()
+    table = page.partition("| you have |")[2].partition("\n\n")[0]
+    return {
+        cells[1].split("(")[0].strip(" `"): (re.findall("`([^`]+)`", cells[2]), cells[3].strip())
+        for cells in (row.split("|") for row in table.splitlines()[2:])
+    }
+
+
+@pytest.mark.parametrize("t", [0.7, 3.0])
+@pytest.mark.parametrize("peer", lines_to_write())
+def test_you_have_x_write_y(peer, t):
+    lines, differs = lines_to_write()[peer]
+    x, k = random_rows(1, 9, seed=7).double().squeeze(0), 3
+    x.requires_grad_()
+    names = {
+        "torch": torch,
+        "anyk": anyk,
+        "x": x,
+        "k": k,
+        "t": t,
+        "values": torch.randn(9, 2).double(),
+        "target": torch.randn(9),
+    }
+    for line in lines:
+        result = eval(line, names)
+        result = result[0] if isinstance(result, tuple) else result
+        assert torch.autograd.grad(result.square().sum(), x)[0].isfinite().all()
+    assert differs.startswith("equal") == (peer in PEERS)
+    if peer in PEERS:
+        torch.testing.assert_close(eval(lines[0], names).detach(), PEERS[peer](x.detach(), k, t), rtol=0, atol=1e-7)
+
+
+def test_every_peer_is_on_the_page():
+    assert set(PEERS) <= set(lines_to_write())
+
+
+def test_temperature_nearest_to_perturbed_topk():
+    """Gaussian noise of deviation sigma, and the mean of many exact top-k: the mask of LapSum at sigma is near."""
+    torch.manual_seed(0)
+    x, sigma = random_rows(5, 20, seed=8), 0.5
+    noisy = x + sigma * torch.randn(20_000, 5, 20)
+    expected = (noisy >= noisy.topk(5).values[..., -1:]).float().mean(0)
+    assert (anyk.soft_topk(x, 5, temperature=sigma) - expected).abs().max() < 0.11

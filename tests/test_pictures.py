@@ -66,6 +66,14 @@ def test_matrix(tmp_path):
     assert labels.count("1") >= 4  # at a small temperature P is a permutation: two operators, two ranks
 
 
+def test_masks(tmp_path):
+    path = tmp_path / "masks.svg"
+    draw_operators.masks([0.01, 1e6], path, [2.0, 1.0, 0.0, -1.0], 2)
+    labels = texts(path)
+    assert {*draw_operators.MASKS, "temperature 0.01", "temperature 1e+06"} <= set(labels)
+    assert labels.count("0.00") == labels.count("1.00") == len(draw_operators.MASKS)  # undecided: nothing, and k (1 - k / n)
+
+
 def test_loss_curves(tmp_path):
     path = tmp_path / "loss.svg"
     draw_operators.loss_curves(path, points=21)

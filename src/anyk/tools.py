@@ -1,8 +1,7 @@
 """Differentiable top-k, rank, sort, quantile and sampling: scores in, a tensor of the same shape out.
 
 Each function brings the scores into one form (the dimension last, excluded entries at -inf, the best first) and asks an
-operator,
-which does the work: :mod:`anyk.operators`.
+operator, which does the work: :mod:`anyk.operators`.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ def soft_topk(
     Args:
         scores: of any shape. -inf is never chosen (with ``largest=False``, +inf), and has no gradient; NaN makes its row NaN.
         k: how many, between 0 and n: an integer; for LapSum, Permutahedron and SinkhornSort also a real number or a tensor of
-            the shape of
-            the rows, which has a gradient. A row with fewer entries that may be chosen gets all of them.
+            the shape of the rows, which has a gradient. A row with fewer entries that may be chosen gets all of them.
         operator: the relaxation, or its name: LapSum, Permutahedron (sparse: true zeros and ones), KSubset, SinkhornSort or
             SortingNetwork.
         temperature: goes with a name.
@@ -192,9 +190,8 @@ def select_topk(
 ) -> tuple[Float[Tensor, "*batch k d"], Int[Tensor, "*batch k"]]:
     """The k rows of ``values`` with the best scores, best first, with a gradient to the scores.
 
-    The forward pass selects exactly. The backward pass is that of ``P @ values``, P the operator's probabilities for each
-    rank, made
-    again there, some rows at a time: what was not chosen learns as well.
+    The forward pass selects exactly. The backward pass is that of ``P @ values``, P the operator's probabilities for each rank,
+    made again there, some rows at a time: what was not chosen learns as well.
 
     Args:
         values: what is selected from.
@@ -291,8 +288,7 @@ def sample_k_subset(
     ``"exact"`` draws a subset S of size k with probability proportional to exp(sum of its scores / t); the backward pass is
     that of its exact inclusion probabilities, the mask of :class:`anyk.KSubset` (the estimator known as SIMPLE). ``"gumbel"``
     adds Gumbel noise to scores / t and takes the k largest, one after the other without replacement (Plackett-Luce: another
-    distribution); the
-    backward pass is that of the operator's mask of the perturbed scores.
+    distribution); the backward pass is that of the operator's mask of the perturbed scores.
 
     Args:
         scores: of any shape. -inf is never drawn.

@@ -185,8 +185,7 @@ def _mask_by_frequencies(scores: Tensor, k: Tensor, frequencies: Tensor) -> Tens
 
     The mask is the gradient of log E_k by the scores: a mean over the frequencies of u_c = sigmoid(s_c + i w_l), which is
     p (p + (1 - p) e^(i w_l)) / d with p = sigmoid(s_c) and d = 1 - 2 p (1 - p) (1 - cos w_l). The scores are such that the p
-    sum
-    to k: then a few standard deviations of the size are enough for N, and no term is large.
+    sum to k: then a few standard deviations of the size are enough for N, and no term is large.
     """
     p = torch.sigmoid(scores.double())
     mask = _mean_share(p, _inverse(p, frequencies), _weights(p, k, frequencies), frequencies)
@@ -223,8 +222,7 @@ class _Mask(torch.autograd.Function):
     """:func:`_mask_by_frequencies`, which keeps only its inputs.
 
     The mask is a gradient, so that its derivative is symmetric: what is applied to the incoming gradients g is the derivative
-    in their
-    direction, sum_l weight_l [u_c (1 - u_c) g_c + u_c (D_l - D)] with D_l = sum_c u_c g_c and D its mean.
+    in their direction, sum_l weight_l [u_c (1 - u_c) g_c + u_c (D_l - D)] with D_l = sum_c u_c g_c and D its mean.
     """
 
     @staticmethod

@@ -180,8 +180,8 @@ def laplace_threshold(
     """b with ``sum_c F((s_c - b) / t) = k``, F the Laplace distribution function, and what it is relative to.
 
     Returns:
-        The scores less a score near b, over the temperature, with their graph, padding at -inf; k for each row, (..., 1); b
-        for these scores, without a graph, infinite where k is 0 or all there is; the score that was taken off.
+        The scores less a score near b, over the temperature, with their graph, padding at -inf; k for each row, (..., 1); b for
+        these scores, without a graph, infinite where k is 0 or all there is; the score that was taken off.
     """
     n = scores.shape[-1]
     detached = scores.detach() if real is None else scores.detach().masked_fill(~real, -torch.inf)
@@ -223,9 +223,8 @@ def _solve_threshold(best: Tensor, rest: Tensor | None, k: Tensor, number: Tenso
 
     With i scores above b, A = sum of e^(-s) over them and B = sum of e^s over the others, the equation is
     i - A e^b / 2 + B e^(-b) / 2 = k, quadratic in e^b. Which i it is tells the sum with the threshold at each score in turn.
-    For
-    that, scores far from the k-th are moved nearer: b lies between the scores around the k-th (or in the gap after it), where e
-    to the minus such a distance is nothing.
+    For that, scores far from the k-th are moved nearer: b lies between the scores around the k-th (or in the gap after it),
+    where e to the minus such a distance is nothing.
     """
     dtype, best, k = best.dtype, best.double(), k.double()
     m = best.shape[-1]

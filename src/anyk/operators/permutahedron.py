@@ -19,11 +19,9 @@ class Permutahedron(Operator, name="permutahedron"):
     """Euclidean projections onto the permutahedron.
 
     The mask is the projection of s / t onto {0 <= m <= 1, sum m = k}: ``m_c = clip(s_c / t - tau, 0, 1)``. It is *sparse*:
-    entries
-    well below are 0 and entries well above are 1, exactly, and have no gradient. The ranks are the projection of -s / t onto
-    the hull of all permutations of (1, …, n): those of scores that are at least t apart are exact. The sort is the projection
-    of
-    (n, …, 1) / t onto the hull of all permutations of s: neighbours that are at most 1 / t apart are exact.
+    entries well below are 0 and entries well above are 1, exactly, and have no gradient. The ranks are the projection of -s / t
+    onto the hull of all permutations of (1, …, n): those of scores that are at least t apart are exact. The sort is the
+    projection of (n, …, 1) / t onto the hull of all permutations of s: neighbours that are at most 1 / t apart are exact.
 
     Cost: O(n log n). It has no probability that a class has a rank, and is not an operator of the losses.
 

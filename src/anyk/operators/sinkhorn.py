@@ -314,8 +314,7 @@ def logistic_threshold(
 
     Returns:
         The scores near zero, over the temperature, with their graph, padding at -inf; k for each row; b for these scores,
-        without a
-        graph, infinite where k is 0 or all there is.
+        without a graph, infinite where k is 0 or all there is.
     """
     relative, k, start, _ = laplace_threshold(operator, scores, real, k)
     # The logistic distribution function lies between those of Laplace shifted by log 2 to either side: b is that near.
