@@ -5,7 +5,7 @@
 
 FOLDER has LightGBM's example data (examples/lambdarank in its repository): rank.train and rank.test in LIBSVM's form, and
 beside each a .query with the number of documents of each query. A run that has ended is in RUNS.jsonl and is not made again:
-the command may be killed at any moment. It writes evidence/summaries/lambdarank.json and prints the table of docs/operators.md.
+the command may be killed at any moment. It writes evidence/summaries/lambdarank.json, and the table of docs/operators.md from it.
 LightGBM is no dependency of anyk. Some 20 minutes on one core.
 
 Written before the runs:
@@ -47,6 +47,7 @@ from anyk.lab.statistics import holm, mean, std
 from anyk.ranking import ndcg_loss
 
 SUMMARY = Path(__file__).parent / "summaries" / "lambdarank.json"
+GUIDE = Path(__file__).parents[1] / "docs" / "operators.md"
 FOLDS, SEEDS, TRIES, POINTS = 5, 5, 12, 30
 EPOCHS_A_POINT, ROUNDS_A_POINT, BATCH = 1, 10, 32
 BASE = "ndcg_loss, k=10"
@@ -340,7 +341,8 @@ def main() -> None:
     for one in found.values():
         one["queries"] = [None if math.isnan(value) else round(value, 4) for value in one["queries"].tolist()]
     SUMMARY.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(found))
+    before, after = GUIDE.read_text(encoding="utf-8").split("<!-- lambdarank -->\n")
+    GUIDE.write_text(f"{before}<!-- lambdarank -->\n{table(found)}\n{after[after.index('<!-- end -->') :]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import anyk
 
 WIDTH, ITEMS, K, BATCH = 16, 300, 10, 64
 LR = (3e-3, 1e-2, 3e-2, 1e-1)  # what --tune tries, on data of its own; and what it found
-TUNED = {"all items": 3e-2, "popularity, with replacement": 3e-2, "popularity, distinct": 3e-2}
+TUNED = {"all items": 3e-2, "popularity, with replacement": 1e-2, "popularity, distinct": 1e-2}
 TUNED |= {"model, with replacement": 3e-2, "model, distinct": 3e-2}
 
 

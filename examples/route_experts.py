@@ -20,8 +20,8 @@ WIDTH, EXPERTS, K, TOKENS = 16, 8, 2, 256
 CAPACITY = TOKENS * K // EXPERTS
 # What --tune tries, on data of its own: learning rate; temperature, or the weight of the balance loss. And what it found.
 LR, OTHER = (3e-3, 1e-2, 3e-2), (0.1, 0.3, 1.0)
-TUNED = {"softmax gates": (1e-2, 1.0), "softmax gates, balance loss": (1e-2, 1.0), "straight-through": (1e-2, 1.0)}
-TUNED |= {"soft_topk over experts": (1e-2, 0.3), "soft_topk over tokens": (1e-2, 0.3)}
+TUNED = {"softmax gates": (3e-2, 1.0), "softmax gates, balance loss": (3e-2, 0.1), "straight-through": (1e-2, 0.3)}
+TUNED |= {"soft_topk over experts": (3e-2, 0.3), "soft_topk over tokens": (3e-2, 0.1)}
 
 
 def route(way: str, scores: torch.Tensor, other: float) -> tuple[torch.Tensor, torch.Tensor | float]:
