@@ -5,7 +5,7 @@
 
 FOLDER has LightGBM's example data (examples/lambdarank in its repository): rank.train and rank.test in LIBSVM's form, and
 beside each a .query with the number of documents of each query. A run that has ended is in RUNS.jsonl and is not made again:
-the command may be killed at any moment. It writes evidence/summaries/lambdarank.json, and the table of docs/operators.md from it.
+the command may be killed at any moment. It writes evidence/summaries/lambdarank.json and the table in docs/operators.md.
 LightGBM is no dependency of anyk. Some 20 minutes on one core.
 
 Written before the runs:

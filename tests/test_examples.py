@@ -184,4 +184,4 @@ def test_negatives_are_distinct(tmp_path):
         pattern = r"cross-entropy ([\d.]+) ± [\d.]+, recall@10 [\d.]+ ± [\d.]+ %, distinct negatives ([\d.]+) ±"
         twice, once = (numbers(text, rf"{source}, {way}: {pattern}") for way in ("with replacement", "distinct"))
         assert once[1] == 10 > twice[1]
-        assert max(once[0], twice[0]) < 5.2  # equal scores have log(300) = 5.7
+        assert max(once[0], twice[0]) < 5.6  # equal scores have log(300) = 5.7
