@@ -340,7 +340,8 @@ def main() -> None:
     compare(found)
     for one in found.values():
         one["queries"] = [None if math.isnan(value) else round(value, 4) for value in one["queries"].tolist()]
-    SUMMARY.write_text(json.dumps(found, indent=1) + "\n")
+    lines = (f"{json.dumps(method)}: {json.dumps(one)}" for method, one in found.items())
+    SUMMARY.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     before, after = GUIDE.read_text(encoding="utf-8").split("<!-- lambdarank -->\n")
     GUIDE.write_text(f"{before}<!-- lambdarank -->\n{table(found)}\n{after[after.index('<!-- end -->') :]}", encoding="utf-8")
 
