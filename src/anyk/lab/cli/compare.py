@@ -4,9 +4,10 @@ from typing import Annotated
 
 import tyro
 
-from anyk.lab.cli.words import Flag, command_line, say, say_json, warn
+from anyk.lab.cli.words import Flag, say, say_json, warn
 from anyk.lab.comparison.config import ComparisonConfig, ComparisonFields
 from anyk.lab.errors import reuse_sentence
+from anyk.lab.run import processes
 from anyk.lab.run.config import DataFields, LossFields, ModelFields, TrainingFields
 
 NOT_DECIDED = 3
@@ -37,7 +38,7 @@ def command(
     """
     from anyk.lab.comparison.compare import run
 
-    report = run(config, command_line())
+    report = run(config, processes.command_line())
     if report.reused:
         warn(reuse_sentence(report.reused))
     if json:
