@@ -6,6 +6,7 @@ time, ends the process at once, as does the first while there is nothing to save
 is removed. Whatever the main thread does or waits for meanwhile does not matter.
 """
 
+import atexit
 import os
 import select
 import shutil
@@ -41,6 +42,7 @@ def listen() -> None:
     for number in SIGNALS:
         signal.signal(number, ignore)
     threading.Thread(target=_watch, args=(here,), name="signals", daemon=True).start()
+    atexit.register(_deafen)
 
 
 def ignore(number: int, frame: FrameType | None) -> None:
@@ -99,6 +101,12 @@ def farewell() -> str:
     return "" if before or not processes.is_main() else f"Stopped. To go on: {processes.command_line()}\n"
 
 
+def _deafen() -> None:
+    """All is done: while Python ends, with nobody to listen, a signal should not change the exit code."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _watch(signals: socket.socket) -> None:
     global _received
     number = _next(signals)
@@ -108,7 +116,7 @@ def _watch(signals: socket.socket) -> None:
         if processes.launched() > 1:  # torchrun hands a signal on to processes that may have had it, and kills in time
             return
         signals.settimeout(SECONDS)
-        with suppress(TimeoutError):
+        with suppress(OSError):  # a timeout
             _next(signals)
     _end_now()
 

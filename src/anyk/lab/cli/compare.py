@@ -47,7 +47,8 @@ def command(
         say(str(report))
         say(f"\nTo paste: {report.chosen}\n")
         say(report.code)
-        say(f"Report: {config.folder / 'report.html'}")
+        if any(method.runs for method in report.methods):
+            say(f"Report: {config.folder / 'report.html'}")
     # Too few runs because of the time are no failure: the same command goes on.
     failed = report.failures or any(len(method.runs) < config.seeds and not method.capped for method in report.methods)
     return 1 if failed else 0 if report.decided else NOT_DECIDED

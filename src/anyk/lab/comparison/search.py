@@ -4,6 +4,7 @@ seeds, and only these runs are measured on the test examples.
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -26,7 +27,7 @@ from anyk.lab.data import Dataset, Parts
 from anyk.lab.data.tokens import Windows
 from anyk.lab.engines.engine import Outcome, Task
 from anyk.lab.engines.local import Pool
-from anyk.lab.errors import Failure, Stopped
+from anyk.lab.errors import Failure, LabError, Stopped
 from anyk.lab.run import loss_names
 from anyk.lab.run.batches import (
     check_seen,
@@ -46,12 +47,15 @@ from anyk.lab.run.run_folder import Run
 from anyk.lab.run.summaries import METRICS
 from anyk.lab.run.training import Progress
 from anyk.lab.tables import duration, title
+from anyk.lab.warn_once import warn_once
 
 #: the seeds of the tuning; those of the comparison are 1, 2, …
 TUNING_SEED_NUMBERS = (0, 10_001, 10_002)
 assert len(TUNING_SEED_NUMBERS) == TUNING_SEEDS
 #: the short runs of the first stage have this part of the epochs, if there are enough to divide
 SHORT = 4
+#: settings that say how far a comparison goes, not what is compared
+CAPS = {"seeds", "budget", "time"}
 #: what starting a process and reading the data take, roughly: for the plan's time
 START_SECONDS = 0.5
 
@@ -416,12 +420,37 @@ def _plan(
 
 
 def _write(outcome: Comparison, out: Path) -> None:
-    """The report, and the model of the chosen method's best seed."""
-    runs, model = outcome.choice.runs, out / "model.safetensors"
-    model.unlink(missing_ok=True)  # of an earlier outcome: it must not stand beside this one
-    files.write_object(out / "results.json", results.to_json(outcome))
-    files.write_atomically(out / "report.html", report_page.render(outcome).encode())
+    """The report, and the model of the chosen method's best seed; not in the place of an outcome that says more."""
+    runs, model, content = outcome.choice.runs, out / "model.safetensors", results.to_json(outcome)
+    page = report_page.render(outcome).encode()
+    try:
+        before = files.read_object(out / "results.json", "")
+        earlier = f"the outcome of `{before['command']}`"
+        ended, ended_before = (sum(len(method["runs"]) for method in each["methods"]) for each in (content, before))
+        same = all(before["settings"].get(name) == content["settings"][name] for name in content["settings"].keys() - CAPS)
+    except (LabError, KeyError, TypeError, AttributeError):  # there is none that could be read
+        ended, ended_before, same, earlier = 1, 0, True, ""
+    if not ended and ended_before:
+        warn_once(f"There is nothing to report yet, and {out} keeps {earlier}.")
+        return
+    if ended_before and not (same and ended >= ended_before):
+        warn_once(f"{out} held {earlier}, which is now in {_set_aside(out)}.")
+    files.write_object(out / "results.json", content)
+    files.write_atomically(out / "report.html", page)
     if runs:
         run = max(runs, key=lambda run: run.validation.get(outcome.settings["metric"], 0.0))
         with files.replacing(model) as temporary:
             shutil.copyfile(out / run.folder / "model.safetensors", temporary)
+    else:
+        model.unlink(missing_ok=True)  # of an earlier outcome: it must not stand beside this one
+
+
+def _set_aside(out: Path) -> Path:
+    """A new folder with copies of what :func:`_write` has written before."""
+    place = next(place for number in itertools.count(1) if not (place := out / f"earlier-{number}").exists())
+    place.mkdir()
+    for name in ("results.json", "report.html", "model.safetensors"):
+        if (out / name).exists():
+            with files.replacing(place / name) as temporary:
+                shutil.copyfile(out / name, temporary)
+    return place

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
@@ -28,12 +29,13 @@ from anyk.lab.warn_once import forward_to, warn_once
 LEAVING_SECONDS = 10.0
 #: seconds for a run to write a checkpoint after it was told to stop; then it is killed, and will go on from the last one
 STOPPING_SECONDS = 6.0
-#: how often a process is started again, if the one that forks it has died
+#: how often a run is started whose process dies, and how often a process if the one that forks it does
 TRIES = 3
 
 
 class _Worker(NamedTuple):
     folder: Path
+    config: Config
     process: Any
 
 
@@ -55,6 +57,7 @@ class Pool(Engine):
         self._jobs = jobs
         self._running: dict[Any, _Worker] = {}  # by connection
         self._deadline = 0.0
+        self._deaths: Counter[Path] = Counter()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
@@ -94,7 +97,7 @@ class Pool(Engine):
             finally:
                 there.close()
             stopping.begin(process.pid)
-            self._running[here] = _Worker(folder, process)
+            self._running[here] = _Worker(folder, config, process)
             return
 
     def _wait(self) -> list[tuple[Path, Outcome]]:
@@ -112,23 +115,27 @@ class Pool(Engine):
             if isinstance(message, str):
                 warn_once(message)
             elif message is None or isinstance(message, Outcome):
-                ended.append((folder, self._ended(connection, message)))
+                ended += self._ended(connection, message)
             else:
                 self._on_progress(folder, message)
         return ended
 
-    def _ended(self, connection: Any, outcome: Outcome | None) -> Outcome:
-        """The outcome of a run that has told it, or whose process is gone."""
+    def _ended(self, connection: Any, outcome: Outcome | None) -> list[tuple[Path, Outcome]]:
+        """The outcome of a run that has told it, or whose process is gone; nothing, if it is started again."""
         connection.close()  # a worker that is left alone ends
-        folder, process = self._running.pop(connection)
+        folder, config, process = self._running.pop(connection)
         process.join(1.0)
         if process.is_alive():
             stopping.kill(process.pid)
         stopping.end(process.pid)
         if outcome is None and not self._stopping:
-            outcome = Outcome(error=f"the process of this run ended with exit code {process.exitcode}")
+            self._deaths[folder] += 1
+            if self._deaths[folder] < TRIES:  # from its last checkpoint
+                self._waiting.appendleft((folder, config))
+                return []
+            outcome = Outcome(error=f"the process of this run ended {TRIES} times, at last with exit code {process.exitcode}")
             Run(folder).fail(outcome.error or "")
-        return outcome or Outcome()
+        return [(folder, outcome or Outcome())]
 
 
 @contextmanager

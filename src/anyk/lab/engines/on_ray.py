@@ -143,7 +143,6 @@ class Cluster(Engine):
         except self._ray.exceptions.RayError as error:
             outcome = Outcome(error=f"the cluster gave this run up: {type(error).__name__}: {first_line(error)}")
             with suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
                 Run(folder).fail(outcome.error or "")
             return outcome
 
