@@ -105,6 +105,14 @@ def _deafen() -> None:
     """All is done: while Python ends, with nobody to listen, a signal should not change the exit code."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    _kill_helpers()
+
+
+def _kill_helpers() -> None:
+    # The process that forks the workers would notice by itself, but late, that there is nobody to work for.
+    server = getattr(getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None), "_forkserver_pid", None)
+    for pid in {*_at_work, server or os.getpid()} - {os.getpid()}:
+        kill(pid)
 
 
 def _watch(signals: socket.socket) -> None:
@@ -130,10 +138,7 @@ def _next(signals: socket.socket) -> int:
 
 def _end_now() -> None:
     try:
-        # The process that forks the workers may still be importing, and would notice late that there is nobody to work for.
-        server = getattr(getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None), "_forkserver_pid", None)
-        for pid in {*_at_work, server or os.getpid()} - {os.getpid()}:
-            kill(pid)
+        _kill_helpers()
         for path in list(files.unfinished):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         said = farewell()
