@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from anyk.lab import files
-from anyk.lab.errors import Stopped
 from anyk.lab.run import processes
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -52,12 +51,6 @@ def ignore(number: int, frame: FrameType | None) -> None:
 def requested() -> bool:
     """Whether the process was told to end."""
     return _received != 0
-
-
-def check() -> None:
-    """Raise :class:`~anyk.lab.errors.Stopped` if the process was told to end."""
-    if requested():
-        raise Stopped
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -358,25 +357,23 @@ class _Estimate:
         self.run_seconds: float | None = None
         self._found = 0
         self._first: dict[Path, tuple[float, int]] = {}
-        self._guard = threading.Lock()
 
     def see(self, folder: Path, progress: Progress) -> None:
         """Take note of where a run stands."""
         now = time.monotonic()
-        with self._guard:
-            if self.run_seconds is not None:
-                return
-            since, step = self._first.setdefault(folder, (now, progress.step))
-            if progress.step == step:
-                self._found += progress.step == progress.steps  # of an earlier call
-                return
-            if now - since < 3 and progress.step < progress.steps:
-                return
-            self.run_seconds = (now - since) / (progress.step - step) * self.steps
-            # The short ones cost less than they count, the long one of each method more.
-            full = self.runs - self.losses * (tuning.COARSE_POINTS * (1 - 1 / SHORT) - 1)
-            left = max(1 - self._found / self.runs, 0.0)
-            seconds = left * (full * self.run_seconds + self.runs * START_SECONDS) / self.jobs
+        if self.run_seconds is not None:
+            return
+        since, step = self._first.setdefault(folder, (now, progress.step))
+        if progress.step == step:
+            self._found += progress.step == progress.steps  # of an earlier call
+            return
+        if now - since < 3 and progress.step < progress.steps:
+            return
+        self.run_seconds = (now - since) / (progress.step - step) * self.steps
+        # The short ones cost less than they count, the long one of each method more.
+        full = self.runs - self.losses * (tuning.COARSE_POINTS * (1 - 1 / SHORT) - 1)
+        left = max(1 - self._found / self.runs, 0.0)
+        seconds = left * (full * self.run_seconds + self.runs * START_SECONDS) / self.jobs
         self.tell(f"That will take about {duration(seconds)}, as the first steps show.")
 
     def reserve(self) -> float:

@@ -107,7 +107,8 @@ class Engine(ABC):
 
     def _turn(self) -> list[tuple[Path, Outcome]]:
         """The runs that end within a moment."""
-        stopping.check()
+        if stopping.requested():
+            raise Stopped
         if self._out_of_time() and not self._stopping:
             self.stop()
         while self._waiting and (self._stopping or self._has_room()):
