@@ -246,7 +246,8 @@ class Told:
         return start(self.command, self.log)
 
     def finished(self) -> int:
-        return len(list(self.out.rglob("result.json")))
+        """How many runs have ended; embed has none."""
+        return len([*self.out.glob("result.json"), *self.out.glob("runs/*/result.json")])
 
     def case(self) -> None:
         draw, before = self.draw, self.finished()
@@ -257,7 +258,8 @@ class Told:
         try:
             while process.poll() is None and (self.finished() < wanted or not listens(process.pid)):
                 time.sleep(0.01)
-            moment = draw.uniform(0, self.whole / max(self.runs, 1) if wanted < self.runs or self.runs < 2 else 0.5)
+            # Of a single run or none, what comes after the imports.
+            moment = draw.uniform(0, 0.5 if wanted == self.runs > 0 else self.whole / max(self.runs, 2))
             time.sleep(moment)
             workers, server = helpers(process.pid)
             what = f"{self.name}, case {self.told + self.killed}: {wanted} runs and {moment:.2f} s, {slow=} {loaded=}"
@@ -295,7 +297,7 @@ class Told:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return self.problem(f"{what}: did not end within {SECONDS:g} s")
+            return self.problem(f"{what}: did not end within {SECONDS:g} s\n{self.log.read_text()[-3000:]}")
         # A worker that was being forked ends by itself.
         while (left := of_session(process.pid)) and time.monotonic() - began < SECONDS:
             time.sleep(0.05)

@@ -94,6 +94,14 @@ def farewell() -> str:
     return "" if before or not processes.is_main() else f"Stopped. To go on: {processes.command_line()}\n"
 
 
+def exit_now(code: int) -> None:
+    """End the process without what Python does at its end, which takes seconds on a machine that is busy."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _kill_helpers()
+    os._exit(code)
+
+
 def _deafen() -> None:
     """All is done: while Python ends, with nobody to listen, a signal should not change the exit code."""
     for number in SIGNALS:
@@ -114,8 +122,8 @@ def _watch(signals: socket.socket) -> None:
     with _guard:
         _received, ask = number, bool(_at_work)
     if ask:
-        if processes.launched() > 1:  # torchrun hands a signal on to processes that may have had it, and kills in time
-            return
+        while processes.launched() > 1:  # torchrun hands a signal on to processes that may have had it, and kills in time
+            _next(signals)
         signals.settimeout(SECONDS)
         with suppress(OSError):  # a timeout
             _next(signals)

@@ -55,10 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    if processes.still_joined():  # after an error; what their threads could do while Python ends: see there
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if stopping.requested() or processes.still_joined():  # after an error; what their threads could do: see there
+        stopping.exit_now(code)
     sys.exit(code)
 
 
