@@ -1,12 +1,18 @@
 """What killing and long running do: the same bits after any number of kills, finite losses, and memory that stays flat.
 
     python benchmarks/endurance.py kills [--number 50] [--seed 0]                 of a comparison and of a training on sequences
+    python benchmarks/endurance.py signals [--cases 50] [--seed 0] [--only train] of compare, reproduce, embed and train
     python benchmarks/endurance.py soak [--minutes 20]                            one `anyk train`, its memory once a second
     python benchmarks/endurance.py steps [--steps 20000] [--only KSubset]         one small problem with each operator
 
 kills: the command runs once undisturbed. Then it is started again and again and killed by SIGKILL at a moment drawn from the
 seed, with its workers or without them, which then notice by themselves. Whenever it comes to its end, its folder must be that
 of the undisturbed run, byte for byte but for times; then it begins anew.
+signals: the same with one to three of SIGINT and SIGTERM, to the process or to its group, gaps of 0 to 0.5 s, from the moment
+that it listens to its last file: a number of finished runs is drawn to wait for, and a moment after it. Some cases have steps
+of 20 s, a worker that is stopped and cannot answer, or as many busy processes as the machine has cores. It must end within ten
+seconds, with the exit code of a signal that it got, no traceback and no process left over. In some cases a worker, or the
+process that forks them, is killed instead, and the command must come to its end.
 soak: the memory of the last quarter of the time against that of the second.
 steps: a linear model on a problem that it can separate, two wrong labels included. Those are far behind at first; later the
 loss reaches zero while the scores keep growing, which is where losses go bad late in training. Adam at a high rate gets there
@@ -16,6 +22,7 @@ Each puts its section into benchmarks/endurance.md (--out). For Linux. Exit code
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -32,12 +39,13 @@ from typing import Any
 import numpy as np
 import torch
 from measuring import markdown_table, record, resident_megabytes
+from PIL import Image
 from torch import nn
 from torture import SUBJECTS, Subject
 
 import anyk
 
-SECTIONS = ("kills", "soak", "steps")
+SECTIONS = ("kills", "signals", "soak", "steps")
 ENDS = (0, 3)
 """exit codes of a comparison that came to its end, decided or not"""
 ALLOWED_GROWTH = {"soak": 16.0, "steps": 8.0}
@@ -147,6 +155,218 @@ def kills(folder: Path, number: int, seed: int) -> Section:
     return [markdown_table(head, rows)], all(well)
 
 
+# Signals -------------------------------------------------------------------------------------------------------------------
+
+SECONDS = 10.0
+"""for a command that was told to end"""
+SLOW = """
+import os, time
+import torch
+from torch import nn
+
+class Slow(nn.Sequential):
+    def forward(self, x):
+        time.sleep(float(os.environ.get("PAUSE", 0.01)))
+        return super().forward(x)
+
+def model(shape, classes):
+    return Slow(nn.Linear(shape[0], classes))
+
+def backbone():
+    torch.manual_seed(0)
+    return Slow(nn.Flatten(), nn.Linear(192, 8)), lambda image: torch.tensor(list(image.tobytes())).view(3, 8, 8) / 255
+"""
+
+
+def images(folder: Path) -> str:
+    random_numbers = np.random.default_rng(0)
+    for number in range(240):
+        place = folder / ("train" if number % 4 else "test") / f"class {number % 3}" / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random_numbers.integers(256, size=(8, 8, 3), dtype="u1")).save(place)
+    return str(folder)
+
+
+def of_session(leader: int) -> dict[int, str]:
+    """The living processes of a session, with their command lines."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, session = (place / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state not in "ZX":
+                found[int(place.name)] = (place / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+    return found
+
+
+def listens(pid: int) -> bool:
+    """Whether a process has a handler for SIGTERM."""
+    try:
+        caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def helpers(leader: int) -> tuple[list[int], list[int]]:
+    """The workers of a command, and the process that forks them. Both have the command line of the latter, which is older."""
+    forked = sorted(pid for pid, words in of_session(leader).items() if "forkserver" in words and pid != leader)
+    return forked[1:], forked[:1]
+
+
+class Told:
+    """One command under signals.
+
+    Args:
+        name: of the command.
+        words: the rest of its command line, without --out.
+        folder: for its files.
+        draw: what is random.
+    """
+
+    def __init__(self, name: str, words: str, folder: Path, draw: random.Random) -> None:
+        self.name, self.draw = name, draw
+        self.folder, self.out, self.log = folder, folder / f"out-{name}", folder / f"{name}.log"
+        self.words = f"{name} {words}"
+        self.command = [*ANYK, *self.words.split(), "--quiet", "--out", str(self.out)]
+        began = time.monotonic()
+        if self.start().wait() not in ENDS:
+            raise SystemExit(f"{name}: the undisturbed run failed:\n{self.log.read_text()}")
+        self.whole, self.expected, self.runs = time.monotonic() - began, content(self.out), self.finished()
+        shutil.rmtree(self.out)
+        self.problems: list[str] = []
+        self.told = self.gently = self.killed = self.ended = 0
+        self.longest = 0.0
+
+    def start(self, pause: float | None = None) -> "subprocess.Popen[bytes]":
+        self.log.unlink(missing_ok=True)
+        os.environ["PAUSE"] = "0.01" if pause is None else str(pause)
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(self.folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+        return start(self.command, self.log)
+
+    def finished(self) -> int:
+        """How many runs have ended; embed has none."""
+        return len([*self.out.glob("result.json"), *self.out.glob("runs/*/result.json")])
+
+    def case(self) -> None:
+        draw, before = self.draw, self.finished()
+        slow, loaded, stuck, death = (draw.random() < chance for chance in (0.15, 0.3, 0.1, 0.1))
+        wanted = before if slow else draw.randint(before, min(before + 1 + self.runs // 4, self.runs))
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range((os.cpu_count() or 1) * loaded)]
+        process = self.start(pause=20.0 if slow else None)
+        try:
+            while process.poll() is None and (self.finished() < wanted or not listens(process.pid)):
+                time.sleep(0.01)
+            # Of a single run or none, what comes after the imports.
+            moment = draw.uniform(0, 0.5 if wanted == self.runs > 0 else self.whole / max(self.runs, 2))
+            time.sleep(moment)
+            workers, server = helpers(process.pid)
+            what = f"{self.name}, case {self.told + self.killed}: {wanted} runs and {moment:.2f} s, {slow=} {loaded=}"
+            if death and not slow and (workers or server):
+                victim = draw.choice(draw.choice([each for each in (workers, server) if each]))
+                kill_if_there(victim, signal.SIGKILL)
+                self.killed += 1
+                self.to_the_end(process, f"{what}, killed {'a worker' if victim in workers else 'the server'}")
+                return
+            if stuck and workers:
+                kill_if_there(draw.choice(workers), signal.SIGSTOP)
+            self.tell(process, f"{what} stuck={bool(stuck and workers)}")
+        finally:
+            for each in busy:
+                each.kill()
+                each.wait()
+
+    def tell(self, process: "subprocess.Popen[bytes]", what: str) -> None:
+        """Send the signals, and look at how it ends."""
+        sent: list[signal.Signals] = []
+        began = time.monotonic()
+        for number in range(self.draw.randint(1, 3)):
+            time.sleep(self.draw.uniform(0, 0.5) * bool(number))
+            if process.poll() is not None:
+                break
+            how = self.draw.choice((signal.SIGINT, signal.SIGTERM))
+            (os.killpg if self.draw.random() < 0.5 else os.kill)(process.pid, how)
+            sent.append(how)
+        if not sent:
+            return self.to_the_end(process, what)
+        self.told += 1
+        what += f", sent {[how.name for how in sent]}"
+        try:
+            code = process.wait(max(SECONDS - (time.monotonic() - began), 0))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return self.problem(f"{what}: did not end within {SECONDS:g} s\n{self.log.read_text()[-3000:]}")
+        # A worker that was being forked ends by itself.
+        while (left := of_session(process.pid)) and time.monotonic() - began < SECONDS:
+            time.sleep(0.05)
+        if left:
+            os.killpg(process.pid, signal.SIGKILL)
+            self.problem(f"{what}: left {left}")
+        self.longest = max(self.longest, time.monotonic() - began)
+        if code in ENDS:  # in its last moments
+            return self.to_the_end(process, what)
+        log = self.log.read_text()
+        self.gently += len(sent) == 1
+        if code not in {128 + how for how in sent} or "Traceback" in log or log.count("Stopped. To go on") != 1:
+            self.problem(f"{what}: exit code {code}\n{log[-3000:]}")
+        return None
+
+    def to_the_end(self, process: "subprocess.Popen[bytes]", what: str) -> None:
+        """Wait for the end; the folder must then be that of the undisturbed run."""
+        try:
+            code = process.wait(60 + 20 * self.whole)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return self.problem(f"{what}: hangs")
+        self.ended += 1
+        found = content(self.out)
+        if code not in ENDS or found != self.expected:
+            others = sorted(file for file in found | self.expected if found.get(file) != self.expected.get(file))
+            self.problem(f"{what}: exit code {code}, other content in {others[:8]}\n{self.log.read_text()[-3000:]}")
+        return shutil.rmtree(self.out)
+
+    def problem(self, words: str) -> None:
+        print(words, flush=True)
+        self.problems.append(words)
+
+    def row(self) -> list[object]:
+        command = f"`anyk {self.words.replace(f'{self.folder}/', '')}`"
+        right = self.told + self.killed - len(self.problems)
+        return [command, self.told, self.gently, self.killed, self.ended, f"{self.longest:.1f}", right]
+
+
+def kill_if_there(pid: int, how: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, how)
+
+
+def signals(folder: Path, cases: int, seed: int, only: str | None) -> Section:
+    (folder / "slow.py").write_text(SLOW)
+    table = points(folder / "points.npz", 600)
+    commands = {
+        "compare": f"{table} --losses softmax gce --seeds 2 --budget 2 --epochs 4 --jobs 2 --model slow:model",
+        "reproduce": "table5 --smoke --jobs 2",
+        "embed": f"{images(folder / 'images')} --backbone slow:backbone --batch-size 2",
+        "train": f"{table} --epochs 20 --model slow:model",
+    }
+    rows, well = [], True
+    for name, words in commands.items():
+        if only in (None, name):
+            told = Told(name, words, folder, random.Random(f"{seed} {name}"))
+            while told.told + told.killed < cases:
+                told.case()
+                print(f"{name}: {told.told + told.killed} of {cases}", file=sys.stderr, flush=True)
+            if told.out.exists():  # after the last one it goes on to its end
+                told.to_the_end(told.start(), f"{name}, after all")
+            rows.append(told.row())
+            well &= not told.problems
+    head = ["", "times told to end", "by one signal", "helpers killed", "times at its end, same bits", "longest, s", "right"]
+    return [markdown_table(head, rows)], well
+
+
 # Long runs -----------------------------------------------------------------------------------------------------------------
 
 CLASSES, FEATURES, EXAMPLES, K = 8, 6, 32, 3
@@ -219,16 +439,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("section", choices=SECTIONS)
     parser.add_argument("--number", type=int, default=50, help="kills of each command")
+    parser.add_argument("--cases", type=int, default=50, help="signals to each command")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--steps", type=int, default=20_000, help="of each operator, at least 4")
-    parser.add_argument("--only", choices=[subject.name for subject in SUBJECTS], help="steps: one operator")
+    parser.add_argument("--only", help="steps: one operator; signals: one command")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         if given.section == "kills":
             lines, well = kills(Path(name), given.number, given.seed)
+        elif given.section == "signals":
+            lines, well = signals(Path(name), given.cases, given.seed, given.only)
         elif given.section == "soak":
             lines, well = soak(Path(name), given.minutes)
         else:

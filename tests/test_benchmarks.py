@@ -38,6 +38,7 @@ def test_nothing_is_found(words):
     [
         *((("endurance.py", "steps", "--steps", 50, "--only", name), name) for name in ("splitter/logistic", "LapSum")),
         pytest.param(("endurance.py", "kills", "--number", 2), "## kills", marks=pytest.mark.full),
+        pytest.param(("endurance.py", "signals", "--cases", 2, "--only", "train"), "## signals", marks=pytest.mark.full),
         pytest.param(("endurance.py", "soak", "--minutes", 0.5), "## soak", marks=pytest.mark.full),
         pytest.param(("head.py", "--quick"), "SparseAdam", marks=pytest.mark.full),
         pytest.param(("streaming.py", "memory", "--gigabytes", 0.1), "first start", marks=pytest.mark.full),

@@ -15,7 +15,6 @@ import torch
 
 import lab_data
 from anyk.lab import statistics
-from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
 from anyk.lab.run.losses import criterion
@@ -196,18 +195,17 @@ def test_counts_take_a_seed_that_diverged_as_missing_everything_and_forget_rows_
     one, other = (summaries.runs(f"main: {method}") for method in ("gce", "softmax"))
     before = summaries.contrast("main: gce", "main: softmax", "top5").by_seed
     one[2].test, one[2].validation = {}, {}
-    with Pool(1) as pool:
-        study = runner.Study(each, str(data), folder / "runs", pool, summaries, 0.0)
-        study.count("main")
-        after = summaries.contrast("main: gce", "main: softmax", "top5").by_seed
-        assert summaries.contrast("main: smooth", "main: softmax", "top1") is None
-        assert (after[0], after[2]) == (before[0], before[2])
-        assert after[1] == -round(360 * other[2].test["top5"])
-        # a pair of which a folder is gone keeps what it has
-        study.folder = tmp_path
-        study._ranks.clear()
-        study.count("main")
-        assert summaries.contrast("main: gce", "main: softmax", "top5").by_seed == after
+    study = runner.Study(each, str(data), folder / "runs", summaries, 0.0)
+    study.count("main")
+    after = summaries.contrast("main: gce", "main: softmax", "top5").by_seed
+    assert summaries.contrast("main: smooth", "main: softmax", "top1") is None
+    assert (after[0], after[2]) == (before[0], before[2])
+    assert after[1] == -round(360 * other[2].test["top5"])
+    # a pair of which a folder is gone keeps what it has
+    study.folder = tmp_path
+    study._ranks.clear()
+    study.count("main")
+    assert summaries.contrast("main: gce", "main: softmax", "top5").by_seed == after
     # a row that is no longer there is forgotten
     for line in one.values():
         line.purposes.remove("main: gce")

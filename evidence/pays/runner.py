@@ -5,8 +5,8 @@
     python evidence/pays/runner.py status
 
 A run that has ended is found by its folder and not made again: the command may be stopped or killed at any moment and started
-again. The summaries (``evidence/summaries/pays-*``, see ``summaries.py``) are written after every run. A set whose data are not
-given is left out.
+again. The summaries (``evidence/summaries/pays-*``, see ``summaries.py``) are written after every round of runs. A set whose
+data are not given is left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,9 +27,9 @@ import numpy as np
 
 from anyk import info
 from anyk.lab import statistics
-from anyk.lab.comparison.search import Runs, Search, map_in_threads
+from anyk.lab.comparison.search import Runs, Search
 from anyk.lab.data import load
-from anyk.lab.engines.engine import Outcome
+from anyk.lab.engines.engine import Outcome, Task
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError, Stopped
 from anyk.lab.run.batches import describe, divide
@@ -43,7 +42,7 @@ from pays.summaries import SUMMARIES, Line, Summaries, key, own
 
 #: what the message of a run says that diverged
 DIVERGED = "lower the learning rate"
-#: cells that are worked on map_in_threads
+#: cells that are worked on at a time
 AT_ONCE = 6
 
 
@@ -51,7 +50,7 @@ class RunsFor(Runs):
     """The runs of one set for one purpose."""
 
     def __init__(self, study: Study, purpose: str) -> None:
-        super().__init__(study.pool, study.folder, study.fingerprint)
+        super().__init__(study.folder, study.fingerprint)
         self.study, self.purpose = study, purpose
 
     def folder(self, config: Config) -> Path:
@@ -60,26 +59,25 @@ class RunsFor(Runs):
         digest = hashlib.blake2b(content, digest_size=6).hexdigest()
         return self.out / f"{config.loss.replace(':', '-')}-seed{config.seed}-{digest}"
 
-    def run(self, configs: Sequence[Config]) -> list[Outcome]:
-        """Make these runs, and write the summary of each when it ends."""
-        return map_in_threads(self.pool, self._one, configs) if configs else []
-
-    def _one(self, config: Config) -> Outcome:
-        place = self.folder(config)
-        with self.study.lock_of(place):  # two cells may want the same run
-            outcome, there = _diverged(place), Run(place).result() is not None
-            fresh = outcome is None and not there
-            outcome = outcome or self.pool.run({place: config.replace(data=self.study.place)})[place]
+    def run(self, configs: Sequence[Config]) -> Task[list[Outcome]]:
+        """Make these runs, and write the summary of each when all have ended."""
+        outcomes = {place: outcome for config in configs if (outcome := _diverged(place := self.folder(config)))}
+        missing = {place: config for config in configs if (place := self.folder(config)) not in outcomes}
+        fresh = {place for place in missing if Run(place).result() is None}
+        outcomes |= yield {place: config.replace(data=self.study.place) for place, config in missing.items()}
+        for config in configs:
+            place = self.folder(config)
+            outcome = outcomes[place]
             if outcome == Outcome():
                 raise Stopped
             if outcome.error is not None and not outcome.diverged:
                 print(f"{self.study.set.name}, {self.purpose}: {outcome.error} ({place})", file=sys.stderr, flush=True)
-                return outcome
-            if fresh:
-                _slim(Run(place))
+                continue
+            _slim(Run(place))
+            if place in fresh:
                 self.study.report(self.purpose, config, outcome)
             self.study.summaries.add(config, outcome.result, self.purpose)
-        return outcome
+        return [outcomes[self.folder(config)] for config in configs]
 
 
 def _diverged(place: Path) -> Outcome | None:
@@ -96,10 +94,10 @@ def _slim(run: Run) -> None:
 
 
 class Study:
-    """One set of the study, with a pool to make its runs."""
+    """One set of the study. What makes runs is a task for a pool."""
 
-    def __init__(self, each: Set, place: str, folder: Path, pool: Pool, summaries: Summaries, started: float) -> None:
-        self.set, self.place, self.folder, self.pool, self.summaries = each, place, folder / each.name, pool, summaries
+    def __init__(self, each: Set, place: str, folder: Path, summaries: Summaries, started: float) -> None:
+        self.set, self.place, self.folder, self.summaries = each, place, folder / each.name, summaries
         self.shared, self.started = each.config, started
         dataset = load(place, self.shared.image_size)
         self.fingerprint = dataset.fingerprint
@@ -108,11 +106,6 @@ class Study:
         summaries.describe(describe(dataset, parts), self.shared, info.environment())
         self._ranks: dict[Path, tuple[Any, Any]] = {}
         self._tuned: dict[str, Config | None] = {}
-        self._locks: dict[Path, threading.Lock] = {}
-
-    def lock_of(self, place: Path) -> threading.Lock:
-        """The lock to hold while a run is made."""
-        return self._locks.setdefault(place, threading.Lock())
 
     def report(self, purpose: str, config: Config, outcome: Outcome) -> None:
         """Print a line for a run that has ended."""
@@ -124,13 +117,13 @@ class Study:
             f"[{after}] {self.set.name}, {purpose}, seed {config.seed}: {words} {' '.join(fields)}", file=sys.stderr, flush=True
         )
 
-    def tuned(self, method: str) -> Config | None:
+    def tuned(self, method: str) -> Task[Config | None]:
         """The tuned config of a method; None where every run failed."""
         if method not in self._tuned:
-            self._tuned[method] = self._tune(method)
+            self._tuned[method] = yield from self._tune(method)
         return self._tuned[method]
 
-    def _tune(self, method: str) -> Config | None:
+    def _tune(self, method: str) -> Task[Config | None]:
         """Search. Runs that exist already lead it the same way again."""
         each, purpose = self.set, f"tune: {method}"
         search = Search(
@@ -142,9 +135,9 @@ class Study:
             budget=each.budget,
             tuning_seeds=each.tuning_seeds,
         )
-        search.make(search.search())
+        yield from search.make(search.search())
         if plan.METHODS[method].spends:
-            search.make(search.spend(each.budget))
+            yield from search.make(search.spend(each.budget))
         self.summaries.assign(purpose, [search.config(trial) for trial in search.scores])
         best = search.best
         noted: dict[str, Any] = {"tries": search.tries, "capped": search.capped, "bounds": list(search.bounds)}
@@ -156,31 +149,31 @@ class Study:
         self.summaries.note("tuned", method, noted)
         return search.at(best)
 
-    def method(self, name: str) -> None:
+    def method(self, name: str) -> Task[None]:
         """Tune a method, and train it on every seed."""
-        found = self.tuned(name)
-        self._seeds(f"main: {name}", found, self.set.seeds)
+        found = yield from self.tuned(name)
+        yield from self._seeds(f"main: {name}", found, self.set.seeds)
         self.count("main")
 
-    def cell(self, each: Cell) -> None:
+    def cell(self, each: Cell) -> Task[None]:
         """Train a cell on its seeds, from the tuned config of its method; of its choices, the best on validation."""
-        tuned = self.tuned(each.method)
+        tuned = yield from self.tuned(each.method)
         if tuned is None:
             return
         choice: plan.Changes = ()
         if each.choices:
             tried = [each.config(tuned, choice).replace(seed=plan.CHOOSING) for choice in each.choices]
-            outcomes = RunsFor(self, f"choose: {each.id}").run(tried)
+            outcomes = yield from RunsFor(self, f"choose: {each.id}").run(tried)
             self.summaries.assign(f"choose: {each.id}", tried)
             scores = [outcome.result["validation"]["mean"] if outcome.result else -1.0 for outcome in outcomes]
             choice = each.choices[scores.index(max(scores))]
             self.summaries.note("chosen", each.id, dict(choice))
-        self._seeds(each.id, each.config(tuned, choice), each.seeds)
+        yield from self._seeds(each.id, each.config(tuned, choice), each.seeds)
         self.count(each.question)
 
-    def _seeds(self, purpose: str, config: Config | None, seeds: Sequence[int]) -> None:
+    def _seeds(self, purpose: str, config: Config | None, seeds: Sequence[int]) -> Task[None]:
         configs = [config.replace(seed=seed) for seed in seeds] if config is not None else []
-        RunsFor(self, purpose).run(configs)
+        yield from RunsFor(self, purpose).run(configs)
         self.summaries.assign(purpose, configs)
 
     def count(self, question: str) -> None:
@@ -261,15 +254,15 @@ def run(sets: Mapping[str, Set], data: Mapping[str, str], folder: Path, out: Pat
                         locks.enter_context(filelock.FileLock(folder / f"{name}.lock", timeout=0))
                     except filelock.Timeout:
                         raise LabError(f"another process makes the runs of {name} in {folder}.") from None
-                    studies[name] = Study(sets[name], place, folder, pool, Summaries(sets[name], out), started)
+                    studies[name] = Study(sets[name], place, folder, Summaries(sets[name], out), started)
                 study = studies[name]
                 if methods:
-                    map_in_threads(pool, study.method, methods)
+                    pool.run_tasks([study.method(method) for method in methods])
                 # What cells start from is tuned first: two cells of one method would make the same runs at once.
                 for method in dict.fromkeys(cell.method for cell in cells):
-                    study.tuned(method)
+                    pool.run_tasks([study.tuned(method)])
                 for first in range(0, len(cells), AT_ONCE):
-                    map_in_threads(pool, study.cell, cells[first : first + AT_ONCE])
+                    pool.run_tasks([study.cell(cell) for cell in cells[first : first + AT_ONCE]])
                 print(f"[{duration(time.monotonic() - started)}] {name}: {part} done", file=sys.stderr, flush=True)
 
 

@@ -8,12 +8,15 @@ def main() -> None:
     """Start the lab, or say what it needs."""
     try:
         _start()
-    except KeyboardInterrupt:  # while it imports; what runs has its own words
+    except KeyboardInterrupt:  # before there is somebody to listen
         sys.exit(130)
 
 
 def _start() -> None:
     try:
+        from anyk.lab import stopping
+
+        stopping.listen()
         from anyk.lab.cli import main as start
     except ModuleNotFoundError as error:  # anyk.lab says what it misses; one of its packages may miss another
         said = str(error)

@@ -293,6 +293,14 @@ def test_out_is_whole_and_not_overwritten(runs, anyk, tmp_path):
     assert [row["row"] for row in rows] == list(range(6))
     assert [(g["class"], g["probability"]) for g in rows[0]["guesses"]] == guesses(table(written), 5)[0]
     assert json.loads(anyk("predict", runs["embeddings"], "gone.npy", "--json")[1]) == []
+    # Of a failure no file is left that would be in the way, and one that is there stays.
+    kept = (tmp_path / "out.csv").read_bytes()
+    assert anyk("predict", runs["embeddings"], "gone.npy", "--out", "out.csv", "--force")[0] == 1
+    assert (tmp_path / "out.csv").read_bytes() == kept
+    for words, code in ((("gone.npy",), 1), (("gone.npy", "x.npy"), 1)):
+        assert not (tmp_path / "other.csv").exists()
+        assert anyk("predict", runs["embeddings"], *words, "--out", "other.csv")[0] == code
+    assert (tmp_path / "other.csv").exists()
     for words, message in (
         (("--k", "0"), "k should be at least 1, but is 0."),
         (("--out", "no/where.csv"), "no should be a folder that exists"),

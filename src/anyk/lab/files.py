@@ -13,6 +13,8 @@ from anyk.lab.errors import LabError
 
 # EFBIG is a limit on the size of files, which is as full as a disk can be.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: files and folders that are being written under another name, to be removed if the process ends before they are whole
+unfinished: set[Path] = set()
 
 
 def read_object(path: Path, remedy: str) -> dict[str, Any]:
@@ -73,6 +75,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     # A random name, so that two writers of one file do not collide; not tempfile, whose files only their owner can read.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    unfinished.add(temporary)
     try:
         with disk_full_is_an_error(path):
             temporary.touch()
@@ -85,6 +88,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    finally:
+        unfinished.discard(temporary)
     flush(path.parent)
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,6 +110,38 @@ def test_the_same_again_makes_no_run_and_other_numbers_of_seeds_and_jobs_go_on(f
     assert [method.capped for method in capped.methods] == ["--budget 4"] * 2
     assert not capped.decided
     assert {sum(tried.epochs == 4 for tried in method.tries) for method in capped.methods} == {4}
+
+
+def test_what_another_comparison_has_written_is_not_lost(finished, data, tmp_path, caplog):
+    out = tmp_path / "out"
+    shutil.copytree(finished[1], out, ignore=shutil.ignore_patterns("earlier-*"))
+    files = ("results.json", "report.html", "model.safetensors")
+
+    def written(place: Path = out) -> list[bytes]:
+        return [(place / name).read_bytes() for name in files]
+
+    search.search(config(data, out, seeds=3), command="anyk compare points")
+    before = written()
+    caplog.clear()
+    # One that has nothing to show for itself leaves all as it is.
+    ticks = itertools.count()
+    nothing = search.search(config(data, out, epochs=5, time=1), command="anyk compare hasty", clock=lambda: float(next(ticks)))
+    assert not any(method.runs for method in nothing.methods)
+    assert written() == before
+    assert caplog.messages == [f"There is nothing to report yet, and {out} keeps the outcome of `anyk compare points`."]
+    # The same goes on without a word; another puts it aside.
+    search.search(config(data, out, seeds=3), command="anyk compare points")
+    assert not list(out.glob("earlier-*"))
+    assert len(caplog.messages) == 1
+    before = written()
+    search.search(config(data, out, epochs=1, **SHORT), command="anyk compare other")
+    assert written(out / "earlier-1") == before
+    assert caplog.messages[1:] == [f"{out} held the outcome of `anyk compare points`, which is now in {out / 'earlier-1'}."]
+    assert json.loads((out / "results.json").read_text())["command"] == "anyk compare other"
+    # So does the first with fewer seeds, which knows less.
+    search.search(config(data, out, seeds=2), command="anyk compare points --seeds 2")
+    search.search(config(data, out, seeds=1), command="anyk compare points --seeds 1")
+    assert sorted(place.name for place in out.glob("earlier-*")) == ["earlier-1", "earlier-2", "earlier-3"]
 
 
 def test_a_comparison_on_sequences(tmp_path, monkeypatch):

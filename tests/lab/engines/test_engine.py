@@ -1,39 +1,72 @@
-"""One run as every engine makes it."""
+"""What all engines share: runs that tasks ask for, and how they end."""
 
-import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 
 import pytest
 
-import lab_data
-from anyk.lab.engines import engine
-from anyk.lab.engines.engine import Outcome
+from anyk.lab.engines.engine import Engine, Outcome, Task
 from anyk.lab.run.config import Config
-from anyk.lab.run.run_folder import Run
-from anyk.lab.run.training import Progress
 
 
-def test_progress_is_told_now_and_then_evaluations_sooner_and_the_end_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [100.0]
-    monkeypatch.setattr(engine.time, "monotonic", lambda: clock[0])
-    told: list[int] = []
-    tell = engine.throttled(lambda progress: told.append(progress.step), 1.0)
-    for step, pause, line in ((1, 0, None), (2, 0.9, None), (3, 0.2, None), (4, 0.1, {}), (5, 0.2, {}), (9, 0, None)):
-        clock[0] += pause
-        tell(Progress(step, 9, line))
-    assert told == [1, 3, 5, 9]
+class Made(Engine):
+    """An engine with room for two runs that never fail, of which the older one ends in each turn."""
+
+    def __init__(self, until: int | None = None) -> None:
+        super().__init__(out_of_time=lambda: until is not None and len(self.started) >= until)
+        self.started: list[str] = []
+        self.running: deque[Path] = deque()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def _has_room(self) -> bool:
+        return len(self.running) < 2
+
+    def _start(self, folder: Path, config: Config) -> None:
+        self.started.append(folder.name)
+        self.running.append(folder)
+
+    def _wait(self) -> list[tuple[Path, Outcome]]:
+        return [(folder, Outcome({"name": folder.name})) for folder in [self.running.popleft()]] if self.running else []
 
 
-def test_a_taken_folder_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
-    fields = Config(data=str(lab_data.write_embedding_set(tmp_path / "points")), epochs=1).to_json()
-    stop = threading.Event()
-    with Run(tmp_path / "run").locked():
-        taken = engine.attempt(fields, tmp_path / "run", lambda progress: None, stop, 0.0)
-        assert taken.result is None
-        assert "another process is at work" in (taken.error or "")
-        stop.set()
-        assert engine.attempt(fields, tmp_path / "run", lambda progress: None, stop, 60.0) == Outcome()
-    assert engine.ended(tmp_path / "run", Config.from_json(fields)) is None
-    stop.clear()
-    assert engine.attempt(fields, tmp_path / "run", lambda progress: None, stop, 0.0).result is not None
-    assert engine.attempt({"loss": "nonsense"}, tmp_path / "run", lambda progress: None, stop, 0.0).error
+def task(folder: Path, *rounds: Sequence[str]) -> Task[list[str | None]]:
+    """Runs in rounds; the names of their results."""
+    found = []
+    for names in rounds:
+        outcomes = yield {folder / name: Config() for name in names}
+        found += [outcome.result["name"] if outcome.result else None for outcome in outcomes.values()]
+    return found
+
+
+def test_tasks_go_on_as_soon_as_their_own_runs_have_ended(tmp_path: Path) -> None:
+    engine = Made()
+    found = engine.run_tasks([task(tmp_path, "a", "b"), task(tmp_path, "cde"), task(tmp_path), task(tmp_path, "", "f")])
+    assert found == [["a", "b"], ["c", "d", "e"], [], ["f"]]
+    assert engine.started == list("acdebf")  # b, which waits for a, came after what was asked for before it
+
+
+def test_a_run_that_two_tasks_ask_for_is_made_once(tmp_path: Path) -> None:
+    engine = Made()
+    assert engine.run_tasks([task(tmp_path, "ab"), task(tmp_path, "b", "a")]) == [["a", "b"], ["b", "a"]]
+    assert engine.started == ["a", "b"]
+
+
+def test_when_the_time_is_over_no_more_is_started_and_every_task_comes_to_its_end(tmp_path: Path) -> None:
+    engine = Made(until=2)
+    assert engine.run_tasks([task(tmp_path, "abc", "d"), task(tmp_path, "e")]) == [["a", "b", None, None], [None]]
+    assert engine.started == ["a", "b"]
+
+
+def test_an_error_of_a_task_ends_the_others(tmp_path: Path) -> None:
+    def failing() -> Iterator[dict[Path, Config]]:
+        yield {tmp_path / "a": Config()}
+        raise ZeroDivisionError
+
+    engine = Made()
+    with pytest.raises(ZeroDivisionError):
+        engine.run_tasks([failing(), task(tmp_path, "b", "c")])  # type: ignore[list-item]
+    assert "c" not in engine.started

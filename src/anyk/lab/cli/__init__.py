@@ -4,13 +4,13 @@ Each command is a file, and imports what it needs when it is called: `anyk --hel
 """
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 
 import anyk
+from anyk.lab import stopping
 from anyk.lab.cli import compare, embed, export, import_arrays, info, parsing, predict, report, reproduce, train
-from anyk.lab.cli.words import command_line, say, warn
+from anyk.lab.cli.words import say, warn
 from anyk.lab.did_you_mean import nearest
 from anyk.lab.errors import LabError, Stopped
 from anyk.lab.run import loss_names, processes
@@ -35,7 +35,6 @@ registers losses. anyk --version tells which anyk this is: {anyk.__version__}.""
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; ends the process."""
-    former = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments)
     except LabError as error:
@@ -51,18 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise
     except (KeyboardInterrupt, Stopped):
         processes.ignore_signals()
-        if processes.is_main():
-            warn(f"Stopped. To go on: {command_line()}")
-        code = 130
+        sys.stderr.write(stopping.farewell())
+        code = stopping.exit_code()
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
-    finally:
-        signal.signal(signal.SIGTERM, former)
-    if processes.still_joined():  # after an error; what their threads could do while Python ends: see there
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if stopping.requested() or processes.still_joined():  # after an error; what their threads could do: see there
+        stopping.exit_now(code)
     sys.exit(code)
 
 

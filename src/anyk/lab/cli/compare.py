@@ -4,9 +4,10 @@ from typing import Annotated
 
 import tyro
 
-from anyk.lab.cli.words import Flag, command_line, say, say_json, warn
+from anyk.lab.cli.words import Flag, say, say_json, warn
 from anyk.lab.comparison.config import ComparisonConfig, ComparisonFields
 from anyk.lab.errors import reuse_sentence
+from anyk.lab.run import processes
 from anyk.lab.run.config import DataFields, LossFields, ModelFields, TrainingFields
 
 NOT_DECIDED = 3
@@ -37,7 +38,7 @@ def command(
     """
     from anyk.lab.comparison.compare import run
 
-    report = run(config, command_line())
+    report = run(config, processes.command_line())
     if report.reused:
         warn(reuse_sentence(report.reused))
     if json:
@@ -46,7 +47,8 @@ def command(
         say(str(report))
         say(f"\nTo paste: {report.chosen}\n")
         say(report.code)
-        say(f"Report: {config.folder / 'report.html'}")
+        if any(method.runs for method in report.methods):
+            say(f"Report: {config.folder / 'report.html'}")
     # Too few runs because of the time are no failure: the same command goes on.
     failed = report.failures or any(len(method.runs) < config.seeds and not method.capped for method in report.methods)
     return 1 if failed else 0 if report.decided else NOT_DECIDED

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import itertools
 import json as jsons
 import sys
 from collections.abc import Iterator
@@ -94,6 +95,10 @@ def command(
         device=model.device,
         unreadable=unreadable,
     )
+    first = list(itertools.islice(found, 1))
+    if output.out is not None and failed and not first:
+        return 1  # without a file that has no guesses and is in the way of the next one
+    found = itertools.chain(first, found)
     with _opened(output.out) as file:
         if output.json:
             _write_json(found, file)

@@ -1,13 +1,8 @@
 """`anyk train`."""
 
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from anyk.lab.cli.words import Flag, Group, WholeConfig, say, say_json, warn
 from anyk.lab.files import slug
@@ -34,6 +29,7 @@ def command(config: WholeConfig, *, output: Group[Output]) -> int:
 
     torchrun --nproc-per-node N -m anyk train … is the same run in N processes.
     """
+    from anyk.lab import stopping
     from anyk.lab.progress import watched
     from anyk.lab.run import evaluation, loggers, training
     from anyk.lab.run.run_folder import Run
@@ -50,9 +46,11 @@ def command(config: WholeConfig, *, output: Group[Output]) -> int:
         had_ended = (out / "result.json").exists()
         with (
             watched(1, output.quiet or not group.first, log if group.first else ()) as display,
-            _stop_signal(group.world_size > 1) as stopped,
+            stopping.asked_first(),
         ):
-            result = training.train(config, out, on_progress=partial(display.show, out), should_stop=stopped, group=group)
+            result = training.train(
+                config, out, on_progress=partial(display.show, out), should_stop=stopping.requested, group=group
+            )
             display.show(out, training.Progress(1, 1))  # one that had ended before has made no progress now
     if not group.first:
         return 0
@@ -75,23 +73,3 @@ def command(config: WholeConfig, *, output: Group[Output]) -> int:
             "`anyk train` does not tune, `anyk compare` does."
         )
     return 0
-
-
-@contextmanager
-def _stop_signal(patient: bool) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM as a flag, so that a step ends before the run does; a second one ends it at once.
-
-    Not so if patient: torchrun hands a signal on to processes that may have had it already, and kills after half a minute."""
-    stop = threading.Event()
-
-    def note(number: int, frame: Any) -> None:
-        if stop.is_set() and not patient:
-            raise KeyboardInterrupt
-        stop.set()
-
-    former = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop.is_set
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, signal.SIG_IGN if patient and stop.is_set() else handler)

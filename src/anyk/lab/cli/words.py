@@ -1,7 +1,5 @@
 """What the commands share: types of options, and what is printed."""
 
-import os
-import shlex
 import sys
 from dataclasses import dataclass
 from json import dumps
@@ -9,7 +7,6 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from anyk.lab.run import processes
 from anyk.lab.run.config import Config, DataFields, LossFields, LossName, ModelFields, Seed, TrainingFields
 
 T = TypeVar("T")
@@ -48,10 +45,3 @@ def say_json(value: Any) -> None:
 def warn(words: str) -> None:
     """To standard error."""
     sys.stderr.write(words.rstrip("\n") + "\n")
-
-
-def command_line() -> str:
-    """The command line, for the user to give it again."""
-    here = os.environ.get("LOCAL_WORLD_SIZE", str(processes.launched()))
-    started = ["torchrun", "--nproc-per-node", here, "-m"] if processes.launched() > 1 else []
-    return shlex.join([*started, "anyk", *sys.argv[1:]])

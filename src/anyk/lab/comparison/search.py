@@ -4,16 +4,15 @@ seeds, and only these runs are measured on the test examples.
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from anyk import info
 from anyk.lab import files
@@ -25,9 +24,9 @@ from anyk.lab.comparison.tuning import TUNING_SEEDS, Axis, Point, Trial, Tuner
 from anyk.lab.comparison.verdict import counted
 from anyk.lab.data import Dataset, Parts
 from anyk.lab.data.tokens import Windows
-from anyk.lab.engines.engine import Outcome
-from anyk.lab.engines.local import Pool, as_completed
-from anyk.lab.errors import Failure, Stopped
+from anyk.lab.engines.engine import Outcome, Task
+from anyk.lab.engines.local import Pool
+from anyk.lab.errors import Failure, LabError, Stopped
 from anyk.lab.run import loss_names
 from anyk.lab.run.batches import (
     check_seen,
@@ -47,17 +46,17 @@ from anyk.lab.run.run_folder import Run
 from anyk.lab.run.summaries import METRICS
 from anyk.lab.run.training import Progress
 from anyk.lab.tables import duration, title
+from anyk.lab.warn_once import warn_once
 
 #: the seeds of the tuning; those of the comparison are 1, 2, …
 TUNING_SEED_NUMBERS = (0, 10_001, 10_002)
 assert len(TUNING_SEED_NUMBERS) == TUNING_SEEDS
 #: the short runs of the first stage have this part of the epochs, if there are enough to divide
 SHORT = 4
+#: settings that say how far a comparison goes, not what is compared
+CAPS = {"seeds", "budget", "time"}
 #: what starting a process and reading the data take, roughly: for the plan's time
 START_SECONDS = 0.5
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def search(
@@ -101,10 +100,11 @@ def search(
         on_progress(folder, progress)
 
     out = config.folder
-    with Run(out).locked(), Pool(jobs, watch) as pool, _Limit(config, clock, pool) as limit:
+    limit = _Limit(config, clock)
+    with Run(out).locked(), Pool(jobs, watch, out_of_time=lambda: limit.over) as pool:
         for sentence in _plan(config, dataset, parts, windows, estimate.runs, jobs):
             on_plan(sentence)
-        study = _Study(pool, out, dataset.fingerprint, config.seeds, limit)
+        study = _Study(out, dataset.fingerprint, config.seeds, limit)
         searches = [
             Search(
                 study,
@@ -117,11 +117,10 @@ def search(
             )
             for start in starts
         ]
-        map_in_threads(pool, lambda one: one.make(one.search()), searches)
+        pool.run_tasks([one.make(one.search()) for one in searches])
         while (tries := tuning.behind(searches)) is not None:
-            spend = [one.spend(tries) for one in searches]
-            map_in_threads(pool, lambda pair: pair[0].make(pair[1]), list(zip(searches, spend, strict=True)))
-        methods = map_in_threads(pool, study.method, searches)
+            pool.run_tasks([one.make(one.spend(tries)) for one in searches])
+        methods = pool.run_tasks([study.method(one) for one in searches])
         outcome = Comparison(
             data=describe(dataset, parts, config),
             command=command,
@@ -138,8 +137,7 @@ def search(
             if outcome.significant(method, 1) and method.config.learning_rate != softmax.config.learning_rate
         ]
         if winners:
-            # One after the other: winners of one learning rate have the same control, whose runs are then there.
-            controls = [study.control(softmax, winner) for winner in winners]
+            controls = pool.run_tasks([study.control(softmax, winner) for winner in winners])
             outcome = dataclasses.replace(outcome, controls=tuple(controls))
             outcome = dataclasses.replace(outcome, contrasts=contrasts(outcome, out))
         outcome = dataclasses.replace(
@@ -151,19 +149,6 @@ def search(
         )
         _write(outcome, out)
     return outcome
-
-
-def map_in_threads(pool: Pool, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """The work on all items, each in a thread that mostly waits for runs."""
-    with ThreadPoolExecutor(len(items)) as threads:
-        try:
-            futures = [threads.submit(work, item) for item in items]
-            for future in as_completed(futures):
-                future.result()  # an error ends the others
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.stop()  # or the threads would wait for the runs
-            raise
 
 
 def started(config: Config, classes: int) -> Config:
@@ -205,19 +190,18 @@ class Runs:
     """Runs in folders of their own, which are found again by all that a run depends on.
 
     Args:
-        pool: makes them.
         out: where the folders are, in ``runs``.
         fingerprint: of the data.
         out_of_time: whether runs that were stopped half-way were so because there is no time left.
     """
 
-    def __init__(self, pool: Pool, out: Path, fingerprint: str, out_of_time: Callable[[], bool] = lambda: False) -> None:
-        self.pool, self.out, self.fingerprint, self.out_of_time = pool, out, fingerprint, out_of_time
+    def __init__(self, out: Path, fingerprint: str, out_of_time: Callable[[], bool] = lambda: False) -> None:
+        self.out, self.fingerprint, self.out_of_time = out, fingerprint, out_of_time
         self.failures: list[Failure] = []
 
-    def run(self, configs: Sequence[Config]) -> list[Outcome]:
+    def run(self, configs: Sequence[Config]) -> Task[list[Outcome]]:
         """Make these runs; those for which there was no time have neither a result nor an error."""
-        outcomes = self.pool.run({self.folder(config): config for config in configs})
+        outcomes = yield {self.folder(config): config for config in configs}
         if any(outcome == Outcome() for outcome in outcomes.values()) and not self.out_of_time():
             raise Stopped
         found = [(folder.name, outcome) for folder, outcome in outcomes.items()]
@@ -261,11 +245,11 @@ class Search(Tuner):
             changes["head_learning_rate"] = self.start.head_learning_rate * factor
         return self.start.replace(**changes)
 
-    def make(self, rounds: Iterator[list[Trial]]) -> None:
+    def make(self, rounds: Iterator[list[Trial]]) -> Task[None]:
         """Make the trials that the search asks for, as far as there is time."""
         for trials in rounds:
             configs = [self.config(trial) for trial in trials]
-            outcomes = self.runs.run(configs)
+            outcomes = yield from self.runs.run(configs)
             for trial, config, outcome in zip(trials, configs, outcomes, strict=True):
                 if outcome == Outcome():
                     self.stop()
@@ -289,11 +273,11 @@ class Search(Tuner):
 class _Study(Runs):
     """The runs of a comparison."""
 
-    def __init__(self, pool: Pool, out: Path, fingerprint: str, seeds: int, limit: "_Limit") -> None:
-        super().__init__(pool, out, fingerprint, lambda: limit.over)
+    def __init__(self, out: Path, fingerprint: str, seeds: int, limit: "_Limit") -> None:
+        super().__init__(out, fingerprint, lambda: limit.over)
         self.limit, self.seeds = limit, range(1, seeds + 1)
 
-    def method(self, search: Search) -> Method:
+    def method(self, search: Search) -> Task[Method]:
         """Train a loss that was tuned: on every seed, and for twice the epochs on the seed of the tuning."""
         best = search.best
         found = Method(
@@ -310,7 +294,7 @@ class _Study(Runs):
             return found
         tuned = found.config
         same = tuned.replace(seed=TUNING_SEED_NUMBERS[0], tested=False)
-        again, longer, *seeded = self.run([same, same.replace(epochs=2 * tuned.epochs), *self._seeded(tuned)])
+        again, longer, *seeded = yield from self.run([same, same.replace(epochs=2 * tuned.epochs), *self._seeded(tuned)])
         return dataclasses.replace(
             found,
             runs=self._seed_runs(tuned, seeded),
@@ -319,11 +303,11 @@ class _Study(Runs):
             same_length=again.result["validation"] if longer.result and again.result else None,
         )
 
-    def control(self, softmax: Method, winner: Method) -> Method:
+    def control(self, softmax: Method, winner: Method) -> Task[Method]:
         """Softmax with another method's learning rate: what that method would gain by its rate alone."""
         rate, head = winner.config.learning_rate, softmax.config.head_learning_rate
         config = softmax.config.replace(learning_rate=rate, head_learning_rate=head * (rate / softmax.config.learning_rate))
-        outcomes = self.run(self._seeded(config))
+        outcomes = yield from self.run(self._seeded(config))
         # That softmax diverges at this rate is an answer, too.
         runs = self._seed_runs(config, outcomes, must_end=False)
         late = self.limit.option if Outcome() in outcomes else ""
@@ -348,24 +332,9 @@ class _Study(Runs):
 class _Limit:
     """The time that the whole may take: at its end the runs write a checkpoint and stop, and no other is started."""
 
-    def __init__(self, config: ComparisonConfig, clock: Callable[[], float], pool: Pool) -> None:
-        self.seconds, self.clock, self.pool = config.seconds, clock, pool
+    def __init__(self, config: ComparisonConfig, clock: Callable[[], float]) -> None:
+        self.seconds, self.clock = config.seconds, clock
         self.option, self.started = f"--time {config.time}", clock()
-        self._left = threading.Event()
-
-    def __enter__(self) -> "_Limit":
-        if self.seconds is not None:
-            threading.Thread(target=self._watch, name="time limit", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._left.set()
-
-    def _watch(self) -> None:
-        while not self._left.wait(0.1):
-            if self.over:
-                self.pool.stop()
-                return
 
     @property
     def over(self) -> bool:
@@ -388,25 +357,23 @@ class _Estimate:
         self.run_seconds: float | None = None
         self._found = 0
         self._first: dict[Path, tuple[float, int]] = {}
-        self._guard = threading.Lock()
 
     def see(self, folder: Path, progress: Progress) -> None:
         """Take note of where a run stands."""
         now = time.monotonic()
-        with self._guard:
-            if self.run_seconds is not None:
-                return
-            since, step = self._first.setdefault(folder, (now, progress.step))
-            if progress.step == step:
-                self._found += progress.step == progress.steps  # of an earlier call
-                return
-            if now - since < 3 and progress.step < progress.steps:
-                return
-            self.run_seconds = (now - since) / (progress.step - step) * self.steps
-            # The short ones cost less than they count, the long one of each method more.
-            full = self.runs - self.losses * (tuning.COARSE_POINTS * (1 - 1 / SHORT) - 1)
-            left = max(1 - self._found / self.runs, 0.0)
-            seconds = left * (full * self.run_seconds + self.runs * START_SECONDS) / self.jobs
+        if self.run_seconds is not None:
+            return
+        since, step = self._first.setdefault(folder, (now, progress.step))
+        if progress.step == step:
+            self._found += progress.step == progress.steps  # of an earlier call
+            return
+        if now - since < 3 and progress.step < progress.steps:
+            return
+        self.run_seconds = (now - since) / (progress.step - step) * self.steps
+        # The short ones cost less than they count, the long one of each method more.
+        full = self.runs - self.losses * (tuning.COARSE_POINTS * (1 - 1 / SHORT) - 1)
+        left = max(1 - self._found / self.runs, 0.0)
+        seconds = left * (full * self.run_seconds + self.runs * START_SECONDS) / self.jobs
         self.tell(f"That will take about {duration(seconds)}, as the first steps show.")
 
     def reserve(self) -> float:
@@ -450,12 +417,37 @@ def _plan(
 
 
 def _write(outcome: Comparison, out: Path) -> None:
-    """The report, and the model of the chosen method's best seed."""
-    runs, model = outcome.choice.runs, out / "model.safetensors"
-    model.unlink(missing_ok=True)  # of an earlier outcome: it must not stand beside this one
-    files.write_object(out / "results.json", results.to_json(outcome))
-    files.write_atomically(out / "report.html", report_page.render(outcome).encode())
+    """The report, and the model of the chosen method's best seed; not in the place of an outcome that says more."""
+    runs, model, content = outcome.choice.runs, out / "model.safetensors", results.to_json(outcome)
+    page = report_page.render(outcome).encode()
+    try:
+        before = files.read_object(out / "results.json", "")
+        earlier = f"the outcome of `{before['command']}`"
+        ended, ended_before = (sum(len(method["runs"]) for method in each["methods"]) for each in (content, before))
+        same = all(before["settings"].get(name) == content["settings"][name] for name in content["settings"].keys() - CAPS)
+    except (LabError, KeyError, TypeError, AttributeError):  # there is none that could be read
+        ended, ended_before, same, earlier = 1, 0, True, ""
+    if not ended and ended_before:
+        warn_once(f"There is nothing to report yet, and {out} keeps {earlier}.")
+        return
+    if ended_before and not (same and ended >= ended_before):
+        warn_once(f"{out} held {earlier}, which is now in {_set_aside(out)}.")
+    files.write_object(out / "results.json", content)
+    files.write_atomically(out / "report.html", page)
     if runs:
         run = max(runs, key=lambda run: run.validation.get(outcome.settings["metric"], 0.0))
         with files.replacing(model) as temporary:
             shutil.copyfile(out / run.folder / "model.safetensors", temporary)
+    else:
+        model.unlink(missing_ok=True)  # of an earlier outcome: it must not stand beside this one
+
+
+def _set_aside(out: Path) -> Path:
+    """A new folder with copies of what :func:`_write` has written before."""
+    place = next(place for number in itertools.count(1) if not (place := out / f"earlier-{number}").exists())
+    place.mkdir()
+    for name in ("results.json", "report.html", "model.safetensors"):
+        if (out / name).exists():
+            with files.replacing(place / name) as temporary:
+                shutil.copyfile(out / name, temporary)
+    return place

@@ -347,6 +347,7 @@ def _appears_whole(folder: Path) -> Iterator[Path]:
                 shutil.rmtree(leftover, ignore_errors=True)
         building = folder.with_name(f".{folder.name}.{os.getpid()}.writing")
         building.mkdir()
+        files.unfinished.add(building)
     except OSError as error:
         raise LabError(f"{folder} cannot be written ({error.strerror}): name another folder.") from None
     try:
@@ -365,3 +366,4 @@ def _appears_whole(folder: Path) -> Iterator[Path]:
         raise LabError(f"{folder} cannot be written ({error.strerror}): make room or name another folder.") from None
     finally:
         shutil.rmtree(building, ignore_errors=True)
+        files.unfinished.discard(building)

@@ -5,18 +5,21 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from anyk import _compat
+from anyk.lab import stopping
 from anyk.lab.engines.engine import Engine, Outcome, attempt, throttled
-from anyk.lab.run import loss_names, processes
+from anyk.lab.errors import LabError, explain
+from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import OnProgress
@@ -24,101 +27,128 @@ from anyk.lab.warn_once import forward_to, warn_once
 
 #: seconds for a run's former process to leave its folder
 LEAVING_SECONDS = 10.0
+#: seconds for a run to write a checkpoint after it was told to stop; then it is killed, and will go on from the last one
+STOPPING_SECONDS = 6.0
+#: how often a run is started whose process dies, and how often a process if the one that forks it does
+TRIES = 3
 
-Result = TypeVar("Result")
+
+class _Worker(NamedTuple):
+    folder: Path
+    config: Config
+    process: Any
 
 
 class Pool(Engine):
-    """Processes of this machine, at most ``jobs`` at a time. Used by several threads, the runs queue up.
+    """Processes of this machine, at most ``jobs`` at a time. All that waits for them is one loop of the calling thread.
 
     >>> with Pool(jobs=2) as pool:  # doctest: +SKIP
     ...     for folder, outcome in pool.results({Path("runs/a"): Config(seed=1), Path("runs/b"): Config(seed=2)}):
     ...         print(folder, outcome.error or outcome.result["test"])
     """
 
-    def __init__(self, jobs: int, on_progress: OnProgress = lambda folder, progress: None) -> None:
-        super().__init__(on_progress)
+    def __init__(self, jobs: int, on_progress: OnProgress = lambda folder, progress: None, **settings: Any) -> None:
+        super().__init__(on_progress, **settings)
         # A fork of a process that has loaded torch, but used none of its threads, starts in milliseconds.
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self._context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
             self._context.set_forkserver_preload([__name__, _compat.SLOW_TO_IMPORT])
-        self._threads = ThreadPoolExecutor(jobs, "run")
-        self._running: set[Any] = set()
-        self._guard = threading.Lock()
+        self._jobs = jobs
+        self._running: dict[Any, _Worker] = {}  # by connection
+        self._deadline = 0.0
+        self._deaths: Counter[Path] = Counter()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is not None:
-            self.stop()
-        self._threads.shutdown(cancel_futures=kind is not None)
+        try:
+            if kind is not None:
+                self._waiting.clear()
+                self.stop()
+            while self._waiting or self._running:
+                self._turn() if kind is None else self._wait()
+        finally:  # a second Ctrl-C in Python
+            for worker in self._running.values():
+                stopping.kill(worker.process.pid)
+                stopping.end(worker.process.pid)
 
     def stop(self) -> None:
-        with self._guard:
-            self._stopping.set()
-            for process in self._running:
-                process.terminate()
+        super().stop()
+        self._deadline = time.monotonic() + STOPPING_SECONDS
+        for connection in self._running:
+            with suppress(OSError):
+                connection.send("stop")
 
-    def results(self, configs: Mapping[Path, Config]) -> Iterator[tuple[Path, Outcome]]:
-        folders = {self._threads.submit(self._run_one, folder, config): folder for folder, config in configs.items()}
-        for future in as_completed(folders):
-            yield folders[future], future.result()
+    def _has_room(self) -> bool:
+        return len(self._running) < self._jobs
 
-    def _run_one(self, folder: Path, config: Config) -> Outcome:
-        before = self._ended_before(folder, config)
-        if before is not None:
-            return before
-        here, there = self._context.Pipe(duplex=False)
-        with self._guard:
-            if self._stopping.is_set():
-                return Outcome()
+    def _start(self, folder: Path, config: Config) -> None:
+        for number in range(TRIES):
+            here, there = self._context.Pipe()
             arguments = (there, os.fspath(folder), config.to_json(), loss_names.imported)
             process = self._context.Process(target=_work, args=arguments, daemon=True)
-            with _interrupts_wait(), _without_main():
-                process.start()
-            self._running.add(process)
-        there.close()
-        outcome = None
-        try:
-            while outcome is None:
-                message = here.recv()
-                if isinstance(message, Outcome):
-                    outcome = message
-                elif isinstance(message, str):
-                    warn_once(message)
-                else:
-                    self._on_progress(folder, message)
-        except (EOFError, OSError):
-            pass
-        process.join()
-        with self._guard:
-            self._running.discard(process)
-        if outcome is None and self._stopping.is_set():  # it may end before it listens
-            return Outcome()
-        if outcome is None:
-            outcome = Outcome(error=f"the process of this run ended with exit code {process.exitcode}")
+            try:
+                with _signals_wait(), _without_main():
+                    process.start()
+            except (OSError, EOFError) as error:  # as when the process that forks was killed just now
+                here.close()
+                if number == TRIES - 1:
+                    raise LabError(f"no process could be started for {folder} ({explain(error)}).") from None
+                continue
+            finally:
+                there.close()
+            stopping.begin(process.pid)
+            self._running[here] = _Worker(folder, config, process)
+            return
+
+    def _wait(self) -> list[tuple[Path, Outcome]]:
+        if self._stopping and time.monotonic() > self._deadline:
+            for worker in self._running.values():
+                stopping.kill(worker.process.pid)
+        ended = []
+        ready: list[Any] = wait(list(self._running), 0.2) if self._running else []
+        for connection in ready:
+            folder = self._running[connection].folder
+            try:
+                message = connection.recv()
+            except (EOFError, OSError):
+                message = None
+            if isinstance(message, str):
+                warn_once(message)
+            elif message is None or isinstance(message, Outcome):
+                ended += self._ended(connection, message)
+            else:
+                self._on_progress(folder, message)
+        return ended
+
+    def _ended(self, connection: Any, outcome: Outcome | None) -> list[tuple[Path, Outcome]]:
+        """The outcome of a run that has told it, or whose process is gone; nothing, if it is started again."""
+        connection.close()  # a worker that is left alone ends
+        folder, config, process = self._running.pop(connection)
+        process.join(1.0)
+        if process.is_alive():
+            stopping.kill(process.pid)
+        stopping.end(process.pid)
+        if outcome is None and not self._stopping:
+            self._deaths[folder] += 1
+            if self._deaths[folder] < TRIES:  # from its last checkpoint
+                self._waiting.appendleft((folder, config))
+                return []
+            outcome = Outcome(error=f"the process of this run ended {TRIES} times, at last with exit code {process.exitcode}")
             Run(folder).fail(outcome.error or "")
-        return outcome
-
-
-def as_completed(futures: Collection[Future[Result]]) -> Iterator[Future[Result]]:
-    """The futures as they end. Waits in short turns: a signal that another thread received is seen between them."""
-    waiting = set(futures)
-    while waiting:
-        done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-        yield from done
+        return [(folder, outcome or Outcome())]
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Start a process in which Ctrl-C waits until it asks for it: before, while it imports, it could only show a traceback.
+def _signals_wait() -> Iterator[None]:
+    """Start a process in which signals wait until it asks for them: before, while it imports, they could only end it.
 
-    The process that forks the others is started with the first of them, and hands this on.
+    The process that forks the others is started with the first of them, hands this on, and lives until nobody needs it.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # another helper of Python's, whose start would let the signal through again
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()  # another helper of Python's, whose start would let the signals through again
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, stopping.SIGNALS)
     try:
         yield
     finally:
@@ -138,16 +168,23 @@ def _without_main() -> Iterator[None]:
 
 
 def _work(parent: Connection, folder: str, fields: dict[str, Any], imports: Sequence[str]) -> None:
-    """One run, in a process of its own."""
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    """One run, in a process of its own. Signals, which a terminal sends to all processes, are the parent's business."""
+    for number in stopping.SIGNALS:
+        signal.signal(number, stopping.ignore)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping.SIGNALS)
+    stop = threading.Event()
+
+    def obey() -> None:
+        """Stop when the parent says so, and end when it is gone: a new start of its command would find the folder taken."""
+        try:
+            while parent.recv():
+                stop.set()
+        except (EOFError, OSError):
+            os._exit(1)
+
+    threading.Thread(target=obey, daemon=True).start()
     forward_to(parent.send)
-    processes.die_with_parent()
     outcome = attempt(fields, folder, throttled(parent.send, 0.2), stop, LEAVING_SECONDS, imports)
-    try:
+    with suppress(OSError):
         parent.send(outcome)
-    except OSError:
-        sys.exit(1)

@@ -12,8 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from types import TracebackType
@@ -69,6 +68,7 @@ class Cluster(Engine):
         self._jobs = jobs
         self._on_note = on_note
         self._running: dict[Any, Path] = {}
+        self._asked_for: set[tuple[int, int]] = set()
 
     def __enter__(self) -> Self:
         _connect(self._ray, self._address)
@@ -95,42 +95,22 @@ class Cluster(Engine):
             self._leave()
 
     def stop(self) -> None:
-        self._stopping.set()
+        super().stop()
         for task in list(self._running):
             self._ray.cancel(task)  # an interrupt for a task at work; one that waits is not begun
 
-    def results(self, configs: Mapping[Path, Config]) -> Iterator[tuple[Path, Outcome]]:
-        for folder, config in configs.items():
-            if config.device.startswith("cuda:"):
-                raise LabError(
-                    f"device should be cuda on a cluster, which chooses the GPU, but is {config.device} ({folder.name})."
-                )
-        self._note_what_has_no_room(configs)
-        waiting: deque[Path] = deque()
-        for folder, config in configs.items():
-            before = self._ended_before(folder, config)
-            if before is None:
-                waiting.append(folder)
-            else:
-                yield folder, before
-        while waiting or self._running:
-            while waiting and not self._stopping.is_set() and (not self._jobs or len(self._running) < self._jobs):
-                folder = waiting.popleft()
-                self._running[self._start(folder, configs[folder])] = folder
-            if self._stopping.is_set():
-                yield from ((folder, Outcome()) for folder in waiting)
-                waiting.clear()
-            # In short turns, so that an interrupt is seen between them.
-            done, _ = self._ray.wait(list(self._running), timeout=0.3) if self._running else ([], [])
-            self._show_progress(configs)
-            for task in done:
-                folder = self._running.pop(task)
-                outcome = self._outcome(task, folder)
-                if outcome.result is not None:
-                    self._on_progress(folder, Progress(1, 1))
-                yield folder, outcome
+    def _submit(self, folder: Path, config: Config) -> None:
+        if config.device.startswith("cuda:"):
+            raise LabError(
+                f"device should be cuda on a cluster, which chooses the GPU, but is {config.device} ({folder.name})."
+            )
+        self._note_if_there_is_no_room(config.threads, _gpus(config))
+        super()._submit(folder, config)
 
-    def _start(self, folder: Path, config: Config) -> Any:
+    def _has_room(self) -> bool:
+        return not self._jobs or len(self._running) < self._jobs
+
+    def _start(self, folder: Path, config: Config) -> None:
         task = self._ray.remote(_work).options(
             name=folder.name,
             num_cpus=config.threads,
@@ -140,7 +120,20 @@ class Cluster(Engine):
             scheduling_strategy="SPREAD",
         )
         place = (os.fspath(folder.absolute()), os.fspath(self._marker), os.getcwd(), list(sys.argv))
-        return task.remote(*place, config.to_json(), loss_names.imported, self._board)
+        self._running[task.remote(*place, config.to_json(), loss_names.imported, self._board)] = folder
+
+    def _wait(self) -> list[tuple[Path, Outcome]]:
+        # In short turns, so that an interrupt is seen between them.
+        done, _ = self._ray.wait(list(self._running), timeout=0.3) if self._running else ([], [])
+        self._show_progress()
+        ended = []
+        for task in done:
+            folder = self._running.pop(task)
+            outcome = self._outcome(task, folder)
+            if outcome.result is not None:
+                self._on_progress(folder, Progress(1, 1))
+            ended.append((folder, outcome))
+        return ended
 
     def _outcome(self, task: Any, folder: Path) -> Outcome:
         try:
@@ -150,15 +143,14 @@ class Cluster(Engine):
         except self._ray.exceptions.RayError as error:
             outcome = Outcome(error=f"the cluster gave this run up: {type(error).__name__}: {first_line(error)}")
             with suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
                 Run(folder).fail(outcome.error or "")
             return outcome
 
-    def _show_progress(self, configs: Mapping[Path, Config]) -> None:
+    def _show_progress(self) -> None:
         """What the runs have reported since the last turn. If the process of the board dies, the runs go on without it."""
         with suppress(self._ray.exceptions.RayError):
             news = self._ray.get(self._board.read.remote(), timeout=5)
-            for folder in configs:
+            for folder in self._running.values():
                 if (progress := news.get(os.fspath(folder.absolute()))) is not None:
                     self._on_progress(folder, Progress(*progress))
 
@@ -197,13 +189,13 @@ class Cluster(Engine):
                 "seems dead, but is not, could be run twice. Mount the file system with locks."
             )
 
-    def _note_what_has_no_room(self, configs: Mapping[Path, Config]) -> None:
+    def _note_if_there_is_no_room(self, threads: int, gpus: int) -> None:
+        if (threads, gpus) in self._asked_for:
+            return
+        self._asked_for.add((threads, gpus))
         rooms = [(node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0)) for node in self._nodes()]
-        for threads, gpus in sorted({(config.threads, _gpus(config)) for config in configs.values()}):
-            if not any(room[0] >= threads and room[1] >= gpus for room in rooms):
-                self._on_note(
-                    f"note: no node has {threads} CPUs and {gpus} GPUs; the runs that need them wait until one joins."
-                )
+        if not any(room[0] >= threads and room[1] >= gpus for room in rooms):
+            self._on_note(f"note: no node has {threads} CPUs and {gpus} GPUs; the runs that need them wait until one joins.")
 
     def _nodes(self) -> list[dict[str, Any]]:
         """The nodes that live and have CPUs to give."""

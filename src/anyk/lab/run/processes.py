@@ -6,10 +6,10 @@ nothing is communicated.
 """
 
 import gc
-import multiprocessing
-import multiprocessing.connection
 import os
+import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +42,13 @@ def launched() -> int:
 def is_main() -> bool:
     """Whether this is the process that prints what all of them know."""
     return launched() == 1 or os.environ["RANK"] == "0"
+
+
+def command_line() -> str:
+    """The command line, for the user to give it again."""
+    here = os.environ.get("LOCAL_WORLD_SIZE", str(launched()))
+    started = ["torchrun", "--nproc-per-node", here, "-m"] if launched() > 1 else []
+    return shlex.join([*started, "anyk", *sys.argv[1:]])
 
 
 class ProcessGroup:
@@ -260,15 +267,11 @@ def _let_the_first_go_first(group: ProcessGroup) -> None:
 def die_with_parent() -> None:
     """From now on, end this process when the one that started it ends: nobody waits for it, and a new start of the same command
     would find its folder taken."""
-    parent = multiprocessing.parent_process()
-    parent_id = os.getppid()
+    parent = os.getppid()
 
     def watch() -> None:
-        if parent is not None:  # whose child need not be a direct one: a server forks for it
-            multiprocessing.connection.wait([parent.sentinel])
-        else:
-            while os.getppid() == parent_id:
-                time.sleep(1)
+        while os.getppid() == parent:
+            time.sleep(1)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -115,6 +115,7 @@ class Run:
 
     def fail(self, message: str) -> None:
         """Note why the run failed; a later start begins where it stood."""
+        self.folder.mkdir(parents=True, exist_ok=True)  # its process may have died before it made it
         files.write_atomically(self.folder / "error.txt", (message.strip() + "\n").encode())
 
     def finish(

@@ -1,0 +1,114 @@
+"""How a process ends when it is told to: real signals, in processes of their own."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+
+BEGIN = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from anyk.lab import files, stopping
+stopping.SECONDS = 1e6
+stopping.listen()
+def tell(*numbers):
+    for number in numbers:
+        os.kill(os.getpid(), number)
+def until_told():
+    while not stopping.requested():
+        time.sleep(0.001)
+"""
+
+
+def ended(script: str, *words: object) -> tuple[int, str, str]:
+    """Exit code, output and errors of a script that has begun to listen."""
+    command = [sys.executable, "-c", BEGIN + script, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_with_nothing_to_save_a_signal_ends_the_process_whatever_it_waits_for(number: signal.Signals, tmp_path: Path) -> None:
+    """A lock that nobody gives back, and a file half-written."""
+    script = """
+lock = threading.Lock()
+lock.acquire()
+with files.replacing(Path(sys.argv[2])) as temporary:
+    temporary.write_text("half")
+    tell(int(sys.argv[1]))
+    lock.acquire()
+"""
+    assert ended(script, number.value, tmp_path / "file") == (
+        128 + number,
+        "",
+        f"Stopped. To go on: anyk {number.value} {tmp_path / 'file'}\n",
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_at_work_is_asked_and_may_come_to_its_end() -> None:
+    script = """
+with stopping.asked_first():
+    tell(signal.SIGTERM)
+    until_told()
+    print("saved")
+sys.stderr.write(stopping.farewell())
+sys.exit(stopping.exit_code())
+"""
+    assert ended(script) == (143, "saved\n", "Stopped. To go on: anyk\n")
+
+
+def test_a_second_signal_ends_at_once_and_says_so_once() -> None:
+    script = """
+with stopping.asked_first():
+    tell(signal.SIGINT)
+    until_told()
+    sys.stderr.write(stopping.farewell())
+    sys.stderr.flush()
+    tell(signal.SIGTERM)
+    threading.Event().wait()
+"""
+    assert ended(script) == (130, "", "Stopped. To go on: anyk\n")
+
+
+def test_who_does_not_answer_in_time_is_ended() -> None:
+    script = """
+stopping.SECONDS = 0.0
+with stopping.asked_first():
+    tell(signal.SIGTERM)
+    threading.Event().wait()
+"""
+    assert ended(script)[0] == 143
+
+
+def test_the_workers_are_killed_with_the_process() -> None:
+    script = """
+import subprocess
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1e6)"])
+os.kill(worker.pid, signal.SIGSTOP)
+stopping.begin(worker.pid)
+print(worker.pid, flush=True)
+tell(signal.SIGTERM)
+until_told()
+tell(signal.SIGTERM)
+worker.wait()
+threading.Event().wait()
+"""
+    code, out, _ = ended(script)
+    assert code == 143
+    assert not Path(f"/proc/{out.strip()}/exe").exists()
+
+
+def test_other_signals_and_those_after_the_end_change_nothing() -> None:
+    script = """
+import atexit
+signal.signal(signal.SIGUSR1, lambda *_: None)
+tell(signal.SIGUSR1)
+atexit._run_exitfuncs()
+tell(signal.SIGINT, signal.SIGTERM)
+"""
+    assert ended(script) == (0, "", "")
