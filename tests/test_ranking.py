@@ -1,10 +1,11 @@
-"""Ranking losses: scikit-learn's and scipy's metrics in the hard limit, rows of different lengths, gradients."""
+"""Ranking losses: scikit-learn's, scipy's and torchmetrics' metrics in the hard limit, rows of different lengths, gradients."""
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score, ndcg_score
+from torchmetrics.functional.retrieval import retrieval_average_precision, retrieval_normalized_dcg, retrieval_recall
 
 import anyk
 from anyk.ranking import average_precision_loss, ndcg_loss, recall_loss, spearman_loss
@@ -39,6 +40,24 @@ def test_the_hard_limit_is_the_metric(name, operator):
     actual = LOSSES[name](SCORES, operator=operator, temperature=1e-4, reduction="none")
     expected = [1 - metric(name, *row) for row in zip(SCORES.double().numpy(), RELEVANCE.numpy(), strict=True)]
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float32), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("operator", ["lapsum", "permutahedron"])
+def test_the_hard_limit_is_that_of_torchmetrics(operator):
+    """Also for k beyond the number of items. Of relevance it takes the gains, and of scores only positive ones: an item with
+    another counts as not found, in recall and average precision. Its average precision for some k is another metric: the mean
+    over the relevant items that are found, not over all."""
+    scores, soft = SCORES.sigmoid(), {"operator": operator, "temperature": 1e-5, "reduction": "none"}
+    for k in (1, 5, 12, 20):
+        for loss, metric, relevance in (
+            (ndcg_loss, retrieval_normalized_dcg, RELEVANCE),
+            (recall_loss, retrieval_recall, RELEVANCE >= 2),
+        ):
+            targets = relevance if relevance.dtype == torch.bool else 2**relevance - 1
+            expected = torch.stack([1 - metric(*row, top_k=k) for row in zip(scores, targets, strict=True)])
+            torch.testing.assert_close(loss(scores, relevance, k, **soft), expected, rtol=1e-4, atol=1e-4)
+    expected = torch.stack([1 - retrieval_average_precision(*row) for row in zip(scores, RELEVANCE >= 2, strict=True)])
+    torch.testing.assert_close(average_precision_loss(scores, RELEVANCE >= 2, **soft), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -124,7 +143,8 @@ def test_a_constant_prediction_has_no_correlation():
         (lambda: ndcg_loss(SCORES, -RELEVANCE), ValueError, "relevance: expected at least 0"),
         (lambda: ndcg_loss(SCORES, RELEVANCE[:, :3]), ValueError, "relevance: expected the shape"),
         (lambda: recall_loss(SCORES, RELEVANCE, 3), TypeError, "relevant: expected a bool tensor"),
-        (lambda: recall_loss(SCORES, RELEVANT, 13), ValueError, "k: expected 1 <= k"),
+        (lambda: recall_loss(SCORES, RELEVANT, 0), ValueError, "k: expected at least 1, got 0"),
+        (lambda: ndcg_loss(SCORES, RELEVANCE, 0), ValueError, "k: expected at least 1, got 0"),
         (lambda: spearman_loss(SCORES, RELEVANCE, reduction="all"), ValueError, "reduction: expected one of"),
         (lambda: spearman_loss(SCORES, RELEVANCE, operator="ksubset"), TypeError, "KSubset has no ranks"),
     ],

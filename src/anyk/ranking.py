@@ -75,7 +75,7 @@ def ndcg_loss(
     Args:
         {query_scores}
         relevance: at least 0, of the same shape.
-        k: how many items count; None means all.
+        k: how many items count; None, or more than there are, means all.
         operator: the relaxation of ranking (and of the mask), or its name.
         {temperature_where_reduction_of_queries}
 
@@ -92,7 +92,7 @@ def ndcg_loss(
     if checks.readable(relevance) and bool((relevance < 0).any()):
         raise ValueError(f"relevance: expected at least 0, got {relevance.min().item():g}")
     n = scores.shape[-1]
-    k = n if k is None else checks.count("k", k, 1, n, "the number of items")
+    k = n if k is None else min(checks.at_least_one("k", k), n)
     ranks = soft_rank(scores, operator, temperature, where=where)
     gains = torch.expm1(relevance.to(ranks.dtype) * math.log(2))
     gained = gains / torch.log2(1 + ranks)
@@ -119,7 +119,7 @@ def recall_loss(
     Args:
         {query_scores}
         {relevant}
-        k: how many items are shown.
+        k: how many items are shown; more than there are means all.
         operator: the relaxation, or its name; one with a mask.
         {temperature_where_reduction_of_queries}
 
@@ -131,7 +131,7 @@ def recall_loss(
         tensor(0.5000)
     """
     relevant, where = _relevant(relevant, scores, where)
-    k = checks.count("k", k, 1, scores.shape[-1], "the number of items")
+    k = min(checks.at_least_one("k", k), scores.shape[-1])
     mask = soft_topk(scores.to(checks.working_dtype(scores)), k, operator, temperature, where=where)
     return _reduce(*_share((mask * relevant).sum(-1), relevant.to(mask.dtype).sum(-1)), reduction)
 

@@ -65,6 +65,20 @@ def test_masks_of_padding_nan_and_infinity(name):
 
 
 @each
+def test_masks_far_from_zero(name):
+    """Where a threshold in float64 has no digits left: relative to a score it has."""
+    assert anyk.soft_topk(torch.full((2, 7), 1e30), 3, name).sum(-1).tolist() == pytest.approx([3, 3])
+
+
+def test_a_subclass_is_not_computed_by_the_kernel_of_its_base():
+    class Own(anyk.LapSum):
+        def _mask(self, scores, real, k):
+            return torch.full_like(scores, k / scores.shape[-1])
+
+    assert anyk.soft_topk(torch.randn(2, 8), 2, Own()).unique().tolist() == [0.25]
+
+
+@each
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_read_and_written_as_it_is(name, dtype):
     scores = torch.randn(7, 333).to(dtype).requires_grad_()
