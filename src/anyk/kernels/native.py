@@ -386,6 +386,13 @@ class _Mask(torch.autograd.Function):
         return out.reshape(scores.shape), grad_k, grad_temperature, None
 
 
+def _in_order(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows in descending order, in float32, and where each score stood."""
+    rows = scores.reshape(-1, scores.shape[-1]).float().contiguous()  # sort keeps strides, and the kernels know none
+    ordered, order = rows.sort(dim=-1, descending=True, stable=True)
+    return ordered, order
+
+
 def ranking(
     operator: int, kind: abi.Ordered, scores: Tensor, temperature: float | Tensor, plain: Callable[[], Tensor]
 ) -> Tensor | None:
@@ -400,8 +407,7 @@ class _Ranking(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, learned: Tensor | None, call: Any) -> Tensor | None:
         operator, kind, temperature, plain = call
         rate = 1 / (temperature if learned is None else float(learned))
-        n = scores.shape[-1]
-        ordered, order = scores.reshape(-1, n).float().sort(dim=-1, descending=True, stable=True)
+        ordered, order = _in_order(scores)
         edges = ordered[:, [0, -1]]
         if not bool((edges.abs().double() * rate < 1e9).all()):  # NaN sorts first, padding last; the rest lacks digits
             return None
@@ -491,8 +497,7 @@ class _NetworkMask(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, learned: Tensor | None, call: Any) -> Tensor | None:
         described, power, temperature, k, plain = call
         temperature = temperature if learned is None else float(learned)
-        n = scores.shape[-1]
-        ordered, order = scores.reshape(-1, n).float().sort(dim=-1, descending=True, stable=True)
+        ordered, order = _in_order(scores)
         edges = ordered[:, [0, -1]]
         if not bool((edges.isfinite() & (edges.abs() < 1e30)).all()):  # NaN sorts first, and padding last
             return None
