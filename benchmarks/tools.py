@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
@@ -84,10 +83,6 @@ def peers(k: int) -> dict[str, Tool]:
         from entmax import budget_bisect
 
         found["entmax.budget_bisect, 24 iterations"] = lambda scores: budget_bisect(scores, budget=k, dim=-1, n_iter=24)
-    if importlib.util.find_spec("softtorch"):
-        import softtorch
-
-        found["SoftTorch, softsort"] = lambda scores: softtorch.topk(scores, k, method="softsort")[0]
     return found
 
 
@@ -231,16 +226,7 @@ def launch_rows(quick: bool) -> Iterator[list[str]]:
 # The page -------------------------------------------------------------------------------------------------------------
 
 
-def missing() -> str:
-    lacking = [name for name in ("entmax", "softtorch") if importlib.util.find_spec(name) is None]
-    if not lacking:
-        return ""
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    reasons = {
-        "softtorch": f"SoftTorch asks for Python 3.12 or newer, and this is {python}",
-        "entmax": "entmax is not installed",
-    }
-    return "Not measured: " + "; ".join(reasons[name] for name in lacking) + "."
+NOT_MEASURED = "Not measured: SoftTorch asks for Python 3.12 or newer; torchsort wants a compiler and CUDA_HOME."
 
 
 def main() -> None:
@@ -265,7 +251,7 @@ def main() -> None:
         [
             "# Masks, ranks, sorts and samples",
             (__doc__ or "").strip(),
-            f"{machine()}. {missing()}".strip(),
+            f"{machine()}. {NOT_MEASURED}".strip(),
             "## Time\n\n" + markdown_table(["multiples of torch.topk; ranks and sort, of torch.sort", *titles], timed),
             "## Memory\n\n" + markdown_table(["bytes a score beside input, result and gradient (plain code)", *titles], held),
             "## Sums\n\nThe least and the largest sum of a row, and the largest entry: 4 x 50, k 5.\n\n"

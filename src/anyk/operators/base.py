@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -42,11 +42,11 @@ class Operator(nn.Module, ABC):
     has_probabilities = True
     #: whether k of a mask may be a real number or a tensor
     real_k = False
-    #: the number by which the kernels know its mask, ranks and sort. Not inherited: what a subclass computes, they do not know
+    #: the number by which the kernels know its mask, ranks and sort (not inherited, as what a subclass computes is its own)
     mask_code: int | None = None
     #: the least precision to compute in
     dtype = torch.float32
-    #: the number by which the kernels know the operator in a loss. Not inherited either
+    #: the number by which the kernels know the operator in a loss (not inherited either)
     kernel_code: int | None = None
 
     def __init_subclass__(cls, name: str | None = None, **keywords: Any) -> None:
@@ -73,7 +73,7 @@ class Operator(nn.Module, ABC):
         else:
             object.__setattr__(self, "temperature", value)
 
-    def at(self, temperature: float | Tensor) -> Self:
+    def at(self, temperature: float | Tensor) -> Operator:
         """The same operator at another temperature."""
         other = copy.copy(self)
         other._parameters, other._buffers = dict(self._parameters), dict(self._buffers)
@@ -200,7 +200,7 @@ class Operator(nn.Module, ABC):
         operator, scores = self._apart(scores, k)
         return kernels.mask(code, scores, k, operator.temperature, lambda: operator._plain_mask(scores, k))
 
-    def _apart(self, scores: Tensor, k: int | Tensor = 0) -> tuple[Self, Tensor]:
+    def _apart(self, scores: Tensor, k: int | Tensor = 0) -> tuple[Operator, Tensor]:
         """The operator and the scores for a kernel, whose second derivative is that of the plain code.
 
         Where k or the temperature are tensors, all are views: if one was computed from another, the gradient by that one must
