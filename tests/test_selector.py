@@ -9,6 +9,7 @@ from sklearn.datasets import make_friedman1
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from anyk.sklearn import TopKSelector
@@ -67,7 +68,7 @@ def test_exactly_k_distinct(k, hidden, corners):
 
 
 def test_exactly_k_of_features_that_are_all_alike():
-    selector = TopKSelector(3, max_iter=20).fit(np.zeros((10, 5)), [0, 1] * 5)
+    selector = TopKSelector(3, max_iter=20, noise=0).fit(np.zeros((10, 5)), [0, 1] * 5)
     assert selector.get_support().tolist() == [True] * 3 + [False] * 2
 
 
@@ -77,7 +78,7 @@ def test_names_and_pipeline(corners):
     selector = TopKSelector(2, max_iter=1000, random_state=0).set_output(transform="pandas").fit(frame, y)
     assert selector.get_feature_names_out().tolist() == ["gene 3", "gene 8"]
     assert selector.transform(frame).equals(frame[["gene 3", "gene 8"]])
-    pipeline = make_pipeline(TopKSelector(max_iter=20, random_state=0), LogisticRegression())
+    pipeline = make_pipeline(TopKSelector(max_iter=20, random_state=0), StandardScaler(), LogisticRegression())
     search = GridSearchCV(pipeline, {"topkselector__k": [1, 12]}, cv=2).fit(X, y)
     assert search.best_estimator_[0].get_support().sum() in (1, 12)
 
@@ -117,6 +118,8 @@ def test_progress(corners, capsys):
         ({"temperature": 0.1}, r"temperature: expected two numbers, start and end, got 0.1"),
         ({"temperature": (1.0, 0.0)}, r"temperature: expected a positive, finite number, got 0"),
         ({"score_learning_rate": 0}, r"score_learning_rate: expected a positive, finite number, got 0"),
+        ({"bound": 0}, r"bound: expected a positive, finite number, got 0"),
+        ({"noise": -1}, r"noise: expected a finite number of at least 0, got -1"),
         ({"max_iter": 0}, r"max_iter: expected at least 1, got 0"),
         ({"batch_size": "all"}, r"batch_size: expected an integer, got 'all'"),
         ({"learning_rate": 1e30, "max_iter": 9}, r"learning_rate: expected one .* finite, got 1e\+30"),
@@ -131,7 +134,7 @@ def test_bad_parameters_are_said_at_fit(settings, message, corners):
 def test_bad_input(corners):
     X, y = corners
     with pytest.raises(ValueError, match="Input X contains NaN"):
-        TopKSelector(2).fit(np.where(X > 100, np.nan, X), y)
+        TopKSelector(2).fit(np.where(X.max() - 1 < X, np.nan, X), y)
     with pytest.raises(TypeError, match="Sparse data was passed"):
         TopKSelector(2).fit(sparse.csr_matrix(X), y)
     with pytest.raises(ValueError, match="requires y to be passed"):

@@ -340,14 +340,16 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         m = soft_topk(s, k, "lapsum", t),
 
     a mask of one entry a feature that sums to k. The scores s are trained with the model, by the same loss. While t falls, the
-    mask turns into zeros and ones. The k features with the highest scores are kept: exactly k, all distinct, chosen together,
-    so that of two features that say the same one is enough.
+    mask turns into zeros and ones. The k features with the highest scores are kept: exactly k, all distinct, chosen together.
 
     Args:
         k: how many features to keep.
         task: "classification", cross-entropy; "regression", mean squared error; "auto": regression if y has fractions.
         hidden_layer_sizes: widths of hidden layers (ReLU); () is a linear model, which sees no interaction of features.
         temperature: t at the start and at the end; it falls geometrically.
+        bound: scores are kept between -bound and bound about their mean, so that no choice is final while the temperature is
+            high, and of two features that say the same one gives way; None: no bound, which decides early and is better where
+            features matter only together.
         noise: standard deviation of the noise that is added to the standardised features in every step, so that the model does
             not learn single examples by heart; 0 is none.
         learning_rate: of Adam for the model; falls to zero in the second half.
@@ -381,6 +383,7 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         task: Literal["auto", "classification", "regression"] = "auto",
         hidden_layer_sizes: Sequence[int] = (64,),
         temperature: tuple[float, float] = (1.0, 0.03),
+        bound: float | None = 1.0,
         noise: float = 0.5,
         learning_rate: float = 1e-3,
         score_learning_rate: float = 0.1,
@@ -394,6 +397,7 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         self.task = task
         self.hidden_layer_sizes = hidden_layer_sizes
         self.temperature = temperature
+        self.bound = bound
         self.noise = noise
         self.learning_rate = learning_rate
         self.score_learning_rate = score_learning_rate
@@ -444,12 +448,15 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            if self.bound is not None:
+                with torch.no_grad():
+                    scores.sub_(scores.mean()).clamp_(-self.bound, self.bound)
             total += loss.detach()  # read rarely: a look would wait for the device
             since += 1
             if step * REPORTS // steps > (step - 1) * REPORTS // steps:
                 self.loss_, total, since = float(total) / since, 0.0, 0
                 if self.verbose:
-                    undecided = float((mask * (1 - mask)).sum())
+                    undecided = float((mask * (1 - mask)).detach().sum())
                     message = f"temperature {temperature:.3g}, loss {self.loss_:.6g}, undecided {undecided:.3g} of {k}"
                     sys.stderr.write(f"TopKSelector {step} of {steps}: {message}\n")
         self.scores_, self.n_iter_ = scores.detach().cpu().double().numpy(), steps
@@ -492,6 +499,8 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         for name in ("learning_rate", "score_learning_rate"):
             checks.positive(name, getattr(self, name))
         checks.at_least("noise", self.noise, 0)
+        if self.bound is not None:
+            checks.positive("bound", self.bound)
         try:
             hot, cold = self.temperature
         except (TypeError, ValueError):
