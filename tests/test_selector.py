@@ -33,7 +33,7 @@ def corners():
 
 def test_finds_what_matters_only_together(corners):
     X, y = corners
-    selector = TopKSelector(2, max_iter=1000, random_state=0).fit(X, y)
+    selector = TopKSelector(2, max_iter=600, random_state=0).fit(X, y)
     assert selector.get_support(indices=True).tolist() == [3, 8]
     assert (selector.transform(X) == X[:, [3, 8]]).all()
     assert selector.loss_ < 0.6 < np.log(2)  # with the noise
@@ -44,7 +44,7 @@ def test_one_of_two_that_say_the_same_is_enough():
     strong, weak = rng.normal(size=(2, 500))
     X = np.stack([strong, strong + 1e-3 * rng.normal(size=500), *rng.normal(size=(4, 500)), weak], 1)
     y = 2 * strong + weak > 0
-    chosen = TopKSelector(2, hidden_layer_sizes=(), max_iter=1000, random_state=0).fit(X, y).get_support(indices=True)
+    chosen = TopKSelector(2, max_iter=600, random_state=0).fit(X, y).get_support(indices=True)
     assert chosen[0] in (0, 1)
     assert chosen[1] == 6
 
@@ -75,7 +75,7 @@ def test_exactly_k_of_features_that_are_all_alike():
 def test_names_and_pipeline(corners):
     X, y = corners
     frame = pd.DataFrame(X, columns=[f"gene {number}" for number in range(12)])
-    selector = TopKSelector(2, max_iter=1000, random_state=0).set_output(transform="pandas").fit(frame, y)
+    selector = TopKSelector(2, max_iter=600, random_state=0).set_output(transform="pandas").fit(frame, y)
     assert selector.get_feature_names_out().tolist() == ["gene 3", "gene 8"]
     assert selector.transform(frame).equals(frame[["gene 3", "gene 8"]])
     pipeline = make_pipeline(TopKSelector(max_iter=20, random_state=0), StandardScaler(), LogisticRegression())
