@@ -20,7 +20,8 @@ into 60 % for training, 20 % for validation and 20 % for test, by class; of mice
 
 Methods and the four tries of each: METHODS. The F test has nothing to tune. All get features standardised by the training part,
 and that part alone; all end with exactly k features. Where a method orders features (ExtraTrees, L1, LassoNet, STG) the first k
-count; LassoNet orders them by how long they stay on its path. One thread each.
+count; LassoNet orders them by how long they stay on its path. STG 0.1.2 does not run on Python 3.10 or later as it is; four
+names that it misses are put back for it. One thread each.
 
 Judge. A fresh multi-layer perceptron on the k features, the same for all: JUDGE, trained on the training part, accuracy
 averaged over two seeds. The try with the best validation accuracy counts (the first of equals), with its test accuracy; fit
@@ -42,6 +43,8 @@ feature on made data. These runs were thrown away, and the tries above fixed by 
 from __future__ import annotations
 
 import argparse
+import collections
+import collections.abc
 import contextlib
 import json
 import os
@@ -52,7 +55,6 @@ import sys
 import threading
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -180,6 +182,8 @@ def choose(method: str, settings: dict[str, Any], k: int, x: np.ndarray, y: np.n
         import torch
         from stg import STG
 
+        for former in ("Iterable", "Mapping", "Sequence", "Set"):  # where it looks for them; Python 3.10 took them away
+            setattr(collections, former, getattr(collections.abc, former))
         torch.manual_seed(seed)
         model = STG(
             "cpu", x.shape[1], int(y.max()) + 1, [128], batch_size=128, learning_rate=1e-3, random_state=seed, **settings
@@ -292,7 +296,7 @@ def make_runs(runs: Path, folder: Path, jobs: int, only: list[str]) -> None:
 def status(runs: Path) -> Iterator[str]:
     """What is done and left, and how long it takes by the mean of what is known of the method on that set."""
     done, rest = read(runs), left(read(runs))
-    known = defaultdict(list)
+    known = collections.defaultdict(list)
     for (name, _, method, _), result in done.items():
         known[name, method].append(result.get("seconds", 0.0))
         known[method].append(result.get("seconds", 0.0))
