@@ -39,6 +39,7 @@ DRAWINGS: dict[str, Callable[[Path], None]] = {
     ),
     "loss.svg": draw_operators.loss_curves,
     "masks.svg": lambda path: draw_operators.masks([0.03, 0.1, 0.3, 1.0, 3.0, 10.0], path),
+    "pixels.svg": lambda path: pixels(path),
 }
 """file -> what draws it"""
 
@@ -55,6 +56,9 @@ PLOTS: dict[str, list[dict[str, object]]] = {
 }
 """file -> which runs of the study on embeddings it shows: what differs from its config, all seeds"""
 STUDY = ROOT / "evidence" / "summaries" / "embeddings.jsonl"
+SELECTION = ROOT / "evidence" / "summaries" / "selection.json"
+CHOOSERS = {"mask": "mask, trained", "RFE": "RFE, logistic regression", "ExtraTrees": "ExtraTrees", "F test": "F test"}
+"""method of the study on choosing features -> its title above the pixels that it keeps"""
 
 PAGES = {"explore.png": ROOT / "docs" / "play.html", "report.png": ROOT / "demo" / "report.html"}
 """file -> the page that it is a screenshot of"""
@@ -150,6 +154,23 @@ def idea(path: Path) -> None:
         _pulls(right, place, losses, pulls)
         figure.text(0.012, 0.855, "classes that look alike, by their scores", fontsize=9.5, color=GREY)
         figure.text(0.352, 0.855, "probability T_j, with a gradient", fontsize=9.5, color=GREY)
+        plots.save(figure, path)
+
+
+def pixels(path: Path) -> None:
+    """Which 20 of the 784 pixels of a digit four methods keep, and how well a classifier does that sees only these."""
+    found = json.loads(SELECTION.read_text())["sets"]["mnist"]["methods"]
+    shown = {method: title for method, title in CHOOSERS.items() if "chosen" in found.get(method, {})}
+    style = {"font.family": "DejaVu Sans", "font.size": 10, "svg.fonttype": "none", "svg.hashsalt": "anyk"}
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(10.4, 3.2))
+        for place, (method, title) in enumerate(shown.items()):
+            axes = figure.add_axes((0.01 + place / len(shown), 0.03, 0.92 / len(shown), 0.75))
+            rows, columns = zip(*(divmod(pixel, 28) for pixel in found[method]["chosen"]), strict=True)
+            axes.scatter(columns, rows, marker="s", s=22, color=BLUE if method == "mask" else ORANGE, gid=f"pixels-{method}")
+            axes.set(xlim=(-0.5, 27.5), ylim=(27.5, -0.5), xticks=[], yticks=[], aspect="equal", facecolor="#F4F4F1")
+            axes.spines[:].set_color(SHADE)
+            axes.set_title(f"{title}\n{found[method]['mean']:.1f} % right", color=INK, fontsize=11)
         plots.save(figure, path)
 
 

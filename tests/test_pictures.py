@@ -1,6 +1,7 @@
 """The pictures of the guide: drawn the same each time, with what should be in them."""
 
 import itertools
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -111,3 +112,16 @@ def test_every_picture_of_the_guide_is_drawn_by_something():
     drawn_here = {*pictures.DRAWINGS, *pictures.PLOTS, *pictures.PAGES}
     assert {file.name for file in pictures.IMAGES.iterdir()} == drawn_here | by_evidence
     assert all(file.stat().st_size < 100_000 for file in pictures.IMAGES.iterdir())
+
+
+def test_pixels_that_methods_keep(tmp_path):
+    path = tmp_path / "pixels.svg"
+    pictures.pixels(path)
+    found = json.loads(pictures.SELECTION.read_text())["sets"]["mnist"]["methods"]
+    shown = [method for method in pictures.CHOOSERS if "chosen" in found.get(method, {})]
+    assert "mask" in shown
+    assert [name for name in ids(path) if name.startswith("pixels-")] == [f"pixels-{method}" for method in shown]
+    for method in shown:
+        assert f"{found[method]['mean']:.1f} % right" in texts(path)
+        (group,) = (element for element in ElementTree.parse(path).iter() if element.get("id") == f"pixels-{method}")
+        assert sum(element.tag.endswith("}use") for element in group.iter()) == 20

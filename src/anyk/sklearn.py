@@ -290,10 +290,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         checks.one_of("solver", self.solver, ("auto", "lbfgs", "adam"))
         checks.one_of("standardize", self.standardize, ("auto", True, False))
         checks.one_of("loss", self.loss, LOSSES)
-        if isinstance(self.hidden_layer_sizes, str) or not isinstance(self.hidden_layer_sizes, Sequence):
-            raise TypeError(f"hidden_layer_sizes: expected a sequence of integers, got {self.hidden_layer_sizes!r}")
-        for size in self.hidden_layer_sizes:
-            checks.at_least_one("hidden_layer_sizes", size)
+        _check_sizes(self.hidden_layer_sizes)
         for name in ("batch_size", "n_iter_no_change", *(["max_iter"] if self.max_iter is not None else [])):
             checks.at_least_one(name, getattr(self, name))
         checks.at_least("alpha", self.alpha, 0)
@@ -349,9 +346,20 @@ def _perceptron(parameters: list[Tensor], features: Any, centre: Tensor, scale: 
         scores = product - centre @ weight + bias
     else:
         scores = features @ weight + bias
-    for weight, bias in zip(later[::2], later[1::2], strict=True):
+    return _later_layers(later, scores)
+
+
+def _later_layers(parameters: list[Tensor], scores: Tensor) -> Tensor:
+    for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
         scores = scores.relu() @ weight + bias
     return scores
+
+
+def _check_sizes(hidden_layer_sizes: object) -> None:
+    if isinstance(hidden_layer_sizes, str) or not isinstance(hidden_layer_sizes, Sequence):
+        raise TypeError(f"hidden_layer_sizes: expected a sequence of integers, got {hidden_layer_sizes!r}")
+    for size in hidden_layer_sizes:
+        checks.at_least_one("hidden_layer_sizes", size)
 
 
 class _NoImprovement(Exception):
