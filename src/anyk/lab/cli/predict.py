@@ -2,12 +2,13 @@
 
 import contextlib
 import csv
+import itertools
 import json as jsons
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import tyro
 
@@ -24,7 +25,11 @@ class DataOptions:
     backbone: str | None = None
     """for images, where the model was trained on embeddings of images: what made them, as for anyk embed"""
     label_column: str | None = None
-    """.csv: a column to leave out; by default the last, where there is one more than the model takes"""
+    """tables: the column with the labels, which is left out; by default that of the training table"""
+    drop: tuple[str, ...] = ()
+    """tables: other columns to leave out"""
+    missing: Literal["mean", "refuse"] = "mean"
+    """tables: what becomes of missing values: mean fills them as in training"""
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,8 @@ def command(
 
     Args:
         run: a run's or a comparison's folder, or a model.safetensors.
-        files: images, files of arrays or tables (.npz, .npy, .csv, .pt, .safetensors), with labels or without; or folders. For
-            a model of sequences, texts, one sequence a line: words, or items between blanks (between tabs, if their names have
+        files: images, files of arrays or tables (.npz, .npy, .csv, .parquet, .feather, .pt, .safetensors), with labels or without;
+            or folders. The columns of a table are found by their names. For a model of sequences, texts, one sequence a line: words, or items between blanks (between tabs, if their names have
             blanks). For code completion, Python source: what follows its end is guessed.
     """
     from anyk.lab.files import refuse_to_overwrite
@@ -91,9 +96,16 @@ def command(
         batch_size=model.batch_size,
         backbone=data.backbone,
         label_column=data.label_column,
+        drop=data.drop,
+        missing=data.missing,
         device=model.device,
         unreadable=unreadable,
+        note=warn,
     )
+    first = next(found, None)
+    if first is None and failed and output.out is not None:
+        return 1  # an empty file would stand in the way of the next try
+    found = itertools.chain([] if first is None else [first], found)
     with _opened(output.out) as file:
         if output.json:
             _write_json(found, file)
