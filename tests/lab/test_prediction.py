@@ -262,16 +262,16 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_predicted(runs, anyk, tmp_
     assert [row["row"] for row in table(out) if row["file"] == "good.npy"] == [*"012345"]
     assert [row["row"] for row in table(out) if row["file"] == "nan.npy"] == [*"0123"]  # the batches before the bad one
     lines = err.splitlines()
-    assert [line.split()[0] if not line.startswith("embeddings in") else line.split()[2] for line in lines] == bad
+    assert [line.split()[0] for line in lines] == bad
     for line, message in zip(
         lines,
         (
             "should have one array of the shape (examples, 16), but has (6, 32).",
-            "has a NaN or an infinite number in row 4.",
+            "has a NaN or an infinite number in row 4, column 0 (from 0).",
             "but has a (6, 16), b (6, 16).",
             "is empty",
-            "a cell that is not a number in line 2",
-            "has a NaN or an infinite number in row 3.",
+            "should have numbers in column '16', but has 'x' in line 2.",
+            "has the number inf in column '16', line 4",
             "has 3 columns of numbers, but the model takes 16.",
             "cannot be read as embeddings",
         ),

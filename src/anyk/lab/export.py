@@ -42,9 +42,9 @@ def export(model: Classifier, path: Path, k: int = 5) -> None:
     The input, ``embeddings`` (N, d) in float32, ``images`` (N, channels, height, width) in uint8 or ``tokens`` (N, length) in
     int64, is as the model's data set had it; N may be any number. Tokens are numbers of classes, n for any other and n + 1 for
     padding on the left. The outputs are ``classes`` (N, k) in int64 and ``probabilities`` (N, k) in float32, best first; 0 for
-    what is no guess because the tokens have it. The metadata of the file hold the class names under ``classes``, as a JSON list;
-    of a table also ``features``, a name for each of the d numbers in their order (``colour=red`` is 1 where the text in column
-    ``colour`` is ``red``), and ``table``, its columns with what stands for missing numbers.
+    what is no guess because the tokens have it. The metadata of the file hold the class names under ``classes``, as a JSON
+    list; of a table also ``features``, a name for each of the d numbers in their order (``colour=red`` is 1 where the text in
+    column ``colour`` is ``red``), and ``table``, its columns with what stands for missing numbers.
 
     Args:
         model: from :func:`anyk.lab.run.models.load`.

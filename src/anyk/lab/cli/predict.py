@@ -72,9 +72,10 @@ def command(
 
     Args:
         run: a run's or a comparison's folder, or a model.safetensors.
-        files: images, files of arrays or tables (.npz, .npy, .csv, .parquet, .feather, .pt, .safetensors), with labels or without;
-            or folders. The columns of a table are found by their names. For a model of sequences, texts, one sequence a line: words, or items between blanks (between tabs, if their names have
-            blanks). For code completion, Python source: what follows its end is guessed.
+        files: images, files of arrays or tables (.npz, .npy, .csv, .parquet, .feather, .pt, .safetensors), with labels or
+            without; or folders. The columns of a table are found by their names. For a model of sequences, texts, one sequence
+            a line: words, or items between blanks (between tabs, if their names have blanks). For code completion, Python
+            source: what follows its end is guessed.
     """
     from anyk.lab.files import refuse_to_overwrite
     from anyk.lab.prediction import predict

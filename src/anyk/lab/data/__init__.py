@@ -103,7 +103,7 @@ def _load(spec: str, image_size: int, split: str, shares: tuple[float, float], o
     problem = "is a file of another kind" if path.exists() else "does not exist"
     raise LabError(
         f"{spec} {problem}; DATA may be glyphs, glyphs:CLASSES, completion, completion:CLASSES, cifar100, cifar100:PATH, "
-        f"{', '.join(_SEQUENCES.values())}, hf:PATH, a folder of embeddings (dataset.json or train*.safetensors), a folder of images "
-        "(FOLDER/CLASS/*.jpg, or FOLDER/train/CLASS/*.jpg and FOLDER/test/CLASS/*.jpg), or an array file or table "
+        f"{', '.join(_SEQUENCES.values())}, hf:PATH, a folder of embeddings (dataset.json or train*.safetensors), a folder of "
+        "images (FOLDER/CLASS/*.jpg, or FOLDER/train/CLASS/*.jpg and FOLDER/test/CLASS/*.jpg), or an array file or table "
         f"({', '.join(arrays.SUFFIXES)})."
     )

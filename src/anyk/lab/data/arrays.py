@@ -219,8 +219,8 @@ def _load(
 
 
 class _Found(NamedTuple):
-    """What a file holds: "train" and perhaps "test" and "validation", the class names if it has them, and of a table the columns
-    and what was done to them."""
+    """What a file holds: "train" and perhaps "test" and "validation", the class names if it has them, and of a table the
+    columns and what was done to them."""
 
     pairs: dict[str, Pair]
     names: list[str] | None = None

@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-import os
+import functools
+import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,14 @@ from anyk.lab.data.sets import Dataset
 from anyk.lab.errors import LabError, first_line
 
 _TEST = ("test", "validation", "valid", "val", "dev")
-_ROWS = 1000  # of a batch
+_LARGEST = 1 << 60  # the library has unpacked it already
 
 
 def load(word: str, size: int, options: tables.Options) -> Dataset:
     """A data set that ``save_to_disk`` wrote, or one of the hub by name.
 
-    The split ``train`` is to train with, ``test`` is the test; a validation split is one of images, and of a table the test, where
-    there is no other. Without splits, the lab divides.
+    The split ``train`` is to train with, ``test`` is the test. A validation split is that of images beside a test, and the test
+    where there is no other. What is missing the lab splits off.
 
     Args:
         word: the folder, or the name, with ``:CONFIGURATION`` if it has several.
@@ -52,7 +53,7 @@ def load(word: str, size: int, options: tables.Options) -> Dataset:
 def _splits(word: str) -> dict[str, Any]:
     """The parts of a data set by what they are for: train, and perhaps test and validation."""
     try:
-        import datasets
+        datasets: Any = importlib.import_module("datasets")
     except ImportError:
         raise LabError(f'hf:{word} needs datasets: pip install "anyk[hf]"') from None
     folder = Path(word).expanduser()
@@ -115,9 +116,8 @@ def _table(found: Mapping[str, Any], options: tables.Options, name: str, names: 
     pairs, schema = {}, None
     for split in (split for split in ("train", "test") if split in found):
         part = found[split].with_format("arrow")
-        frame = tables.Frame(
-            f"hf:{word} ({split})", part.features.arrow_schema, lambda rows, part=part: _batches(part), 1 << 60
-        )
+        batches = functools.partial(_batches, part)
+        frame = tables.Frame(f"hf:{word} ({split})", part.features.arrow_schema, batches, _LARGEST)
         table = tables.read(frame, options, schema)
         read = arrays.found_in_table(table, frame.name)
         pairs[split], schema = read.pairs["train"], table.schema
@@ -126,23 +126,23 @@ def _table(found: Mapping[str, Any], options: tables.Options, name: str, names: 
         pairs = {
             split: pair._replace(labels=np.array([int(number) for number in pair.labels])) for split, pair in pairs.items()
         }
-    sources = {split: f"hf:{word}" for split in ("train", "test")}
+    sources = dict.fromkeys(("train", "test"), f"hf:{word}")
     dataset = arrays.dataset_of(pairs, names, name, sources, lambda _: None)
     return dataclasses.replace(dataset, table=schema, remarks=tuple(remarks))
 
 
-def _batches(part: Any) -> Iterator[Any]:
-    for table in part.iter(_ROWS):
+def _batches(part: Any, rows: int) -> Iterator[Any]:
+    for table in part.iter(rows):
         yield from table.to_batches()
 
 
 @contextlib.contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
     """Without the bars of the library."""
-    former = os.environ.get("HF_DATASETS_DISABLE_PROGRESS_BARS")
+    shown = datasets.are_progress_bars_disabled() is False
     datasets.disable_progress_bars()
     try:
         yield
     finally:
-        if former is None:
+        if shown:
             datasets.enable_progress_bars()

@@ -75,8 +75,8 @@ def load_log(path: Path, log: tables.Log | None, split: str = "auto", shares: tu
     if log is None:
         titles = ", ".join(map(files.shortened, tables.titles(path)[:20]))
         raise LabError(
-            f"{path} is a table ({titles}), and which columns make the sequences is not said: give --user COLUMN, --item COLUMN "
-            "and --order COLUMN; or a text file of another suffix, one sequence on each line."
+            f"{path} is a table ({titles}): name the columns that make the sequences, --user COLUMN --item COLUMN --order "
+            "COLUMN, or give a text file of another suffix, one sequence on each line."
         )
     if split == "lines":
         check_shares(shares)
@@ -88,7 +88,7 @@ def load_log(path: Path, log: tables.Log | None, split: str = "auto", shares: tu
             corpus.add(items)
         if len(corpus.vocabulary) == 1:
             only = files.shortened(next(iter(corpus.vocabulary)))
-            raise LabError(f"column {log.item!r} of {path} has one kind of item only, {only!r}: there is nothing to guess.")
+            raise LabError(f"{path} has one kind of item only in column {log.item!r}, {only!r}: there is nothing to guess.")
         longest = max(map(len, found))
         if split != "lines" and longest < 3:
             raise LabError(

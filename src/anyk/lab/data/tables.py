@@ -1,10 +1,10 @@
 """The one reader of tables: .csv, .tsv, .parquet and .feather files, and frames in memory; with a label in each row or without.
 
-A table comes in blocks of rows, and a block in columns: of a text file the cells as they stand there (Python's csv module parses
-them: numpy.loadtxt could not name the line to mend), of pyarrow's files numbers or texts, as their types say. What follows is the
-same for all. A column of texts is one-hot encoded, a missing number is the mean of its column, a column that only counts the rows
-is left out, and each of these is told. The :class:`Schema` that comes out of it goes with the model: new tables are matched by the
-names of their columns. Numbers go straight into float32: four bytes a cell, whatever the file.
+A table comes in blocks of rows, and a block in columns: of a text file the cells as they stand there (Python's csv module
+parses them: numpy.loadtxt could not name the line to mend), of pyarrow's files numbers or texts, as their types say. What
+follows is the same for all. A column of texts is one-hot encoded, a missing number is the mean of its column, one that only
+counts the rows is left out, and each of these is told. The :class:`Schema` that comes out of it goes with the model: new tables
+are matched by the names of their columns. Numbers go straight into float32: four bytes a cell, whatever the file.
 """
 
 import array
@@ -161,7 +161,7 @@ def read(source: "Path | Frame", options: Options, like: Schema | None = None, *
             values.frombytes(reader.numbers(block).tobytes())
             labelled.add(block.lines, block.columns[label], None if group is None else block.columns[group])
         if not labelled.codes:
-            raise LabError(f"{table.name} has no rows.")
+            raise LabError(f"{table.name} has no rows of numbers.")
         labelled.check(table, names, is_test or like is not None)
         matrix = np.frombuffer(values, dtype=np.float32).reshape(len(labelled.codes), -1)
         examples, schema = reader.finished(matrix, names[label])
@@ -179,7 +179,7 @@ def blocks(
 
     Args:
         source: the file, or a frame.
-        schema: the columns that a model takes, which are found by their names; or how many numbers it takes, if it knows no names.
+        schema: the columns that a model takes, which are found by their names; or how many numbers it takes, if it knows none.
         rows: of a block.
         options: ``label_column`` and ``drop`` are left out; ``missing`` tells what becomes of missing numbers.
         note: called at the end with remarks about what was done to the data.
@@ -192,12 +192,11 @@ def blocks(
             schema = _by_place(table, names, schema, options)
         encoder = _Encoder(table, names, schema, options, note)
         found = False
-        for block in table.blocks(encoder.places):
-            for piece in torch.split(torch.from_numpy(encoder.numbers(block)), rows):
-                found = True
-                yield piece
+        for block in table.blocks(encoder.places, rows):
+            found = True
+            yield torch.from_numpy(encoder.numbers(block))
         if not found:
-            raise LabError(f"{table.name} has no rows.")
+            raise LabError(f"{table.name} has no rows of numbers.")
         encoder.tell()
 
 
@@ -229,7 +228,7 @@ def sequences(source: Path, log: Log) -> tuple[list[str], list[list[str]]]:
             if order:
                 times.extend(_moments(_stripped(block.columns[order[0]]), block.lines, table, names[order[0]]))
         if not user_codes:
-            raise LabError(f"{table.name} has no rows.")
+            raise LabError(f"{table.name} has no rows of numbers.")
         whose = np.frombuffer(user_codes, np.int64)
         # Of one user, by time; of equal times, as in the file.
         by_user = np.lexsort((np.frombuffer(times, np.float64), whose)) if order else np.argsort(whose, kind="stable")
@@ -258,7 +257,7 @@ def _moments(cells: list[str], lines: Sequence[int], table: "_Table", name: str)
                 value = math.nan
         if not math.isfinite(value):
             raise LabError(
-                f"column {name!r} of {table.name} should have numbers or times such as 2024-05-01 12:30, but has "
+                f"{table.name} should have numbers or times such as 2024-05-01 12:30 in column {name!r}, but has "
                 f"{files.shortened(cell)!r} in {table.unit} {line}."
             )
         found.append(value)
@@ -269,13 +268,17 @@ def _moments(cells: list[str], lines: Sequence[int], table: "_Table", name: str)
 
 
 def _names(table: "_Table", options: Options, like: Schema | None, width: int | None = None) -> list[str]:
-    """The names of all columns: their titles, or their places from 1. Of a text file, ``table.titled`` says afterwards which."""
+    """The names of all columns: their titles, or their places from 1. Sets ``table.titled`` of a text file."""
     first = [title.strip() for title in table.first]
     known = [column.name for column in like.columns] if like is not None and like.titled else []
     if not table.typed:
-        named = options.label_column is not None or options.drop or options.categories
-        label = None if (like is not None or (width is not None and len(first) <= width)) else len(first) - 1
-        table.titled = bool(named) or not set(known).isdisjoint(first) or _is_header(table, label)
+        named = options.label_column is not None or bool(options.drop or options.categories)
+        if known:
+            named |= not set(known).isdisjoint(first) or all(_number(title) is None for title in first)
+        label: int | None = len(first) - 1
+        if (width is not None and len(first) <= width) or (like is not None and like.label != str(len(first))):
+            label = None
+        table.titled = named or (not known and _is_header(table, label))
     if known and not table.titled:
         raise LabError(
             f"{table.name} has no line of titles, but the model knows its columns by name ({_listed(known)}): add the titles."
@@ -332,8 +335,8 @@ def _is_header(table: "_Table", label: int | None) -> bool:
     numbers = any(_number(cell) is not None for cell in cells.values())
     if texts and numbers and below and all(cell and _number(cell) is None for cell in below):
         raise LabError(
-            f"the first line of {table.name} may be titles or an example ({files.shortened(cells[texts[0]])!r} is no number, and "
-            f"nor is {files.shortened(below[0])!r} below it): put a line of titles above it, or name the label column, "
+            f"the first line of {table.name} may be titles or an example ({files.shortened(cells[texts[0]])!r} is no number, "
+            f"and nor is {files.shortened(below[0])!r} below it): put a line of titles above it, or name the label column, "
             "--label-column, which says that it is one."
         )
     return bool(texts) or (len(cells) > 0 and not numbers)
@@ -391,7 +394,8 @@ class _Labels:
             taken = f"the column {files.shortened(self.name)!r}"
             others = f"the others are {', '.join(title for title in names if title != self.name)}"
         raise LabError(
-            f"{taken} of {table.name} was taken for the labels, but {problem}: name the right one with --label-column; {others}."
+            f"{taken} of {table.name} was taken for the labels, but {problem}: "
+            f"name the right one with --label-column; {others}."
         )
 
 
@@ -409,7 +413,7 @@ class _Missing:
             where = f"{self.table.unit} {lines[int(missing.argmax())]}"
             remedy = "" if refuse else ", or give --missing mean"
             raise LabError(
-                f"column {name!r} of {self.table.name} has no value in {where}: fill it in, or remove the row{remedy}."
+                f"{self.table.name} has no value in column {name!r}, {where}: fill it in, or remove the row{remedy}."
             )
         self.found[name] = self.found.get(name, 0) + int(missing.sum())
 
@@ -461,8 +465,8 @@ class _Learner:
         described = [columns[place].described(matrix[:, place], self.options) for place in kept]
         if self.table.titled and all(each.categories is not None and each.name in each.categories for each in described):
             raise LabError(
-                f"the first line of {self.table.name} was taken for titles, but {described[0].name!r} and the others stand below "
-                "too: put a line of titles above it."
+                f"the first line of {self.table.name} was taken for titles, but {described[0].name!r} and the others stand "
+                "below too: put a line of titles above it."
             )
         if texts := [f"{each.name!r} {len(each.categories)}" for each in described if each.categories is not None]:
             self.note(f"Columns of texts that are one-hot encoded, with the number of their categories: {_listed(texts)}.")
@@ -496,8 +500,8 @@ class _Learner:
             return
         widest = max(schema.columns, key=lambda column: column.width)
         raise LabError(
-            f"{self.table.name} would become {rows:,} x {schema.width:,} numbers by one-hot encoding: leave columns of texts out, "
-            f"such as --drop {widest.name!r} with {widest.width:,} categories."
+            f"{self.table.name} would become {rows:,} x {schema.width:,} numbers by one-hot encoding: leave columns of texts "
+            f"out, such as --drop {widest.name!r} with {widest.width:,} categories."
         )
 
 
@@ -539,20 +543,20 @@ class _Learned:
         if self.categories is not None:
             if not self.categories:
                 raise LabError(
-                    f"column {self.name!r} of {self.table.name} has no value at all: leave it out, --drop {self.name!r}."
+                    f"{self.table.name} has no value at all in column {self.name!r}: leave it out, --drop {self.name!r}."
                 )
             if len(self.categories) > max(10, self.rows / 2):
                 self._refuse_many(f"{len(self.categories):,}")
             return Column(self.name, categories=tuple(self.categories))
         if not self.are_numbers:
             raise LabError(
-                f"column {self.name!r} of {self.table.name} has no value at all: leave it out, --drop {self.name!r}."
+                f"{self.table.name} has no value at all in column {self.name!r}: leave it out, --drop {self.name!r}."
             )
         return Column(self.name, float(np.nanmean(column, dtype=np.float64)))
 
     def _refuse_mixture(self, text: str, line: int) -> None:
         raise LabError(
-            f"column {self.name!r} of {self.table.name} has numbers and texts, such as {files.shortened(text.strip())!r} in "
+            f"{self.table.name} has numbers and texts in column {self.name!r}, such as {files.shortened(text.strip())!r} in "
             f"{self.table.unit} {line}: mend it, leave it out (--drop {self.name!r}), name the right label column "
             f"(--label-column), or give --categories {self.name!r} if each is a category."
         )
@@ -561,8 +565,8 @@ class _Learned:
         assert self.categories is not None
         shown = ", ".join(repr(files.shortened(text, 30)) for text in itertools.islice(self.categories, 3))
         raise LabError(
-            f"column {self.name!r} of {self.table.name} has {many} different texts in {self.rows:,} rows ({shown}, …), too many to "
-            f"be one-hot encoded: leave it out, --drop {self.name!r}, or name it as the label column."
+            f"{self.table.name} has {many} different texts in {self.rows:,} rows of column {self.name!r} ({shown}, …), too "
+            f"many to be one-hot encoded: leave it out, --drop {self.name!r}, or name it as the label column."
         )
 
 
@@ -605,7 +609,7 @@ class _Encoder:
                 values, wrong = _numbers(cells)
                 if wrong is not None:
                     raise LabError(
-                        f"column {column.name!r} of {self.table.name} should have numbers, but has "
+                        f"{self.table.name} should have numbers in column {column.name!r}, but has "
                         f"{files.shortened(str(cells[wrong]).strip())!r} in {self.table.unit} {block.lines[wrong]}."
                     )
                 values = _finite(values, column.name, block.lines, self.table)
@@ -678,8 +682,8 @@ def _finite(values: Any, name: str, lines: Sequence[int], table: "_Table") -> An
     if wrong.any():
         place = int(wrong.argmax())
         raise LabError(
-            f"column {name!r} of {table.name} has the number {values[place]:g} in {table.unit} {lines[place]}, but float32 ends at "
-            "3.4e38: scale it, or remove the row."
+            f"{table.name} has the number {values[place]:g} in column {name!r}, {table.unit} {lines[place]}, but float32 ends "
+            "at 3.4e38: scale it, or remove the row."
         )
     return values
 
@@ -733,8 +737,8 @@ class _Table:
     size: int = 0
     """bytes of the file"""
 
-    def blocks(self, wanted: Mapping[int, bool]) -> Iterator[_Block]:
-        """All rows. Of the columns those at some places; True: as texts, whatever they are."""
+    def blocks(self, wanted: Mapping[int, bool], most: int = _CELLS) -> Iterator[_Block]:
+        """All rows, at most so many at a time. Of the columns those at some places; True: as texts, whatever they are."""
         raise NotImplementedError
 
 
@@ -765,13 +769,13 @@ class _TextTable(_Table):
         self.rows = filter(None, self.reader)
         self.begin = [(self.reader.line_num, row) for row in itertools.islice(self.rows, 2)]
         if not self.begin:
-            raise LabError(f"{path} has no rows.")
+            raise LabError(f"{path} has no rows of numbers.")
         self.first, self.second = self.begin[0][1], self.begin[-1][1]
 
-    def blocks(self, wanted: Mapping[int, bool]) -> Iterator[_Block]:
+    def blocks(self, wanted: Mapping[int, bool], most: int = _CELLS) -> Iterator[_Block]:
         width = len(self.first)
         numbered = itertools.chain(self.begin[1:] if self.titled else self.begin, self._rest())
-        while rows := list(itertools.islice(numbered, max(1, _CELLS // width))):
+        while rows := list(itertools.islice(numbered, min(most, max(1, _CELLS // width)))):
             for line, row in rows:
                 if len(row) != width:
                     raise LabError(f"{self.name} has {len(row)} cells in line {line}, but {width} before.")
@@ -838,10 +842,10 @@ class Frame(_Table):
             return cls(str(path), stored.schema, lambda rows: _pieces(batches, rows), size)
         raise AssertionError
 
-    def blocks(self, wanted: Mapping[int, bool]) -> Iterator[_Block]:
+    def blocks(self, wanted: Mapping[int, bool], most: int = _CELLS) -> Iterator[_Block]:
         first = 0
         with _readable(self.name):
-            for batch in self.batches(max(1, _CELLS // len(self.first))):
+            for batch in self.batches(min(most, max(1, _CELLS // len(self.first)))):
                 first += len(batch)
                 untrusted.refuse_bomb(self.name, self.size, 4 * first * len(wanted))
                 columns = {place: self._cells(batch.column(place), place, as_text) for place, as_text in wanted.items()}
@@ -862,8 +866,8 @@ class Frame(_Table):
             return np.array(column.cast("float64", safe=False).to_numpy(zero_copy_only=False), np.float64)
         name = self.first[place]
         raise LabError(
-            f"column {name!r} of {self.name} holds {files.shortened(str(kind))}, which is neither numbers nor texts: leave it out, "
-            f"--drop {name!r}, or make numbers of it."
+            f"{self.name} has in column {name!r} {files.shortened(str(kind))}, which is neither numbers nor texts: leave it "
+            f"out, --drop {name!r}, or make numbers of it."
         )
 
 
