@@ -55,6 +55,9 @@ def test_onnxruntime_gives_the_same_guesses(runs, anyk, kind, tmp_path):
     ]
     names = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
     assert tuple(names) == model.classes
+    if kind == "table":
+        assert json.loads(session.get_modelmeta().custom_metadata_map["features"]) == [f"x{n}" for n in range(5)]
+        assert out.splitlines()[1] == "the 5 numbers are, in this order: x0, x1, x2, x3, x4"
     random = np.random.default_rng(0)
     for count in (1, 2, 7):
         size = (count, *model.plan.shape)

@@ -24,6 +24,7 @@ from anyk.lab import files
 from anyk.lab.data import embeddings, images, labels, pickles, tables, untrusted
 from anyk.lab.data.sets import Dataset, Split, check_classes, with_statistics
 from anyk.lab.errors import LabError, first_line
+from anyk.lab.warn_once import warn_once
 
 SUFFIXES = (".npz", ".npy", *tables.SUFFIXES, ".p", ".pkl", ".pickle", ".pt", ".pth")
 """The files that `read` and `import_file` take."""
@@ -105,12 +106,13 @@ def read(source: str | Path, options: tables.Options | None = None) -> Dataset:
         source: the file
         options: of a table, what its columns are
     """
-    dataset = _load(Path(source), options=options or tables.Options())
-    return with_fingerprint(dataset)
+    return finished(_load(Path(source), options=options or tables.Options()))
 
 
-def with_fingerprint(dataset: Dataset) -> Dataset:
-    """A data set in memory with a digest of all its values; features as float16 or float32."""
+def finished(dataset: Dataset) -> Dataset:
+    """A data set in memory with a digest of all its values; features as float16 or float32. Its remarks are told."""
+    for remark in dataset.remarks:
+        warn_once(remark)
     hashed = hashlib.sha256(json.dumps(dataset.classes).encode())
     splits = {}
     for split, examples in dataset.splits.items():
@@ -123,7 +125,8 @@ def with_fingerprint(dataset: Dataset) -> Dataset:
     if dataset.validation is not None:
         hashed.update(embeddings.digest(dataset.validation, dataset.name).encode())
     fingerprint = hashed.hexdigest()[:16]
-    return dataclasses.replace(dataset, train=splits["train"], test=splits.get("test"), fingerprint=fingerprint)
+    parts = {"train": splits["train"], "test": splits.get("test")}
+    return dataclasses.replace(dataset, **parts, fingerprint=fingerprint, remarks=())
 
 
 def blocks(

@@ -47,7 +47,7 @@ def load(word: str, size: int, options: tables.Options) -> Dataset:
         dataset = _images(found, pictures[0], label, size or images.SIZE, name, names, word)
     else:
         dataset = _table(found, dataclasses.replace(options, label_column=label), name, names, word)
-    return arrays.with_fingerprint(dataset)
+    return arrays.finished(dataset)
 
 
 def _splits(word: str) -> dict[str, Any]:
