@@ -125,8 +125,8 @@ def finished(dataset: Dataset) -> Dataset:
     if dataset.validation is not None:
         hashed.update(embeddings.digest(dataset.validation, dataset.name).encode())
     fingerprint = hashed.hexdigest()[:16]
-    parts = {"train": splits["train"], "test": splits.get("test")}
-    return dataclasses.replace(dataset, **parts, fingerprint=fingerprint, remarks=())
+    dataset = dataclasses.replace(dataset, train=splits["train"], test=splits.get("test"))
+    return dataclasses.replace(dataset, fingerprint=fingerprint, remarks=())
 
 
 def blocks(

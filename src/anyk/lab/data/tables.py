@@ -13,12 +13,13 @@ import datetime
 import itertools
 import math
 import re
+import struct
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ LABEL_WORDS = frozenset(("y", "label", "labels", "target", "targets"))
 MOST_CATEGORIES = 256
 """Different texts of a column that is one-hot encoded."""
 
+_Item = TypeVar("_Item")
 _CELLS = 1 << 16  # of a block
 _SHOWN = 8  # names in a message
 #: fewer rows may be counted by chance
@@ -821,36 +823,22 @@ class Frame(_Table):
     @classmethod
     def of_file(cls, path: Path) -> "Frame":
         """A .parquet or .feather file. It is read a batch at a time, and no size that it claims is believed."""
-        arrow, size = _pyarrow(str(path)), path.stat().st_size
-        with _readable(path):
-            if path.suffix.lower() in _PARQUET:
-                import pyarrow.parquet
-
-                # Each entry of a list in the description takes a byte at least.
-                limits = {"thrift_string_size_limit": max(size, 1000), "thrift_container_size_limit": max(size, 1000)}
-                file = pyarrow.parquet.ParquetFile(path, memory_map=True, **limits)
-                schema, rows = file.schema_arrow, file.metadata.num_rows
-                untrusted.refuse_bomb(path, size, 4 * rows * max(1, len(schema.names)))
-                return cls(str(path), schema, lambda rows: file.iter_batches(rows, use_threads=False), size)
-            opened = arrow.memory_map(str(path))
-            try:
-                stored = arrow.ipc.open_file(opened)
-                batches = (stored.get_batch(number) for number in range(stored.num_record_batches))
-            except arrow.ArrowInvalid:
-                opened.seek(0)
-                batches = stored = arrow.ipc.open_stream(opened)
-            return cls(str(path), stored.schema, lambda rows: _pieces(batches, rows), size)
-        raise AssertionError
+        _pyarrow(str(path))
+        opened = _parquet if path.suffix.lower() in _PARQUET else _feather
+        schema, batches = next(_told(path, opened(path, path.stat().st_size)))
+        return cls(str(path), schema, batches, path.stat().st_size)
 
     def blocks(self, wanted: Mapping[int, bool], most: int = _CELLS) -> Iterator[_Block]:
+        return _told(self.name, self._blocks(wanted, min(most, max(1, _CELLS // len(self.first)))))
+
+    def _blocks(self, wanted: Mapping[int, bool], rows: int) -> Iterator[_Block]:
         first = 0
-        with _readable(self.name):
-            for batch in self.batches(min(most, max(1, _CELLS // len(self.first)))):
-                first += len(batch)
-                untrusted.refuse_bomb(self.name, self.size, 4 * first * len(wanted))
-                columns = {place: self._cells(batch.column(place), place, as_text) for place, as_text in wanted.items()}
-                if len(batch):
-                    yield _Block(range(first - len(batch), first), columns)
+        for batch in self.batches(rows):
+            first += len(batch)
+            untrusted.refuse_bomb(self.name, self.size, 4 * first * len(wanted))
+            columns = {place: self._cells(batch.column(place), place, as_text) for place, as_text in wanted.items()}
+            if len(batch):
+                yield _Block(range(first - len(batch), first), columns)
 
     def _cells(self, column: Any, place: int, as_text: bool) -> Cells:
         import pyarrow.types as types
@@ -886,28 +874,99 @@ def _index_of(schema: Any) -> tuple[str, ...]:
         return ()
 
 
-def _pieces(batches: Iterable[Any], rows: int) -> Iterator[Any]:
-    """Batches of at most so many rows; each is checked, whose offsets could lie anywhere."""
-    for batch in batches:
-        batch.validate(full=True)
-        for first in range(0, len(batch), rows):
-            yield batch.slice(first, rows)
+_Opened = tuple[Any, Callable[[int], Iterable[Any]]]
+"""The schema of a file, and what gives its batches of so many rows."""
 
 
-@contextmanager
-def _readable(path: str | Path) -> Iterator[None]:
-    """Turn whatever a damaged file makes pyarrow raise into one line."""
-    reason = ""
-    try:
-        yield
-    except LabError:
-        raise
-    except MemoryError:  # below: what it claims was never there, and is no cause
-        reason = "it claims more than the memory has"
-    except Exception as error:
-        reason = first_line(error)
-    if reason:
-        raise LabError(f"{path} is damaged or not a table ({reason}): copy it or make it again.")
+def _parquet(path: Path, size: int) -> Iterator[_Opened]:
+    import pyarrow.parquet
+
+    # Each entry of a list in the description takes a byte at least.
+    limits = {"thrift_string_size_limit": max(size, 1000), "thrift_container_size_limit": max(size, 1000)}
+    file = pyarrow.parquet.ParquetFile(path, memory_map=True, **limits)
+    untrusted.refuse_bomb(path, size, 4 * file.metadata.num_rows * max(1, len(file.schema_arrow.names)))
+    yield file.schema_arrow, lambda rows: file.iter_batches(rows, use_threads=False)
+
+
+def _feather(path: Path, size: int) -> Iterator[_Opened]:
+    import pyarrow.ipc
+
+    file = pyarrow.memory_map(str(path))
+    # A file is a stream behind eight bytes, with a list of its batches behind it, which is not needed.
+    begin = 8 if file.read(6) == b"ARROW1" else 0
+    file.seek(begin)
+    unpacked = 0
+    for message in pyarrow.ipc.MessageReader.open_stream(file):
+        unpacked += _unpacked(message)
+        untrusted.refuse_bomb(path, size, unpacked)
+
+    def batches(rows: int) -> Iterator[Any]:
+        file.seek(begin)
+        for batch in pyarrow.ipc.open_stream(file):
+            batch.validate(full=True)  # offsets could lie anywhere
+            for first in range(0, len(batch), rows):
+                yield batch.slice(first, rows)
+
+    file.seek(begin)
+    yield pyarrow.ipc.open_stream(file).schema, batches
+
+
+def _unpacked(message: Any) -> int:
+    """The bytes that the compressed buffers of a message claim to have, which pyarrow would allocate.
+
+    Its description is a table of FlatBuffers: a message has its kind and its header as the fields 1 and 2; a batch its buffers,
+    of 16 bytes each, and the compression as the fields 2 and 3; a batch of a dictionary another batch as the field 1. A
+    compressed buffer begins with its size.
+    """
+    described, body = bytes(message.metadata), memoryview(message.body) if message.body is not None else memoryview(b"")
+
+    def number(form: str, place: int) -> int:
+        return int(struct.unpack_from(form, described, place)[0])
+
+    def field(table: int, which: int) -> int:
+        """Where a field of a table is; 0: nowhere."""
+        vtable = table - number("<i", table)
+        offset = number("<H", vtable + 4 + 2 * which) if 4 + 2 * which < number("<H", vtable) else 0
+        return table + offset if offset else 0
+
+    def reference(place: int) -> int:
+        return place + number("<I", place)
+
+    root = number("<I", 0)
+    kind, header = field(root, 1), field(root, 2)
+    if not kind or not header or number("<B", kind) not in (2, 3):
+        return 0
+    batch = reference(header)
+    if number("<B", kind) == 2:
+        batch = reference(field(batch, 1))
+    if not field(batch, 3) or not field(batch, 2):
+        return 0
+    buffers = reference(field(batch, 2))
+    claimed = 0
+    for place in range(buffers + 4, buffers + 4 + 16 * number("<I", buffers), 16):
+        offset, length = struct.unpack_from("<qq", described, place)
+        if length >= 8:
+            claimed += max(0, struct.unpack_from("<q", body, offset)[0])
+    return claimed
+
+
+def _told(path: str | Path, items: Iterator[_Item]) -> Iterator[_Item]:
+    """The items; whatever a damaged file makes pyarrow raise is told in one line."""
+    while True:
+        reason = ""
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        except LabError:
+            raise
+        except MemoryError:  # what it claims was never there: no cause of the error below
+            reason = "it claims more than the memory has"
+        except Exception as error:
+            reason = first_line(error)
+        if reason:
+            raise LabError(f"{path} is damaged or not a table ({reason}): copy it or make it again.")
+        yield item
 
 
 def _pyarrow(name: str) -> Any:
