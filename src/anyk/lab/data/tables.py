@@ -687,7 +687,8 @@ def _finite(values: Any, name: str, lines: Sequence[int], table: "_Table") -> An
             f"{table.name} has the number {values[place]:g} in column {name!r}, {table.unit} {lines[place]}, but float32 ends "
             "at 3.4e38: scale it, or remove the row."
         )
-    return values
+    gaps = np.isnan(values)
+    return np.where(gaps, math.nan, values) if gaps.any() else values  # of one kind: some NaN warn where they are converted
 
 
 def _stripped(cells: Cells) -> list[str]:
@@ -824,9 +825,8 @@ class Frame(_Table):
     def of_file(cls, path: Path) -> "Frame":
         """A .parquet or .feather file. It is read a batch at a time, and no size that it claims is believed."""
         _pyarrow(str(path))
-        opened = _parquet if path.suffix.lower() in _PARQUET else _feather
-        schema, batches = next(_told(path, opened(path, path.stat().st_size)))
-        return cls(str(path), schema, batches, path.stat().st_size)
+        opened, size = _parquet if path.suffix.lower() in _PARQUET else _feather, path.stat().st_size
+        return next(_told(path, (cls(str(path), schema, batches, size) for schema, batches in opened(path, size))))
 
     def blocks(self, wanted: Mapping[int, bool], most: int = _CELLS) -> Iterator[_Block]:
         return _told(self.name, self._blocks(wanted, min(most, max(1, _CELLS // len(self.first)))))
