@@ -126,8 +126,9 @@ def compare(
     config = ComparisonConfig.from_json(given, "compare")  # which may refuse it, before the data are written
     store = config.folder.with_name(f"{config.folder.name}-data") if out is not None else Path("anyk-runs") / "data"
     if not isinstance(data, (str, Path)):
-        kept = keep(data, store, config.table_options)
-        config = config.replace(data=kept, **vars(Options()))  # a table has been read
+        settled = vars(Options())  # a table has been read
+        config = config.replace(data=keep(data, store, config.table_options), **settled)
+        given = {name: value for name, value in given.items() if name not in settled}
     else:
         config = config.replace(data=str(data))
     shown = [f"{name}={value!r}" for name, value in given.items() if name not in WITHOUT_EFFECT]
