@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import struct
 
 import numpy as np
 import pandas as pd
@@ -267,6 +268,15 @@ def test_files_that_are_damaged_or_unpack_to_too_much(tmp_path):
         write(pa.table({f"x{n}": zeros for n in range(8)}), str(tmp_path / name), compression="zstd")
         with pytest.raises(LabError, match=rf"{name} would unpack to .* times its size"):
             tables.read(tmp_path / name, Options())
+
+
+def test_a_size_that_a_buffer_claims_is_looked_at_before_it_is_allocated(tmp_path):
+    pyarrow.feather.write_feather(pa.table({"x": np.zeros(10_000, np.float32)}), str(tmp_path / "a.feather"), compression="lz4")
+    content, size = (tmp_path / "a.feather").read_bytes(), struct.pack("<q", 40_000)
+    assert content.count(size) == 1
+    (tmp_path / "a.feather").write_bytes(content.replace(size, struct.pack("<q", 1 << 50)))
+    with pytest.raises(LabError, match=r"a.feather would unpack to 1,125,899,907 MB"):
+        tables.read(tmp_path / "a.feather", Options())
 
 
 def test_frames_are_kept_as_sets_that_know_their_columns(tmp_path):
