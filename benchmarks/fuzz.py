@@ -47,6 +47,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
 import torch
 from PIL import Image
 from safetensors.torch import save
@@ -56,7 +59,7 @@ import hostile
 import lab_data
 from anyk.lab import data as datasets
 from anyk.lab import embed, prediction
-from anyk.lab.data import arrays, cifar, in_memory, labels, sequences, tokens
+from anyk.lab.data import arrays, cifar, in_memory, labels, sequences, tables, tokens
 from anyk.lab.data.sets import Dataset
 from anyk.lab.errors import LabError
 from anyk.lab.run import losses, models, summaries
@@ -382,7 +385,8 @@ def csv_files(rows: int) -> Iterator[Files]:
     title, _, plain = text_of(lab_data.write_table).partition(b"\n")
     plain = title + b"\n" + plain * (rows // 40)
     grouped = b"groups," + plain.strip().replace(b"\n", b"\n7,")
-    for content in (plain, grouped, plain.replace(b",", b";"), plain.replace(b",", b"\t")):
+    texts = b"colour," + plain.strip().replace(b"\n", b"\nred,").replace(b"red", b"blue", 7).replace(b"blue", b"", 1)
+    for content in (plain, grouped, plain.replace(b",", b";"), plain.replace(b",", b"\t"), texts):
         yield {"data.csv": content}
 
 
@@ -391,6 +395,52 @@ def csv_hostile() -> Iterator[Files]:
     wide = plain + b"1," * 5 + b"x" * 120_000  # in an array of texts, each would be as long
     for content in (wide, plain + b'1,2,3,4,"', b"," * 100_000 + b"\n" + b"1," * 100_000):
         yield {"data.csv": content}
+
+
+def frames(rows: int) -> Iterator[pa.Table]:
+    """Tables of pyarrow: of numbers alone, and of every type that is taken, with gaps."""
+    x, y = table(rows)
+    yield pa.table({**{f"x{n}": x[:, n] for n in range(64)}, "kind": y})
+    colours = pa.array([None if n % 9 == 8 else "rgb"[n % 3] for n in range(rows)])
+    numbers = pa.array([None if n % 7 == 6 else n % 5 for n in range(rows)], pa.int16())
+    flags = pa.array([n % 2 == 0 for n in range(rows)])
+    yield pa.table(
+        {"a": x[:, 0], "b": numbers, "c": colours, "d": colours.dictionary_encode(), "e": flags, "kind": y.astype(str)}
+    )
+
+
+def parquet_files(rows: int) -> Iterator[Files]:
+    for made in frames(rows):
+        for compression in ("none", "snappy", "zstd"):
+            dictionary = compression == "snappy"
+            write = functools.partial(pyarrow.parquet.write_table, made, compression=compression, use_dictionary=dictionary)
+            yield {"data.parquet": saved(write)}
+
+
+def feather_files(rows: int) -> Iterator[Files]:
+    for made in frames(rows):
+        for compression in ("uncompressed", "lz4", "zstd"):
+            write = functools.partial(pyarrow.feather.write_feather, made, compression=compression)
+            yield {"data.feather": saved(write)}
+
+
+def bomb_files(name: str, write: Callable[..., None]) -> list[Files]:
+    """Many rows of one value, in a few bytes."""
+    zeros = pa.table({f"x{n}": np.zeros(BOMB << 16, np.float32) for n in range(4)})
+    return [{name: saved(lambda out: write(zeros, out, compression="zstd"))}]
+
+
+def log_files(rows: int) -> Iterator[Files]:
+    events = "".join(f"{n % 10},{('tea', 'milk', 'bread')[n % 3]},{n * 7 % 31}\n" for n in range(rows))
+    yield {"log.csv": f"who,what,when\n{events}".encode()}
+    dated = "".join(f"{n % 10};item {n % 4};2024-0{n % 9 + 1}-01\n" for n in range(rows))
+    yield {"log.csv": f"who;what;when\n{dated}".encode()}
+
+
+def read_log(folder: Path) -> Iterable[Callable[[], Any]]:
+    for order in ("when", None):
+        log = tables.Log("who", "what", order)
+        yield lambda log=log: used(datasets.load(f"sequences:{folder / 'log.csv'}", log=log))
 
 
 def trees(rows: int) -> Iterator[Any]:
@@ -637,6 +687,21 @@ READERS = {
     "npz": Reader(npz_files, read_arrays("data.npz"), lambda: all_of(hostile.npz_files(BOMB)), 4096, PACKED_FLOOR),
     "npy": Reader(npy_files, read_arrays("data.npy"), lambda: all_of(hostile.npy_files()), 4096),
     "csv": Reader(csv_files, read_arrays("data.csv"), csv_hostile, 25_000),
+    "parquet": Reader(
+        parquet_files,
+        read_arrays("data.parquet"),
+        lambda: bomb_files("data.parquet", pyarrow.parquet.write_table),
+        4096,
+        PACKED_FLOOR,
+    ),
+    "feather": Reader(
+        feather_files,
+        read_arrays("data.feather"),
+        lambda: bomb_files("data.feather", pyarrow.feather.write_feather),
+        4096,
+        PACKED_FLOOR,
+    ),
+    "log": Reader(log_files, read_log, rows=75_000),
     "pickle": Reader(pickle_files, read_arrays("data.p"), lambda: all_of(hostile.pickle_files()), 4096),
     "torch": Reader(torch_files, read_arrays("data.pt"), lambda: all_of(hostile.torch_files(BOMB)), 4096, PACKED_FLOOR),
     "safetensors": Reader(safetensors_files, read_safetensors, rows=4096),

@@ -210,8 +210,8 @@ def test_what_the_core_imports_at_its_start_is_a_dependency():
     ("files", "extras"),
     [
         ("src/anyk/sklearn.py", ["sklearn"]),
-        ("src/anyk/lab/**/*.py", ["lab", "embed", "onnx", "cluster", "loggers"]),
-        ("src/**/*.py", ["lab", "embed", "onnx", "cluster", "loggers", "sklearn"]),
+        ("src/anyk/lab/**/*.py", ["lab", "embed", "hf", "onnx", "cluster", "loggers"]),
+        ("src/**/*.py", ["lab", "embed", "hf", "onnx", "cluster", "loggers", "sklearn"]),
         ("docs/*.py", ["docs"]),
         ("examples/*.py", ["examples"]),
         ("benchmarks/*.py", ["bench"]),

@@ -539,3 +539,26 @@ def loss(scores=SCORES, target=TARGET, p_k=(0.5, 0.5), operator=None, **kwargs):
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    "make", [partial(anyk.TopKErrorLoss, 5), partial(TopKCrossEntropyLoss, 5), partial(anyk.TopKHingeLoss, 5)]
+)
+def test_scores_that_look_like_probabilities_are_told_once(make, monkeypatch, recwarn):
+    monkeypatch.setattr("anyk.conventions._probabilities_told", False)
+    logits, target = torch.randn(8, 20, generator=torch.Generator().manual_seed(0)), torch.arange(8)
+    shifted = logits - logits.min() + 0.1
+    for scores in (logits, shifted, shifted / shifted.sum(), torch.eye(20)[:8], logits.exp(), logits.softmax(0)):
+        make()(scores, target)
+    torch.compile(make(), backend="eager")(logits.softmax(1), target)  # nothing is looked at
+    assert not recwarn.list
+    criterion = make()
+    criterion(logits, target)
+    criterion(logits.softmax(1), target)  # only the first scores of a module are
+    assert not recwarn.list
+    for dtype in (torch.bfloat16, torch.float64):
+        make()(logits.to(dtype).softmax(1), target)
+    make()(logits.softmax(1)[:, :, None], target[:, None])
+    (told,) = recwarn.list
+    assert str(told.message).startswith(f"{type(criterion).__name__}: the scores look like probabilities: none is negative")
+    assert told.filename == __file__

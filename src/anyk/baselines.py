@@ -42,6 +42,9 @@ class FixedKLoss(CrossEntropyModule, Measure, ABC):
         self.k = checks.at_least_one("k", k)
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and "_looked" not in self.__dict__:
+            self.__dict__["_looked"] = True  # not by nn.Module, which takes longer
+            self._look_at(scores)
         loss = self._by_kernel(scores, target)
         return self._plain(scores, target) if loss is None else loss
 

@@ -6,6 +6,7 @@ What a loss measures of each row, and label smoothing and class probabilities wi
 from __future__ import annotations
 
 import numbers
+import warnings
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypedDict, get_args
 
@@ -13,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from anyk import checks
+from anyk import _compat, checks
 from anyk.checks import working_dtype
 
 Scores = Float[Tensor, "batch n *positions"] | Float[Tensor, " n"]
@@ -128,6 +129,9 @@ class Shape(NamedTuple):
         return (tensor.movedim(1, -1) if self.batched else tensor).reshape(-1, self.classes)
 
 
+_probabilities_told = False
+
+
 class CrossEntropyModule(nn.Module):
     """A loss whose attributes are the arguments of ``torch.nn.CrossEntropyLoss``; they may be assigned at any time."""
 
@@ -144,6 +148,27 @@ class CrossEntropyModule(nn.Module):
     def conventions(self) -> Conventions:
         """The arguments as they are now, checked."""
         return Conventions(self.reduction, self.ignore_index, self.weight, self.label_smoothing)
+
+    def _look_at(self, scores: Tensor) -> None:
+        """Warn, once in a process, of scores that look like probabilities: the loss takes the softmax itself.
+
+        Called where a module sees its first scores: two reductions, which every step need not pay for.
+        """
+        global _probabilities_told
+        if _probabilities_told or not isinstance(scores, Tensor) or not checks.readable(scores) or _compat.is_recorded():
+            return
+        if not scores.is_floating_point() or scores.ndim < 2 or scores.shape[1] < 2 or not scores.numel():
+            return  # what is wrong is told elsewhere
+        low, high = scores.detach().aminmax()
+        off = (scores.detach().sum(1, dtype=working_dtype(scores)) - 1).abs().max()
+        # One-hot rows are made by hand, not by a softmax.
+        if bool((low >= 0) & (high < 1) & (off < (1e-4 if scores.itemsize >= 4 else 1e-2))):
+            _probabilities_told = True
+            warnings.warn(
+                f"{type(self).__name__}: the scores look like probabilities: none is negative, and every row sums to 1. The "
+                "loss wants logits, so leave out the softmax before it. This is said once.",
+                stacklevel=5,  # past the calls of nn.Module
+            )
 
     def extra_repr(self) -> str:
         weight = "None" if self.weight is None else f"tensor of {len(self.weight)}"

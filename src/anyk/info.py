@@ -19,7 +19,7 @@ from anyk import kernels
 #: their versions can change what a run computes or shows
 PACKAGES = ("torch", "numpy", "matplotlib", "safetensors", "scipy")
 #: the extras for users; the others serve the development of anyk
-EXTRAS = ("lab", "embed", "onnx", "sklearn", "cluster", "tensorboard", "wandb", "mlflow")
+EXTRAS = ("lab", "embed", "hf", "onnx", "sklearn", "cluster", "tensorboard", "wandb", "mlflow")
 
 
 def gather() -> dict[str, Any]:

@@ -570,6 +570,7 @@ class TopKLoss(CrossEntropyModule, ABC):
         operator, weight = self._modules.get("operator"), self._buffers.get("weight")
         if last is None or last.spec.operator is not operator or last.conventions.weight is not weight:
             last = self.__dict__["_last"] = Last(*self.arguments())
+            self._look_at(scores)
         return topk_loss(last.spec, scores, target, last.conventions, example_p_k, last)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

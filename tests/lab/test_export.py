@@ -55,6 +55,9 @@ def test_onnxruntime_gives_the_same_guesses(runs, anyk, kind, tmp_path):
     ]
     names = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
     assert tuple(names) == model.classes
+    if kind == "table":
+        assert json.loads(session.get_modelmeta().custom_metadata_map["features"]) == [f"x{n}" for n in range(5)]
+        assert out.splitlines()[1] == "the 5 numbers are, in this order: x0, x1, x2, x3, x4"
     random = np.random.default_rng(0)
     for count in (1, 2, 7):
         size = (count, *model.plan.shape)
@@ -76,7 +79,7 @@ def test_a_missing_package_a_file_that_is_there_and_a_bad_k(runs, anyk, tmp_path
     assert err == "anyk: model.onnx is there already: name another file, or give --force to replace it.\n"
     assert anyk("export", runs["table"], "--k", "0", "-o", "other.onnx")[2] == "anyk: k should be at least 1, but is 0.\n"
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
-    assert anyk("export", runs["table"], "--force", "--k", "99")[1].endswith("(N, 4)\n")  # there are four classes
+    assert anyk("export", runs["table"], "--force", "--k", "99")[1].splitlines()[0].endswith("(N, 4)")  # there are four classes
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name))
     code, _, err = anyk("export", runs["table"], "-o", "new.onnx")

@@ -3,9 +3,13 @@
 import csv
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import safetensors.torch
 import torch
@@ -84,6 +88,85 @@ def test_a_table_and_a_set_as_they_were_trained_on(runs, anyk, tmp_path):
     assert (code, err, len(table(out))) == (0, "", 6)
 
 
+def test_columns_of_a_table_are_found_by_their_names(runs, anyk, tmp_path):
+    """In any order, of any format; what is missing or unknown is named, and then nothing is written."""
+    made = pd.read_csv(runs["table"].parent.parent / "table.csv")
+    features = torch.tensor(made.drop(columns="kind").to_numpy(), dtype=torch.float32)
+    want = expected(runs["table"], features, 3)
+    other = made[["x3", "kind", "x0", "x4", "x2", "x1"]]
+    other.to_csv(tmp_path / "other.csv", index=False)
+    other.drop(columns="kind").to_parquet(tmp_path / "bare.parquet")
+    other.to_feather(tmp_path / "other.feather")
+    np.save(tmp_path / "plain.npy", features.numpy())
+    names = ["other.csv", "bare.parquet", "other.feather", "plain.npy"]
+    code, out, err = anyk("predict", runs["table"], *names, "--k", "3", "--batch-size", "7")
+    assert (code, err) == (0, "")
+    assert guesses(table(out), 3) == want * len(names)
+    torch.testing.assert_close(models.load(runs["table"]).features(other), features)
+    torch.testing.assert_close(models.load(runs["table"]).features(tmp_path / "other.csv"), features)
+    with pytest.raises(ValueError, match="table: expected a model that was trained on a table"):
+        models.load(runs["embeddings"]).features(other)
+
+    other.assign(more=1).to_csv(tmp_path / "more.csv", index=False)
+    other.rename(columns={"x2": "X2"}).to_csv(tmp_path / "less.csv", index=False)
+    code, out, err = anyk("predict", runs["table"], "more.csv", "less.csv", "--out", "guesses.csv")
+    assert (code, out) == (1, "")
+    assert err.splitlines() == [
+        "more.csv has 'more', which the training table had not: --drop leaves columns out.",
+        "less.csv has no column 'x2', and has 'X2', which the training table had not: the columns are x0, x1, x2, x3, x4.",
+    ]
+    assert not (tmp_path / "guesses.csv").exists()
+    code, out, err = anyk("predict", runs["table"], "more.csv", "--drop", "more", "--k", "3")
+    assert (code, err, guesses(table(out), 3)) == (0, "", want)
+    other.assign(x0=[None, *other["x0"][1:]]).to_csv(tmp_path / "gap.csv", index=False)
+    code, out, err = anyk("predict", runs["table"], "gap.csv", "--k", "3")
+    assert (code, guesses(table(out), 3)[1:]) == (0, want[1:])
+    assert "gap.csv: Missing values that are filled" in err
+    code, out, err = anyk("predict", runs["table"], "gap.csv", "--missing", "refuse")
+    assert (code, err) == (
+        1,
+        "gap.csv has no value in column 'x0', line 2: fill it in, or remove the row, or give --missing mean.\n",
+    )
+
+
+def test_a_process_trains_on_a_frame_with_an_index_and_another_predicts(tmp_path):
+    """A column that counts the rows, texts and gaps, from the command line to the guesses."""
+    random = np.random.default_rng(0)
+    kinds = np.arange(120) % 4
+    made = pd.DataFrame(
+        {"size": kinds + 0.1 * random.standard_normal(120), "colour": np.array([*"rgby"])[kinds], "kind": kinds}
+    )
+    made.loc[7, "size"] = np.nan
+    made.sort_values("kind").reset_index(drop=True).to_csv(tmp_path / "made.csv")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "ANYK_CACHE": str(tmp_path / "cache")}
+        command = [sys.executable, "-m", "anyk", *words]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    done = run(
+        *["train", "made.csv", "--loss", "softmax", "--epochs", "20", "--learning-rate", "0.1", "--out", "run", "--quiet"]
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [
+        "Only the rows are counted in '', so it is left out; --row-numbers takes it.",
+        "Columns of texts that are one-hot encoded, with the number of their categories: 'colour' 4.",
+        "Missing values that are filled, a number with the training mean of its column, a text with none: 'size' 1.",
+    ]
+    made[["colour", "size"]].to_parquet(tmp_path / "new.parquet")
+    done = run("predict", "run", "new.parquet", "--k", "1")
+    assert done.returncode == 0, done.stderr
+    assert [int(row["guess_1"]) for row in table(done.stdout)] == kinds.tolist()
+
+
+def test_images_for_a_model_of_embeddings_want_their_backbone(runs, anyk, tmp_path):
+    lab_data.write_photos(tmp_path / "new", classes=2, per_class=1)
+    for given in ("new", "new/kind 0/0.png"):
+        code, _, err = anyk("predict", runs["embeddings"], given)
+        assert code in (1, 2)
+        assert "for a model of embeddings name the --backbone that made them, such as efficientnet-lite0." in err
+
+
 @pytest.mark.parametrize("kind", ["photos", "cifar100", "glyphs"])
 def test_images(runs, anyk, kind, tmp_path):
     photos = lab_data.write_photos(tmp_path / "new", classes=2, per_class=3, size=(40, 30))
@@ -129,6 +212,16 @@ def test_what_follows_a_sequence_of_items(runs, anyk, tmp_path):
     everything = [" ".join(model.classes)]
     (tmp_path / "all.txt").write_text(everything[0])
     assert json.loads(anyk("predict", runs["items"], "all.txt", "--json")[1]) == [{"file": "all.txt", "row": 0, "guesses": []}]
+
+
+def test_sequences_that_the_model_knows_nothing_of_are_told(runs, anyk, tmp_path):
+    (tmp_path / "new.txt").write_text("no such\n1 2\nas these 1 too far back\n")
+    code, out, err = anyk("predict", runs["items"], "new.txt", "--k", "2")
+    assert (code, len(table(out))) == (0, 3)
+    assert err == (
+        "new.txt: of 3 sequences, 1 have nothing that the model knows, such as 'such': "
+        "their guesses are the same whatever they hold.\n"
+    )
 
 
 def test_what_follows_words_and_titles(runs, anyk, tmp_path):
@@ -262,16 +355,16 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_predicted(runs, anyk, tmp_
     assert [row["row"] for row in table(out) if row["file"] == "good.npy"] == [*"012345"]
     assert [row["row"] for row in table(out) if row["file"] == "nan.npy"] == [*"0123"]  # the batches before the bad one
     lines = err.splitlines()
-    assert [line.split()[0] if not line.startswith("embeddings in") else line.split()[2] for line in lines] == bad
+    assert [line.split()[0] for line in lines] == bad
     for line, message in zip(
         lines,
         (
             "should have one array of the shape (examples, 16), but has (6, 32).",
-            "has a NaN or an infinite number in row 4.",
+            "has a NaN or an infinite number in row 4, column 0 (from 0).",
             "but has a (6, 16), b (6, 16).",
             "is empty",
-            "a cell that is not a number in line 2",
-            "has a NaN or an infinite number in row 3.",
+            "should have numbers in column '16', but has 'x' in line 2.",
+            "has the number inf in column '16', line 4",
             "has 3 columns of numbers, but the model takes 16.",
             "cannot be read as embeddings",
         ),

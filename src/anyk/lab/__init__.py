@@ -18,6 +18,7 @@ PACKAGES = (
     "packaging",
     "PIL",
     "pooch",
+    "pyarrow",
     "requests",
     "rich",
     "safetensors",

@@ -1,5 +1,6 @@
 """A trained model as an ONNX file that includes its preprocessing and gives the k best classes."""
 
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -42,7 +43,8 @@ def export(model: Classifier, path: Path, k: int = 5) -> None:
     int64, is as the model's data set had it; N may be any number. Tokens are numbers of classes, n for any other and n + 1 for
     padding on the left. The outputs are ``classes`` (N, k) in int64 and ``probabilities`` (N, k) in float32, best first; 0 for
     what is no guess because the tokens have it. The metadata of the file hold the class names under ``classes``, as a JSON
-    list.
+    list; of a table also ``features``, a name for each of the d numbers in their order (``colour=red`` is 1 where the text in
+    column ``colour`` is ``red``), and ``table``, its columns with what stands for missing numbers.
 
     Args:
         model: from :func:`anyk.lab.run.models.load`.
@@ -63,7 +65,9 @@ def export(model: Classifier, path: Path, k: int = 5) -> None:
             exported: Any = torch.onnx.export(program, dynamo=True, verbose=False, **names)  # type: ignore[arg-type]
     except Exception as error:  # a network of one's own may hold anything
         raise LabError(f"the model cannot be exported: {first_line(error)}") from None
-    about = {"classes": list(model.classes), "shape": list(model.plan.shape), "anyk": anyk.__version__}
+    about: dict[str, Any] = {"classes": list(model.classes), "shape": list(model.plan.shape), "anyk": anyk.__version__}
+    if model.plan.table is not None:
+        about |= {"features": model.plan.table.features, "table": dataclasses.asdict(model.plan.table)}
     exported.model.metadata_props.update(
         {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in about.items()}
     )

@@ -4,20 +4,22 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from anyk.lab.data import arrays, completion, images, sequences
+from anyk.lab.data import arrays, completion, images, sequences, tables
 from anyk.lab.embed import Encoder, load_backbone
 from anyk.lab.errors import LabError
+from anyk.lab.files import shortened
 from anyk.lab.run.batches import find_device
 from anyk.lab.run.models import Classifier, Plan
 
 _GRAY = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue, as Pillow has it
 _ARRAYS = frozenset((*arrays.SUFFIXES, ".safetensors"))
 _SOURCES = (".py", ".pyi")
+_BACKBONE = "for a model of embeddings name the --backbone that made them, such as efficientnet-lite0"
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,11 @@ def predict(
     batch_size: int = 256,
     backbone: str | None = None,
     label_column: str | None = None,
+    drop: Sequence[str] = (),
+    missing: Literal["mean", "refuse"] = "mean",
     device: str = "cpu",
     unreadable: Callable[[str], None],
+    note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Prediction]:
     """The first guesses for every example of some files, in their order. A batch is in memory at a time, not a file.
 
@@ -50,9 +55,12 @@ def predict(
         k: guesses for each.
         batch_size: examples at once.
         backbone: for images, where the model takes embeddings of them: the backbone that made those it was trained on.
-        label_column: of .csv files, a column to leave out.
+        label_column: of tables, the column with the labels, which is left out.
+        drop: of tables, other columns to leave out.
+        missing: of tables, what becomes of missing values: the training mean of their column, or a refusal.
         device: where to compute.
         unreadable: called with a sentence for each file that cannot be used; the others are predicted all the same.
+        note: called with remarks about the data, of which the guesses may suffer.
     """
     for name, number in (("k", k), ("batch_size", batch_size)):
         if number < 1:
@@ -61,20 +69,20 @@ def predict(
         raise LabError("give the files to predict: images, files of arrays, or folders of such.")
     shape = model.plan.shape
     if model.plan.tokens:
-        for name, value in (("backbone", backbone), ("label_column", label_column)):
+        for name, value in (("backbone", backbone), ("label_column", label_column), ("drop", drop or None)):
             if value is not None:
                 raise LabError(f"{name} is for other data, but this model takes sequences of tokens: leave it out.")
-        return _continued(model.to(find_device(device)), [Path(file) for file in files], k, batch_size, device, unreadable)
+        paths = [Path(file) for file in files]
+        return _continued(model.to(find_device(device)), paths, k, batch_size, device, unreadable, note)
     read = _image_reader(shape, backbone, device)
     model = model.to(find_device(device))
     kinds = "images" if read is not None else f"files of arrays ({', '.join(sorted(_ARRAYS))})"
     suffixes = images.SUFFIXES if read is not None else _ARRAYS
     found = list(_expanded([Path(file) for file in files], suffixes, kinds, unreadable))
     if read is None and (image := next((path for path in found if _is_image(path)), None)) is not None:
-        raise LabError(
-            f"{image} is an image, but the model takes arrays of the shape {shape}: "
-            "give these, or for embeddings the --backbone that made them, such as efficientnet-lite0."
-        )
+        raise LabError(f"{image} is an image, but the model takes arrays of the shape {shape}: give these; {_BACKBONE}.")
+
+    options = tables.Options(label_column, tuple(drop), missing=missing)
 
     def guess(examples: Tensor) -> list[list[tuple[str, float]]]:
         return model.guesses(examples.to(find_device(device)), k)
@@ -89,7 +97,7 @@ def predict(
             for path in group:
                 row = itertools.count()
                 try:
-                    for block in arrays.blocks(path, shape, batch_size, label_column):
+                    for block in arrays.blocks(path, shape, batch_size, options, model.plan.table, note):
                         for guesses in guess(block):
                             yield Prediction(path, next(row), guesses)
                 except LabError as error:
@@ -101,19 +109,33 @@ def predict(
 
 
 def _continued(
-    model: Classifier, paths: Sequence[Path], k: int, batch_size: int, device: str, unreadable: Callable[[str], None]
+    model: Classifier,
+    paths: Sequence[Path],
+    k: int,
+    batch_size: int,
+    device: str,
+    unreadable: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> Iterator[Prediction]:
     """Predictions for what follows each sequence of some files."""
+    known, [length] = set(model.classes), model.plan.shape
     suffixes = _SOURCES if model.plan.tokens == "python" else sequences.TEXTS
     kinds = f"files that end in {' or '.join(suffixes)}"
     for path in _expanded(paths, suffixes, kinds, unreadable, texts=True):
         try:
-            found = iter(_sequences(path, model.plan))
+            read = _sequences(path, model.plan)
+            strange = [tokens for _, tokens in read if known.isdisjoint(tokens[-length:])]
+            found = iter(read)
             while batch := list(itertools.islice(found, batch_size)):
                 given = [tokens for _, tokens in batch]
                 guessed = model.guesses(model.tokens(given).to(find_device(device)), k, seen=given)
                 for (row, _), guesses in zip(batch, guessed, strict=True):
                     yield Prediction(path, row, guesses)
+            if strange:
+                note(
+                    f"{path}: of {len(read):,} sequences, {len(strange):,} have nothing that the model knows, such as "
+                    f"{shortened(strange[0][-1])!r}: their guesses are the same whatever they hold."
+                )
         except LabError as error:
             unreadable(str(error))
 
@@ -160,7 +182,9 @@ def _expanded(
             inside = sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
             inside = [each for each in inside if each.suffix.lower() in suffixes and not _is_labels(each)]
             if not inside:
-                unreadable(f"{path} has no {kinds} in it.")
+                pictures = suffixes is _ARRAYS and any(_is_image(each) for each in path.rglob("*"))
+                hint = f", but images: {_BACKBONE}" if pictures else ""
+                unreadable(f"{path} has no {kinds} in it{hint}.")
             yield from inside
         elif not path.exists():
             unreadable(f"{path} does not exist.")

@@ -20,6 +20,7 @@ from anyk.lab import cli
 from anyk.lab.cli import parsing
 from anyk.lab.comparison.config import ComparisonConfig
 from anyk.lab.errors import LabError
+from anyk.lab.run import models
 
 QUICK = {"losses": ["lapsum"], "seeds": 1, "budget": 1, "epochs": 1, "batch_size": 32, "m": 8, "jobs": 2, "quiet": True}
 
@@ -65,6 +66,21 @@ def test_it_takes_datasets_and_functions_that_make_models(here, monkeypatch):
     assert outcome.folder == "out"
     with pytest.raises(LabError, match="move it into a file"):
         anyk.lab.compare(examples, lambda shape, classes: torch.nn.Linear(shape[0], classes), **QUICK)
+
+
+def test_it_takes_a_frame_of_pandas(here):
+    pandas = pytest.importorskip("pandas")
+    inputs, labels = lab_data.examples(12, 20, 4, seed=0)
+    frame = pandas.DataFrame(inputs.numpy(), columns=list("wxyz"))
+    frame.insert(0, "kind", [f"kind {label}" for label in labels.tolist()])
+    frame.insert(1, "id", range(len(frame)))
+    outcome = anyk.lab.compare(frame, label_column="kind", drop=["w"], out="out", **QUICK)
+    table = models.load("out").plan.table
+    assert (table.features, table.label, table.others) == (["x", "y", "z"], "kind", ("w", "id"))
+    again = eval(outcome.command.replace(")", ", out='out', quiet=True)"), {"anyk": anyk})  # what to type to get the same again
+    assert again.methods == outcome.methods
+    with pytest.raises(LabError, match="data has no column 'sort'"):
+        anyk.lab.compare(frame, label_column="sort", out="other", **QUICK)
 
 
 @pytest.mark.parametrize(

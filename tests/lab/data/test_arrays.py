@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from anyk.lab.data import arrays, embeddings
+from anyk.lab.data import arrays, embeddings, tables
 from anyk.lab.errors import LabError
 
 X = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
@@ -73,7 +73,7 @@ def test_groups_in_a_column(tmp_path, place):
     for line, user in zip(lines, ["groups", *users], strict=True):
         line.insert(place, user)
     (tmp_path / "a.csv").write_text("\n".join(map(",".join, lines)))
-    dataset = arrays._load(tmp_path / "a.csv", [], None, None, None, "kind", print)
+    dataset = arrays.read(tmp_path / "a.csv", tables.Options("kind"))
     same(dataset)
     assert dataset.train.groups.tolist() == [1, 0, 1, 2, 2, 2, 0, 0]
 
@@ -225,7 +225,7 @@ def test_csv_with_a_named_label_and_quotes(tmp_path):
     assert dataset.classes[0] == 'a, "b"'
     with pytest.raises(LabError, match=r"a.csv has no column 'sort': its columns are, the likeliest first, kind, x, y, z\."):
         arrays.import_file(tmp_path / "a.csv", out=tmp_path / "set2", label_column="sort")
-    with pytest.raises(LabError, match=r"a.csv has a cell that is not a number in line 2 .* name the label column"):
+    with pytest.raises(LabError, match=r"column 'z' of .*a.csv was taken for the labels, .*; the others are kind, x, y\."):
         arrays.read(tmp_path / "a.csv")
 
 
@@ -235,7 +235,7 @@ def test_csv_with_a_named_label_and_quotes(tmp_path):
         ("", r"a.csv is empty"),
         ("x,y,label\n", r"a.csv has no rows of numbers"),
         ("1,2,a\n1,a\n", r"a.csv has 2 cells in line 2, but 3 before"),
-        ("1,nan,a\n1,2,a\n", r"have the value nan in row 0"),
+        ("1,nan,a\n1,2,a\n", r"a.csv has no value in column '2', line 1: fill it in"),
         ("1\n2\n", r"a.csv has one column only"),
         (b"1,2,\xff\n", r"a.csv is not text in columns"),
         ("1,2,a\n1,3,\n1,4,a\n1,5, \n", r"a.csv has 2 examples with an empty label \(the first: line 2\): remove them"),
@@ -248,7 +248,7 @@ def test_csv_with_a_named_label_and_quotes(tmp_path):
 def test_bad_csv(tmp_path, text, message):
     (tmp_path / "a.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(LabError, match=message):
-        arrays.read(tmp_path / "a.csv")
+        arrays.read(tmp_path / "a.csv", tables.Options(missing="refuse"))
 
 
 def test_csv_labels_that_look_odd_and_are_meant(tmp_path):
@@ -401,7 +401,10 @@ def test_damaged_files_never_give_a_traceback(tmp_path, kind):
         ({"x": X, "y": np.where(np.arange(8) == 5, "", "a")}, r"has 1 example with an empty label \(the first: row 5\)"),
         ({"x": X, "y": Y.astype(complex)}, r"should be integers or texts, but are complex128"),
         ({"x": np.full((8, 3), "a"), "y": Y}, r"should be numbers, but are <U1"),
-        ({"x": np.where(X > 1, np.inf, X), "y": Y}, r"have the value inf in row"),
+        (
+            {"x": np.where(X > 1, np.inf, X), "y": Y},
+            r"has the value inf in row \d, column \d \(from 0\): fill it in, or remove such rows",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit(tmp_path, tree, message):
@@ -420,7 +423,10 @@ def test_other_files(tmp_path):
     with pytest.raises(LabError, match=r"a.p holds a int"):
         arrays.read(tmp_path / "a.p")
     np.savez(tmp_path / "a.npz", x=X, y=Y)
-    with pytest.raises(LabError, match=r"a label column goes with a .csv"):
+    with pytest.raises(
+        LabError,
+        match=r"a.npz has no columns with names: a label column and the like go with a table \(\.csv, \.tsv, \.parquet",
+    ):
         arrays.import_file(tmp_path / "a.npz", out=tmp_path / "set", label_column="y")
 
 

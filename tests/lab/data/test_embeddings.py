@@ -202,9 +202,9 @@ def test_a_value_that_is_no_number_is_found_in_its_row(folder, value, name, monk
     broken = numbers()
     broken[9, 2] = value
     save(folder, embeddings=broken, labels=LABELS)
-    with pytest.raises(LabError, match=rf"train.safetensors have the value {name} in row 9:"):
+    with pytest.raises(LabError, match=rf"train.safetensors has the value {name} in row 9, column 2 \(from 0\): fill it in"):
         embeddings.read(folder)
-    with pytest.raises(LabError, match=rf"the value {name} in row 9:"):
+    with pytest.raises(LabError, match=rf"the value {name} in row 9, column 2"):
         embeddings.write(tmp_path / "new", Dataset("x", "embeddings", ("a", "b", "c"), Split((broken,), LABELS), None, ""))
     assert not (tmp_path / "new").exists()
 

@@ -97,6 +97,20 @@ def test_guesses_are_ranked_by_scores_where_probabilities_underflow() -> None:
     assert models.Classifier(plan, weights).guesses(torch.ones(1, 3), 3) == [[("c", 1.0), ("b", 0.0), ("a", 0.0)]]
 
 
+TABLE = {"columns": [{"name": "a", "mean": 0.0, "categories": None}], "label": "y", "others": [], "titled": True}
+
+
+def test_a_file_of_before_has_no_columns(tmp_path: Path) -> None:
+    plan = models.Plan("linear", (1,), ("a", "b"), hidden=4, dropout=0.0)
+    weights, file = plan.build().state_dict(), tmp_path / "model.safetensors"
+    described = plan.to_json()
+    safetensors.torch.save_file(weights, file, {"state": json.dumps({**described, "table": TABLE})})
+    assert models.load(file).plan.table.features == ["a"]
+    del described["table"]
+    safetensors.torch.save_file(weights, file, {"state": json.dumps(described)})
+    assert models.load(file).plan.table is None
+
+
 def test_files_that_are_not_models(tmp_path: Path) -> None:
     plan = models.Plan("linear", (3, 2, 2), ("a", "b"), hidden=4, dropout=0.0, mean=(0.5,) * 3, std=(0.2,) * 3)
     weights = plan.build().state_dict()
@@ -120,6 +134,11 @@ def test_files_that_are_not_models(tmp_path: Path) -> None:
         ({"classes": []}, "classes should be"),
         ({"width": 0}, "width should be a positive number, but is 0"),
         ({"dropout": 1}, "dropout should be"),
+        ({"table": []}, "the columns of its table are not described"),
+        ({"table": {**TABLE, "label": None}}, "the columns of its table are not described by texts"),
+        ({"table": {**TABLE, "columns": [{"name": "a", "mean": 1e301, "categories": None}]}}, "a number as its mean"),
+        ({"table": {**TABLE, "columns": [{"name": "a", "mean": 0, "categories": []}]}}, "the categories of a column"),
+        ({"table": TABLE}, r"its table has 1 features, but the shape is \[3, 2, 2\]"),
         ({"mean": []}, "mean should be 3 numbers"),
         ({"std": [0.2, 0.2, 0.0]}, "std should be 3 numbers"),
         ({"mean": [0.5, 0.5, float("nan")]}, "mean should be numbers"),

@@ -1,5 +1,6 @@
 """Models of the user's and of timm: found by a word, tried before any run, trained, saved and read back."""
 
+import importlib
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -264,6 +265,18 @@ TIMM = """
             raise RuntimeError(f"Unknown model ({name})")
         return Tiny(in_chans, num_classes)
 """
+
+
+def test_a_model_of_timm_itself(tmp_path: Path) -> None:
+    try:
+        importlib.import_module("timm")
+    except Exception as error:  # torchvision, which it needs, is built for one torch
+        pytest.skip(f"timm does not import here ({type(error).__name__}: {error})")
+    photos = lab_data.write_photos(tmp_path / "photos")
+    config = Config(data=str(photos), model="timm:test_resnet", loss="error", p_k=(0.5, 0.5), epochs=1, batch_size=8)
+    training.train(config.replace(head_learning_rate=0.01), tmp_path / "run")
+    model = models.load(tmp_path / "run")
+    assert model(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape == (2, 4)
 
 
 def test_models_of_timm_by_a_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,4 +44,6 @@ def command(
     shape = ", ".join(map(str, classifier.plan.shape))
     name, dtype = export.input_of(classifier.plan)
     say(f"{out}: {name} (N, {shape}) in {dtype} to classes and probabilities (N, {min(k, len(classifier.classes))})")
+    if classifier.plan.table is not None:
+        say(f"the {shape} numbers are, in this order: {', '.join(classifier.plan.table.features)}")
     return 0

@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -20,7 +20,15 @@ class DataOptions:
     test: Path | None = None
     """a file of the same form with the test examples"""
     label_column: str | None = None
-    """.csv: the column with the label; by default the last one"""
+    """tables: the column with the label; by default the last one"""
+    drop: tuple[str, ...] = ()
+    """tables: columns to leave out"""
+    categories: tuple[str, ...] = ()
+    """tables: columns of numbers that are categories, to be one-hot encoded as texts are"""
+    missing: Literal["mean", "refuse"] = "mean"
+    """tables: what becomes of missing values: mean fills a number with the mean of its column and a text with no category"""
+    row_numbers: Flag = False
+    """tables: take columns that only count the rows, as the index of pandas does"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ def command(
     data: Group[DataOptions],
     output: Group[Output],
 ) -> int:
-    """An array file to an embedding set: .npz, .npy, .csv, .p, .pt. Nothing in the file is executed.
+    """An array file to an embedding set: .npz, .npy, .csv, .parquet, .feather, .p, .pt. Nothing in the file is executed.
 
     Args:
         files: the file; or two .npy files, the embeddings and the labels.
@@ -59,6 +67,10 @@ def command(
         classes_file=data.classes,
         test=data.test,
         label_column=data.label_column,
+        drop=data.drop,
+        categories=data.categories,
+        missing=data.missing,
+        row_numbers=data.row_numbers,
         half=output.half,
         force=output.force,
         note=warn,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import tyro
 
@@ -25,7 +25,11 @@ class DataOptions:
     backbone: str | None = None
     """for images, where the model was trained on embeddings of images: what made them, as for anyk embed"""
     label_column: str | None = None
-    """.csv: a column to leave out; by default the last, where there is one more than the model takes"""
+    """tables: the column with the labels, which is left out; by default that of the training table"""
+    drop: tuple[str, ...] = ()
+    """tables: other columns to leave out"""
+    missing: Literal["mean", "refuse"] = "mean"
+    """tables: what becomes of missing values: mean fills them as in training"""
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,10 @@ def command(
 
     Args:
         run: a run's or a comparison's folder, or a model.safetensors.
-        files: images, files of arrays or tables (.npz, .npy, .csv, .pt, .safetensors), with labels or without; or folders. For
-            a model of sequences, texts, one sequence a line: words, or items between blanks (between tabs, if their names have
-            blanks). For code completion, Python source: what follows its end is guessed.
+        files: images, files of arrays or tables (.npz, .npy, .csv, .parquet, .feather, .pt, .safetensors), with labels or
+            without; or folders. The columns of a table are found by their names. For a model of sequences, texts, one sequence
+            a line: words, or items between blanks (between tabs, if their names have blanks). For code completion, Python
+            source: what follows its end is guessed.
     """
     from anyk.lab.files import refuse_to_overwrite
     from anyk.lab.prediction import predict
@@ -92,13 +97,16 @@ def command(
         batch_size=model.batch_size,
         backbone=data.backbone,
         label_column=data.label_column,
+        drop=data.drop,
+        missing=data.missing,
         device=model.device,
         unreadable=unreadable,
+        note=warn,
     )
-    first = list(itertools.islice(found, 1))
-    if output.out is not None and failed and not first:
-        return 1  # without a file that has no guesses and is in the way of the next one
-    found = itertools.chain(first, found)
+    first = next(found, None)
+    if first is None and failed and output.out is not None:
+        return 1  # an empty file would stand in the way of the next try
+    found = itertools.chain([] if first is None else [first], found)
     with _opened(output.out) as file:
         if output.json:
             _write_json(found, file)

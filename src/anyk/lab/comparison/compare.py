@@ -14,6 +14,7 @@ from anyk.lab.comparison.outcome import Comparison
 from anyk.lab.comparison.search import expected_runs, search
 from anyk.lab.comparison.snippet import code
 from anyk.lab.data import keep
+from anyk.lab.data.tables import Options
 from anyk.lab.errors import LabError
 from anyk.lab.progress import watched
 from anyk.lab.run.own_models import Maker, word_of
@@ -95,7 +96,8 @@ def compare(
 
     Args:
         data: what the command takes, a word or a path; arrays ``(X, y)`` or ``(X, y, X_test, y_test)``, or a mapping with
-            these names and perhaps ``classes`` and ``groups``; a torch Dataset of (example, label), or two: train and test.
+            these names and perhaps ``classes`` and ``groups``; a torch Dataset of (example, label), or two: train and test;
+            a DataFrame of pandas, with ``label_column=`` unless that is the last, or two.
         model: what the command takes; or a function of a module that is called with the shape of one example and the number
             of classes and returns an ``nn.Module``.
         losses: what to compare; softmax is always among them, and gce beside error losses.
@@ -123,7 +125,12 @@ def compare(
         given["out"] = str(out)
     config = ComparisonConfig.from_json(given, "compare")  # which may refuse it, before the data are written
     store = config.folder.with_name(f"{config.folder.name}-data") if out is not None else Path("anyk-runs") / "data"
-    config = config.replace(data=keep(data, store))
+    if not isinstance(data, (str, Path)):
+        settled = vars(Options())  # a table has been read
+        config = config.replace(data=keep(data, store, config.table_options), **settled)
+        given = {name: value for name, value in given.items() if name not in settled}
+    else:
+        config = config.replace(data=str(data))
     shown = [f"{name}={value!r}" for name, value in given.items() if name not in WITHOUT_EFFECT]
     return run(config, f"anyk.lab.compare({', '.join([repr(config.data), *shown])})")
 

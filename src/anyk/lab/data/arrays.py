@@ -11,9 +11,9 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import safetensors
@@ -24,6 +24,7 @@ from anyk.lab import files
 from anyk.lab.data import embeddings, images, labels, pickles, tables, untrusted
 from anyk.lab.data.sets import Dataset, Split, check_classes, with_statistics
 from anyk.lab.errors import LabError, first_line
+from anyk.lab.warn_once import warn_once
 
 SUFFIXES = (".npz", ".npy", *tables.SUFFIXES, ".p", ".pkl", ".pickle", ".pt", ".pth")
 """The files that `read` and `import_file` take."""
@@ -52,6 +53,10 @@ def import_file(
     classes_file: str | Path | None = None,
     test: str | Path | None = None,
     label_column: str | None = None,
+    drop: Iterable[str] = (),
+    categories: Iterable[str] = (),
+    missing: Literal["mean", "refuse"] = "mean",
+    row_numbers: bool = False,
     half: bool = False,
     force: bool = False,
     note: labels.Note | None = None,
@@ -59,13 +64,17 @@ def import_file(
     """Make an embedding set of an array file.
 
     Args:
-        source: .npz, .npy, .csv, .p or .pt; `name.npy` goes with `name_labels.npy`
+        source: .npz, .npy, .csv, .parquet, .feather, .p or .pt; `name.npy` goes with `name_labels.npy`
         more: the labels, where embeddings and labels are two .npy files
         out: the folder of the new set
         name: what to call it; None: like the file
         classes_file: the class names in the order of the labels, one on a line or a JSON list
         test: a file of the same form with the test examples
-        label_column: .csv: the column with the label; None: the last one
+        label_column: of a table, the column with the label; None: the last one
+        drop: of a table, columns to leave out
+        categories: of a table, columns of numbers that are categories, to be one-hot encoded as texts are
+        missing: of a table, what becomes of missing values: the mean of their column, or a refusal
+        row_numbers: of a table, whether columns that only count the rows are taken
         half: store float16
         force: replace a set that is there
         note: called with each remark about what was done to the data
@@ -75,7 +84,9 @@ def import_file(
     """
     embeddings.refuse_to_overwrite(Path(out), force)
     notes: list[str] = []
-    dataset = _load(Path(source), [Path(path) for path in more], name, classes_file, test, label_column, notes.append)
+    options = tables.Options(label_column, tuple(drop), tuple(categories), missing, row_numbers)
+    dataset = _load(Path(source), [Path(path) for path in more], name, classes_file, test, options, notes.append)
+    notes += dataset.remarks
     if dataset.kind == "images":
         raise LabError(f"{source} holds images, but import makes embedding sets: give the file itself to train or compare.")
     stored = dataset.train.parts[0].dtype
@@ -88,9 +99,20 @@ def import_file(
     return embeddings.write(out, dataset, dtype=torch.float16 if half else None, about=about, force=force)
 
 
-def read(source: str | Path) -> Dataset:
-    """An array file as a data set, in memory."""
-    dataset = _load(Path(source))
+def read(source: str | Path, options: tables.Options | None = None) -> Dataset:
+    """An array file as a data set, in memory.
+
+    Args:
+        source: the file
+        options: of a table, what its columns are
+    """
+    return finished(_load(Path(source), options=options or tables.Options()))
+
+
+def finished(dataset: Dataset) -> Dataset:
+    """A data set in memory with a digest of all its values; features as float16 or float32. Its remarks are told."""
+    for remark in dataset.remarks:
+        warn_once(remark)
     hashed = hashlib.sha256(json.dumps(dataset.classes).encode())
     splits = {}
     for split, examples in dataset.splits.items():
@@ -103,10 +125,18 @@ def read(source: str | Path) -> Dataset:
     if dataset.validation is not None:
         hashed.update(embeddings.digest(dataset.validation, dataset.name).encode())
     fingerprint = hashed.hexdigest()[:16]
-    return dataclasses.replace(dataset, train=splits["train"], test=splits.get("test"), fingerprint=fingerprint)
+    dataset = dataclasses.replace(dataset, train=splits["train"], test=splits.get("test"))
+    return dataclasses.replace(dataset, fingerprint=fingerprint, remarks=())
 
 
-def blocks(source: Path, shape: tuple[int, ...], rows: int, label_column: str | None = None) -> Iterator[Tensor]:
+def blocks(
+    source: Path,
+    shape: tuple[int, ...],
+    rows: int,
+    options: tables.Options | None = None,
+    schema: tables.Schema | None = None,
+    note: labels.Note = lambda _: None,
+) -> Iterator[Tensor]:
     """The examples of a file, with labels or without, in blocks of at most ``rows``.
 
     Args:
@@ -114,7 +144,9 @@ def blocks(source: Path, shape: tuple[int, ...], rows: int, label_column: str | 
             array of examples only
         shape: of one example
         rows: of a block
-        label_column: of a table: a column to leave out; None: where there is one more than the examples have, the last
+        options: of a table: what to leave out; by default the last column, where there is one more than the examples have
+        schema: the columns of the table that the model was trained on, which are then found by their names
+        note: called with remarks about what was done to the data
     """
     if not source.stat().st_size:
         raise LabError(f"{source} is empty: copy it or make it again.")
@@ -122,8 +154,9 @@ def blocks(source: Path, shape: tuple[int, ...], rows: int, label_column: str | 
     if suffix in tables.SUFFIXES and len(shape) != 1:
         raise LabError(f"{source} has rows of numbers, but the model takes examples of the shape {shape}.")
     if suffix in tables.SUFFIXES:
-        found = tables.blocks(source, shape[0], rows, label_column)
-    elif suffix == ".safetensors":
+        yield from tables.blocks(source, shape[0] if schema is None else schema, rows, options, note)
+        return
+    if suffix == ".safetensors":
         found = _safetensors_blocks(source, shape, rows)
     else:
         found = iter(torch.split(_find(source, shape), rows))
@@ -132,9 +165,10 @@ def blocks(source: Path, shape: tuple[int, ...], rows: int, label_column: str | 
         if len(shape) == 3:
             yield _fit(block, shape, source)
             continue
-        finite = block.float().isfinite().flatten(1).all(1)
+        finite = block.float().isfinite().flatten(1)
         if not bool(finite.all()):
-            raise LabError(f"{source} has a NaN or an infinite number in row {first + int((~finite).nonzero()[0])}.")
+            row, column = (~finite).nonzero()[0].tolist()
+            raise LabError(f"{source} has a NaN or an infinite number in row {first + row}, column {column} (from 0).")
         yield block
         first += len(block)
 
@@ -168,20 +202,33 @@ def _load(
     name: str | None = None,
     classes_file: str | Path | None = None,
     test: str | Path | None = None,
-    label_column: str | None = None,
+    options: tables.Options = tables.Options(),  # noqa: B008, it is frozen
     note: labels.Note = lambda _: None,
 ) -> Dataset:
-    pairs, names = _read_pairs(source, list(more), label_column, note)
+    found = _read_pairs(source, list(more), options, note)
+    pairs, names, remarks = found.pairs, found.names, found.remarks
     if test is not None:
         if "test" in pairs:
             raise LabError(f"{source} has test examples of its own: leave out {test}.")
-        pairs["test"] = _read_pairs(Path(test), [], label_column, note, is_test=True)[0]["train"]
+        tested = _read_pairs(Path(test), [], options, note, is_test=True, like=found.schema)
+        pairs["test"], remarks = tested.pairs["train"], [*remarks, *tested.remarks]
     if classes_file is not None:
         names = labels.read_names(Path(classes_file))
     if _are_images(pairs["train"].examples):
         shaped = {split: images.channels_first(pair.examples, f"{source} ({split})") for split, pair in pairs.items()}
         pairs = {split: pair._replace(examples=shaped[split]) for split, pair in pairs.items()}
-    return dataset_of(pairs, names, name or source.stem, {"train": str(source), "test": str(test or source)}, note)
+    dataset = dataset_of(pairs, names, name or source.stem, {"train": str(source), "test": str(test or source)}, note)
+    return dataclasses.replace(dataset, table=found.schema, remarks=tuple(remarks))
+
+
+class _Found(NamedTuple):
+    """What a file holds: "train" and perhaps "test" and "validation", the class names if it has them, and of a table the
+    columns and what was done to them."""
+
+    pairs: dict[str, Pair]
+    names: list[str] | None = None
+    schema: tables.Schema | None = None
+    remarks: Sequence[str] = ()
 
 
 def dataset_of(
@@ -226,29 +273,38 @@ def dataset_of(
 
 
 def _read_pairs(
-    source: Path, more: list[Path], label_column: str | None, note: labels.Note, is_test: bool = False
-) -> tuple[dict[str, Pair], list[str] | None]:
-    """Examples and labels for "train" and perhaps "test" and "validation", and the class names if the file has them."""
+    source: Path,
+    more: list[Path],
+    options: tables.Options,
+    note: labels.Note,
+    is_test: bool = False,
+    like: tables.Schema | None = None,
+) -> _Found:
     if not source.is_file():
         raise LabError(f"{source} is not a file: name a file that ends in {', '.join(SUFFIXES)}.")
     if not source.stat().st_size:
         raise LabError(f"{source} is empty: copy it or make it again.")
     if more and (source.suffix != ".npy" or len(more) > 1):
         raise LabError(f"{source} was given with {more[0]}: only a pair of .npy files takes two paths.")
-    if source.suffix in tables.SUFFIXES:
-        table = tables.read(source, label_column, is_test)
-        groups = None if table.groups is None else labels.group_numbers(table.groups, len(table.labels), source)
-        return {"train": Pair(table.examples, table.labels, groups)}, None
-    if label_column is not None:
-        raise LabError(f"{source} has no columns with names: a label column goes with a .csv file.")
+    if source.suffix.lower() in tables.SUFFIXES:
+        return found_in_table(tables.read(source, options, like, is_test=is_test), source)
+    if options != tables.Options():
+        kinds = ", ".join(tables.SUFFIXES)
+        raise LabError(f"{source} has no columns with names: a label column and the like go with a table ({kinds}).")
     if source.suffix == ".npy":
         beside = more[0] if more else source.with_name(f"{source.stem}_labels.npy")
         if not beside.is_file():
             raise LabError(f"{source} needs its labels: give a second .npy file, or name it {beside.name}.")
-        return {"train": _pair(_read_tree(source), _read_tree(beside), source)}, None
+        return _Found({"train": _pair(_read_tree(source), _read_tree(beside), source)})
     if source.suffix in SUFFIXES:
-        return _find_pairs(_read_tree(source), source, note)
+        return _Found(*_find_pairs(_read_tree(source), source, note))
     raise LabError(f"{source} is of no known kind: name a file that ends in {', '.join(SUFFIXES)}.")
+
+
+def found_in_table(table: tables.Labelled, source: str | Path) -> _Found:
+    """The rows of a table as examples to train with."""
+    groups = None if table.groups is None else labels.group_numbers(table.groups, len(table.labels), source)
+    return _Found({"train": Pair(table.examples, table.labels, groups)}, None, table.schema, table.remarks)
 
 
 # --- which array is what ----------------------------------------------------------------------------------------------

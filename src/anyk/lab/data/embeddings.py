@@ -14,6 +14,7 @@ which a set larger than the memory cannot have, and its writer wants them whole 
 """
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import json
@@ -34,6 +35,7 @@ from anyk.lab import files
 from anyk.lab.data.cache import remember_object
 from anyk.lab.data.mapped import MappedRows
 from anyk.lab.data.sets import Dataset, Split, check_classes
+from anyk.lab.data.tables import Schema
 from anyk.lab.errors import LabError, first_line
 
 _BLOCK_BYTES = 1 << 24
@@ -65,6 +67,7 @@ def read(folder: str | Path) -> Dataset:
         train=splits["train"],
         test=splits.get("test"),
         fingerprint=fingerprint,
+        table=_read_table(description.get("table"), splits["train"], folder / "dataset.json"),
     )
     check(dataset, {split: [str(path) for path in paths] for split, paths in found.items()})
     if len({part.dtype for examples in splits.values() for part in examples.parts}) > 1:
@@ -111,6 +114,8 @@ def write(
     refuse_to_overwrite(folder, force)
     check(dataset)
     description = {**(about or {}), "name": dataset.name, "classes": list(dataset.classes)}
+    if dataset.table is not None:
+        description["table"] = dataclasses.asdict(dataset.table)
     with _appears_whole(folder) as building:
         for split, examples in dataset.splits.items():
             with open(building / f"{split}.safetensors", "wb") as file:
@@ -232,6 +237,21 @@ def _read_description(path: Path) -> dict[str, Any]:
     return description
 
 
+def _read_table(described: Any, train: Split, path: Path) -> Schema | None:
+    """The columns of the table that a set was made of."""
+    if described is None:
+        return None
+    try:
+        schema = Schema.from_json(described)
+    except ValueError as error:
+        raise LabError(f"{path} cannot be used ({error}): make the set again.") from None
+    if train.shape != (schema.width,):
+        raise LabError(
+            f"{path} describes a table of {schema.width} features, but train has {tuple(train.shape)}: make the set again."
+        )
+    return schema
+
+
 def _files(folder: Path, description: Mapping[str, Any]) -> dict[str, list[Path]]:
     """The files of each split in sorted order: those that the description lists, or all that there are."""
     if "files" in description:
@@ -330,9 +350,9 @@ def _is_finite(block: Tensor) -> bool:
 
 
 def _raise_not_finite(block: Tensor, first: int, source: str) -> None:
-    row = int((~block.isfinite()).flatten(1).any(1).nonzero()[0])
-    value = block[row][~block[row].isfinite()][0].item()
-    raise LabError(f"embeddings in {source} have the value {value} in row {first + row}: remove such rows or embed them again.")
+    row, *place = (~block.isfinite()).nonzero()[0].tolist()
+    value, column = block[(row, *place)].item(), f", column {place[0]}" if place else ""
+    raise LabError(f"{source} has the value {value} in row {first + row}{column} (from 0): fill it in, or remove such rows.")
 
 
 @contextlib.contextmanager

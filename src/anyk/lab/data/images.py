@@ -46,20 +46,29 @@ def read_image(path: str | Path, draft: tuple[int, int] | None = None) -> Image.
         if pixels > _FREE_PIXELS:
             bytes_of_one = 1 if file.mode in ("1", "L", "P") else 4
             untrusted.refuse_bomb(path, Path(path).stat().st_size, pixels * bytes_of_one)
-        ImageOps.exif_transpose(file, in_place=True)  # a large image is not copied
-        image: Image.Image = file
-        if image.mode.startswith("I"):  # 16 bits of gray, which Pillow would clip
-            image = image.point(lambda value: value * (1 / 256)).convert("L")
-        if "transparency" in image.info or "A" in image.getbands():
-            image = image if image.mode == "RGBA" else image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        image.load()
-        return image if image.mode == "RGB" else image.convert("RGB")
+        return upright(file)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """An image of Pillow as RGB: upright, transparent parts white, 16 bits of gray reduced to 8. It is changed where it can."""
+    ImageOps.exif_transpose(image, in_place=True)  # a large image is not copied
+    if image.mode.startswith("I"):  # 16 bits of gray, which Pillow would clip
+        image = image.point(lambda value: value * (1 / 256)).convert("L")
+    if "transparency" in image.info or "A" in image.getbands():
+        image = image if image.mode == "RGBA" else image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image.load()
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def read_pixels(path: str | Path, size: int = SIZE) -> Tensor:
     """An image file as (3, size, size) uint8: the image resized to fit, and its middle."""
-    image = ImageOps.fit(read_image(path, (2 * size, 2 * size)), (size, size), Image.Resampling.BICUBIC)
+    return fitted(read_image(path, (2 * size, 2 * size)), size)
+
+
+def fitted(image: Image.Image, size: int) -> Tensor:
+    """An RGB image of Pillow as (3, size, size) uint8: resized to fit, and its middle."""
+    image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
     return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(size, size, 3).permute(2, 0, 1)
 
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from anyk.lab import files
+from anyk.lab.data import tables
 from anyk.lab.data.sets import Dataset
 from anyk.lab.errors import LabError
+from anyk.lab.warn_once import warn_once
 
 IMAGES = "images.safetensors"
 """The file of kept images. Features are kept as an embedding set."""
@@ -21,7 +23,7 @@ _KEYS = ("X", "y", "X_test", "y_test", "train", "test", "classes", "groups", "gr
 _MOST_CHANNELS = 4
 
 
-def keep(data: Any, folder: str | Path) -> str:
+def keep(data: Any, folder: str | Path, options: tables.Options | None = None) -> str:
     """The word for ``Setting.data`` that names these data: files in ``folder`` that hold what was in memory.
 
     The files are named by their content. The same data again are not written again; other data get files of their own.
@@ -35,16 +37,26 @@ def keep(data: Any, folder: str | Path) -> str:
               ``groups_test`` (what belongs together has one value), ``name``
             - a map-style torch Dataset of (example, label), read once; or two of them, train and test; or a mapping with
               ``train`` and perhaps ``test``, ``classes``, ``groups``, ``groups_test``, ``name``
+            - a DataFrame of pandas, or another table that shows its columns as Arrow does, with the labels in a column of its
+              own; or two of them, train and test; or a mapping with ``train`` and perhaps ``test``, ``classes``, ``name``
 
             Images are uint8, (N, channels, height, width) or (N, height, width, channels), or numbers from 0 to 1 that are
             whole 255ths; features are (N, d) numbers.
         folder: where to put the files; made where it is not there.
+        options: of a table, what its columns are; by default the last has the labels.
     """
     if isinstance(data, (str, Path)):
         return str(data)
     from anyk.lab.data import cache, embeddings
 
-    dataset = _dataset(_named(data))
+    options = options or tables.Options()
+    named = _named(data)
+    if _is_frame(named["train"]):
+        dataset = _of_frames(named, options)
+    elif options == tables.Options():
+        dataset = _dataset(named)
+    else:
+        raise LabError("label_column and the like are for a table, but data has no columns with names: leave them out.")
     dataset = dataclasses.replace(dataset, fingerprint=cache.fingerprint(dataset))
     place = Path(folder) / f"{files.slug(dataset.name)}-{dataset.fingerprint[:12]}"
     if dataset.kind == "embeddings":
@@ -84,15 +96,44 @@ def _named(data: Any) -> dict[str, Any]:
         if "train" not in named or any(key in named for key in ("X", "y", "X_test", "y_test")):
             raise LabError(f"data should have X and y, or train; it has {', '.join(data) or 'nothing'}.")
         return named
-    if _is_dataset(data):
+    if _is_dataset(data) or _is_frame(data):
         return {"train": data}
     if isinstance(data, (list, tuple)) and len(data) == 4:
         return {"train": tuple(data[:2]), "test": tuple(data[2:])}
     if isinstance(data, (list, tuple)) and len(data) == 2:
-        both = all(_is_dataset(item) or _is_pair(item) for item in data)
+        both = all(_is_dataset(item) or _is_pair(item) or _is_frame(item) for item in data)
         return {"train": data[0], "test": data[1]} if both else {"train": tuple(data)}
     kind = f"{type(data).__name__} of {len(data)}" if isinstance(data, (list, tuple)) else type(data).__name__
-    raise LabError(f"data should be a path, (X, y), (X, y, X_test, y_test), a mapping or a torch Dataset, but is a {kind}.")
+    raise LabError(
+        f"data should be a path, (X, y), (X, y, X_test, y_test), a mapping, a DataFrame or a torch Dataset, but is a {kind}."
+    )
+
+
+def _is_frame(value: Any) -> bool:
+    """Whether it is a table: a DataFrame of pandas, or what shows several columns as Arrow does."""
+    return hasattr(value, "columns") and (hasattr(value, "__arrow_c_stream__") or hasattr(value, "iloc"))
+
+
+def _of_frames(named: Mapping[str, Any], options: tables.Options) -> Dataset:
+    from anyk.lab.data import arrays
+
+    for key in ("groups", "groups_test"):
+        if key in named:
+            raise LabError(f"data has {key} beside a table: give its rows a column {tables.GROUPS!r} instead.")
+    found = arrays.found_in_table(tables.read(tables.Frame.of(named["train"], "data"), options), "data")
+    pairs, remarks = found.pairs, list(found.remarks)
+    if "test" in named:
+        if not _is_frame(named["test"]):
+            raise LabError(f"test of data should be a table as train is, but is a {type(named['test']).__name__}.")
+        frame = tables.Frame.of(named["test"], "test of data")
+        tested = arrays.found_in_table(tables.read(frame, options, found.schema), "test of data")
+        pairs["test"], remarks = tested.pairs["train"], [*remarks, *tested.remarks]
+    for remark in remarks:
+        warn_once(remark)
+    names = [str(name) for name in named["classes"]] if "classes" in named else None
+    name = str(named.get("name") or "table")
+    dataset = arrays.dataset_of(pairs, names, name, {"train": "data", "test": "test of data"}, lambda _: None)
+    return dataclasses.replace(dataset, table=found.schema)
 
 
 def _is_dataset(value: Any) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from anyk.lab import files
 from anyk.lab.data import cache as caches
-from anyk.lab.data import tokens
+from anyk.lab.data import tables, tokens
 from anyk.lab.data.sets import Dataset
 from anyk.lab.errors import LabError
 
@@ -55,6 +55,52 @@ def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.
         return of_items(path.stem, corpus, lambda: list(map(str, range(len(corpus)))), split, shares, remarks)
 
     return remembered("sequences", [path], build, split, *([shares] if split == "lines" else []))
+
+
+def load_log(path: Path, log: tables.Log | None, split: str = "auto", shares: tuple[float, float] = (0.1, 0.2)) -> Dataset:
+    """The sequences of a log in a table, a row for each event: the items of each user in the order of the times.
+
+    Args:
+        path: the file.
+        log: which columns are the user, the item and the order.
+        split: as for :func:`load`, with the users as the lines.
+        shares: of the users, for validation and the test.
+    """
+    if not path.is_file():
+        raise LabError(
+            f"{path} {'is a folder' if path.is_dir() else 'does not exist'}: sequences:FILE wants a text file or a log."
+        )
+    if not path.stat().st_size:
+        raise LabError(f"{path} is empty: copy it or make it again.")
+    if log is None:
+        titles = ", ".join(map(files.shortened, tables.titles(path)[:20]))
+        raise LabError(
+            f"{path} is a table ({titles}): name the columns that make the sequences, --user COLUMN --item COLUMN --order "
+            "COLUMN, or give a text file of another suffix, one sequence on each line."
+        )
+    if split == "lines":
+        check_shares(shares)
+
+    def build() -> Dataset:
+        users, found = tables.sequences(path, log)
+        corpus = tokens.Corpus()
+        for items in found:
+            corpus.add(items)
+        if len(corpus.vocabulary) == 1:
+            only = files.shortened(next(iter(corpus.vocabulary)))
+            raise LabError(f"{path} has one kind of item only in column {log.item!r}, {only!r}: there is nothing to guess.")
+        longest = max(map(len, found))
+        if split != "lines" and longest < 3:
+            raise LabError(
+                f"no user of {path} has three items, but the last is for the test and the one before it for validation: "
+                f"is {log.user!r} the column of the users? ({len(users):,} of them have at most {longest} each)"
+            )
+        remarks = (
+            [] if log.order is not None else ["The items of each user are in the order of the rows: --order was not given."]
+        )
+        return of_items(path.stem, corpus, lambda: users, split, shares, remarks)
+
+    return remembered("log", [path], build, tuple(log), split, *([shares] if split == "lines" else []))
 
 
 def load_words(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.2)) -> Dataset:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from anyk.lab.data.mapped import MappedRows
+from anyk.lab.data.tables import Schema
 from anyk.lab.errors import LabError
 
 Kind = Literal["embeddings", "images", "sequences"]
@@ -114,6 +115,8 @@ class Dataset:
     """what a reader of the results should know of the data, in sentences"""
     tokens: Tokens = ""
     """of sequences, what their tokens are"""
+    table: Schema | None = None
+    """of features that were a table, its columns"""
 
     @property
     def splits(self) -> dict[str, Split]:

@@ -27,7 +27,8 @@ AnySetting = TypeVar("AnySetting", bound=Setting)
 
 def read_data(setting: Setting) -> Dataset:
     """The data set of a setting."""
-    return load(setting.data, setting.image_size, setting.split, (setting.validation, setting.test))
+    columns, log = setting.table_options, setting.log_columns
+    return load(setting.data, setting.image_size, setting.split, (setting.validation, setting.test), columns, log)
 
 
 def divide(dataset: Dataset, setting: Setting) -> Parts:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Self
 import tyro
 
 from anyk import p_k as p_ks
+from anyk.lab.data.tables import Log, Options
 from anyk.lab.did_you_mean import nearest
 from anyk.lab.errors import LabError
 from anyk.lab.run import loss_names, own_models
@@ -32,7 +33,7 @@ class DataFields:
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]")] = "glyphs"
     """completion, completion:CLASSES, glyphs, glyphs:CLASSES, cifar100, cifar100:PATH, sequences:FILE, movielens:PATH,
-    words:PATH, a folder of embeddings, a folder of images, or an array file"""
+    words:PATH, hf:PATH, a folder of embeddings, a folder of images, a table or an array file"""
     validation: float = 0.1
     """fraction of the training examples kept for validation, stratified, where the data bring none of their own"""
     test: float = 0.2
@@ -50,6 +51,22 @@ class DataFields:
     """height and width that images are resized to; 0: 32 for a folder of images, others as the data have them"""
     standardize: bool = True
     """features of embeddings and tables: subtract the mean and divide by the standard deviation of the training part"""
+    label_column: str | None = None
+    """tables: the column with the label; none: the last one"""
+    drop: tuple[str, ...] = ()
+    """tables: columns to leave out"""
+    categories: tuple[str, ...] = ()
+    """tables: columns of numbers that are categories, to be one-hot encoded as texts are"""
+    missing: Literal["mean", "refuse"] = "mean"
+    """tables: what becomes of missing values: mean fills a number with the mean of its column and a text with no category"""
+    row_numbers: bool = False
+    """tables: take columns that only count the rows, as the index of pandas does"""
+    user: str | None = None
+    """sequences:LOG.csv: the column of the users, each of whom has a sequence"""
+    item: str | None = None
+    """sequences:LOG.csv: the column of the items"""
+    order: str | None = None
+    """sequences:LOG.csv: the column that orders the items of a user, numbers or times; none: the order of the rows"""
 
 
 @dataclass(frozen=True)
@@ -200,6 +217,15 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
         for name, ks in (("measure", self.measure), ("ks", self.ks)):
             if any(k < 1 for k in ks):
                 raise LabError(f"{name} should be k of at least 1, but is {list(ks)}.")
+        if (self.user is None) != (self.item is None) or (self.order is not None and self.user is None):
+            given = [
+                f"{name} {value!r}"
+                for name, value in (("user", self.user), ("item", self.item), ("order", self.order))
+                if value
+            ]
+            raise LabError(
+                f"user and item should both be given for a log, order too if there is one; given was {', '.join(given)}."
+            )
         loss_names.check_swap(self.swap)
         if self.model != "auto" and not own_models.is_word(self.model):
             known = ", ".join(("auto", *own_models.BUILT_IN))
@@ -229,6 +255,16 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
             window = self.shuffle_window or values["shuffle_window"]
             values["shuffle_block"] = max(1, min(BLOCK_BYTES // example_bytes, window // classes))
         return self.replace(**{name: value for name, value in values.items() if _open(name, getattr(self, name))})
+
+    @property
+    def table_options(self) -> Options:
+        """How a table is read."""
+        return Options(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Options)})
+
+    @property
+    def log_columns(self) -> Log | None:
+        """Which columns of a log are what."""
+        return None if self.user is None or self.item is None else Log(self.user, self.item, self.order)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""

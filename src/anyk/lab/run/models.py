@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from anyk import checks
-from anyk.lab.data import Dataset
+from anyk.lab.data import Dataset, tables
 from anyk.lab.data.sets import Tokens
+from anyk.lab.data.tables import Schema
 from anyk.lab.errors import LabError
 from anyk.lab.run import own_models, sequence_models
 from anyk.lab.run.config import LARGEST_IMAGE, LONGEST_CONTEXT, Setting, accept, describe
 from anyk.lab.run.own_models import BUILT_IN, SEQUENCE_MODELS, Maker
 from anyk.lab.run.run_folder import read_tensors
+from anyk.lab.warn_once import warn_once
 
 #: of the description in a model's file
 FORMAT = 3
@@ -55,6 +57,8 @@ class Plan:
     tied: bool = False
     mask_seen: bool = False
     """whether tokens that a sequence has had before are excluded from the guesses"""
+    table: Schema | None = None
+    """of features that were a table, its columns"""
 
     @classmethod
     def of(cls, config: Setting, dataset: Dataset) -> "Plan":
@@ -76,7 +80,8 @@ class Plan:
                 size = f"{shape[1]} x {shape[2]}"
                 raise LabError(f"model {name} needs images of at least 8 x 8 pixels, but {dataset.name} has {size}.")
         of_data: dict[str, Any] = {
-            field: getattr(dataset, field) for field in ("classes", "mean", "std", "feature_mean", "feature_std", "tokens")
+            field: getattr(dataset, field)
+            for field in ("classes", "mean", "std", "feature_mean", "feature_std", "tokens", "table")
         }
         of_tokens = ("embedding", "layers", "heads", "tied", "mask_seen") if tokens else ()
         of_model = {field: getattr(config, field) for field in ("model", "hidden", "width", *of_tokens)}
@@ -95,6 +100,8 @@ class Plan:
     def from_json(cls, fields: Mapping[str, Any]) -> "Plan":
         """What :meth:`to_json` gave, or a ValueError that says what is wrong with it."""
         types = typing.get_type_hints(cls)
+        if fields.get("format") == FORMAT:
+            fields = {"table": None, **fields}  # files of before have none
         if fields.get("format") != FORMAT or fields.keys() != {"format", *types}:
             raise ValueError("it does not say what model it is of, as files of this version of anyk do")
 
@@ -102,8 +109,10 @@ class Plan:
             if not fine:
                 raise ValueError(f"{name} should be {expected}, but is {reprlib.repr(fields[name])}")
 
-        values = {}
+        values: dict[str, Any] = {"table": None if fields["table"] is None else Schema.from_json(fields["table"])}
         for name, kind in types.items():
+            if name in values:
+                continue
             accepted, values[name] = accept(fields[name], kind)
             refuse_unless(accepted, name, describe(kind))
         plan = cls(**values)
@@ -124,6 +133,8 @@ class Plan:
         # Not every model has weights for each pixel or place, which would show that the shape is wrong.
         refuse_unless(not plan.tokens or shape[0] <= LONGEST_CONTEXT, "shape", f"at most {LONGEST_CONTEXT}")
         images = len(shape) == 3
+        if plan.table is not None and (plan.tokens or shape != (plan.table.width,)):
+            raise ValueError(f"its table has {plan.table.width} features, but the shape is {reprlib.repr(list(shape))}")
         fine = not images or shape[1] * shape[2] <= LARGEST_IMAGE**2
         refuse_unless(fine, "shape", f"of at most {LARGEST_IMAGE} x {LARGEST_IMAGE} pixels")
         for name in ("mean", "std", "feature_mean", "feature_std"):
@@ -261,6 +272,17 @@ class Classifier(nn.Module):
             last = [self._numbers.get(token, other) for token in sequence[-length:]]
             row[length - len(last) :] = torch.tensor(last, dtype=torch.int64)
         return rows
+
+    def features(self, table: Any) -> Tensor:
+        """The rows of a table as the model takes them: (N, features), float32. Columns are found by their names.
+
+        Args:
+            table: the path of a file, a DataFrame of pandas, or a table of pyarrow.
+        """
+        if self.plan.table is None:
+            raise ValueError("table: expected a model that was trained on a table with titles, got one that knows no columns")
+        source = Path(table) if isinstance(table, (str, Path)) else tables.Frame.of(table, "table")
+        return torch.cat(list(tables.blocks(source, self.plan.table, 1 << 16, note=warn_once)))
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
