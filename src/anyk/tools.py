@@ -175,7 +175,7 @@ def soft_quantile(
         checks.between("q", q, 0, 1)
     real = real_mask(rows)
     number: Any = rows.shape[-1] if real is None else real.sum(-1).to(checks.working_dtype(rows))
-    k = (1 - q) * number
+    k = number - q * number  # not (1 - q) number: 1 - 0.9 is not a tenth, and k would miss its integer
     return _operator(operator, temperature).threshold(rows, k).to(scores.dtype)
 
 
@@ -316,19 +316,18 @@ def sample_k_subset(
     operator = _operator(operator, 1.0)
     rows = _rows(scores, dim, where, True)
     k = checks.count("k", k, 0, rows.shape[-1], "n")
+    kind = KSubset(temperature)
     if method == "gumbel":
         # not empty_like: what is drawn must not depend on how the scores lie in memory
         noise = torch.empty(rows.shape, dtype=checks.working_dtype(rows), device=rows.device)
         noise = -noise.exponential_(generator=generator).log()
-        learned = _operator("ksubset", temperature).temperature
-        perturbed = rows.to(noise.dtype) / learned + noise
+        perturbed = kind._relative(rows.to(noise.dtype), torch.zeros_like(noise)) + noise
         sample = soft_topk(perturbed, k, operator, hard=True)
-        return sample.to(scores.dtype).movedim(-1, dim)
-    kind = KSubset(temperature)
+        return _moved(sample.to(scores.dtype), -1, dim)
     mask = kind.mask(rows, k)
     with torch.no_grad():
         drawn = kind.draw(rows, k, generator).to(mask.dtype)
-    return (drawn + (mask - mask.detach())).to(scores.dtype).movedim(-1, dim)
+    return _moved((drawn + (mask - mask.detach())).to(scores.dtype), -1, dim)
 
 
 def _operator(operator: Operator | str, temperature: float | Tensor) -> Operator:
