@@ -33,3 +33,64 @@ def test_the_first_dimension_of_a_matrix(call):
     (by_columns * weights).sum().backward()
     (by_rows * weights.t()).sum().backward()
     torch.testing.assert_close(columns.grad, rows.grad.t())
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_quantiles_beside_infinity(backend):
+    scores = torch.tensor([1.0, INF, 3.0, 2.0], requires_grad=True)
+    with anyk.backend(backend):
+        for q in (0.75, 0.8, 1.0):
+            assert anyk.soft_quantile(scores, q) == INF
+        finite = anyk.soft_quantile(scores, 0.6)  # F(inf) = 1, and the other three have 0.6
+    others = torch.tensor([1.0, 3.0, 2.0])
+    torch.testing.assert_close(finite, (others.exp().sum() / 1.2).log())
+    (slope,) = torch.autograd.grad(finite, scores)
+    torch.testing.assert_close(slope[[0, 2, 3]], others.softmax(-1))
+    assert slope[1] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("q", [0.1, 0.3, 0.6, 0.7, 0.9])
+def test_quantiles_between_two_scores(dtype, q):
+    """1 - q is rounded: what is left must still be an integer number of scores."""
+    scores = torch.arange(10, dtype=dtype)
+    expected = np.quantile(scores.numpy(), q, method="averaged_inverted_cdf")
+    for share in (q, torch.tensor(q, dtype=dtype)):
+        assert anyk.soft_quantile(scores, share, temperature=0.001).item() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["exact", "gumbel"])
+def test_samples_with_a_temperature_of_any_shape(method):
+    scores = scores_of(5)
+    for temperature in (torch.ones(1, 1), torch.ones(1, dtype=torch.float64)):
+        sample = anyk.sample_k_subset(scores, 2, temperature=temperature, method=method)
+        assert sample.shape == scores.shape
+        assert sample.dtype == scores.dtype
+
+
+@pytest.mark.parametrize("operator", ["lapsum", "permutahedron", "ksubset", "sinkhorn", "splitter"])
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_nan_reaches_padding_as_well(operator, backend):
+    scores = torch.tensor([[0.5, -INF, float("nan"), 1.0], [0.5, -INF, 2.0, 1.0]])
+    with anyk.backend(backend):
+        for k in (0, 2, 4):
+            mask = anyk.soft_topk(scores, k, operator)
+            assert mask[0].isnan().all()
+            assert mask[1].isfinite().all()
+
+
+@pytest.mark.parametrize("operator", ["lapsum", "permutahedron", "ksubset", "sinkhorn", "splitter"])
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_nothing_and_everything_of_scores_whose_sum_overflows(operator, backend):
+    scores = torch.tensor([-3e38, -3e38, 1.0])
+    with anyk.backend(backend):
+        assert torch.equal(anyk.soft_topk(scores, 0, operator), torch.zeros(3))
+        assert torch.equal(anyk.soft_topk(scores, 3, operator), torch.ones(3))
+
+
+@pytest.mark.parametrize("operator", ["permutahedron", "sinkhorn", "splitter", "softsort", "neuralsort"])
+def test_sorts_keep_their_digits_under_autocast(operator):
+    scores = scores_of(3, 8)
+    expected = anyk.soft_sort(scores, operator)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(anyk.soft_sort(scores, operator), expected)

@@ -28,6 +28,16 @@ def plain_gradients(
     with torch.enable_grad():
         # views: where one input was computed from another, the gradient by that one must not run through this one as well
         views = [tensor.view_as(tensor) for tensor in inputs]
-        wanted = [tensor for tensor in views if tensor.requires_grad]
-        found = iter(torch.autograd.grad(plain(*views), wanted, gradients, create_graph=True))
-    return tuple(next(found) if tensor.requires_grad else None for tensor in inputs)
+        return wanted_gradients(plain(*views), views, gradients)
+
+
+def wanted_gradients(
+    results: Tensor | tuple[Tensor, ...],
+    inputs: Sequence[Tensor | None],
+    gradients: Tensor | Sequence[Tensor],
+    create_graph: bool = True,
+) -> tuple[Tensor | None, ...]:
+    """``torch.autograd.grad`` by the inputs that need a gradient; None for the others."""
+    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+    found = iter(torch.autograd.grad(results, wanted, gradients, create_graph=create_graph))
+    return tuple(next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from anyk import checks
+from anyk import autograd, checks
 from anyk.candidates import real_mask
 from anyk.operators import KSubset, Operator, by_name
 from anyk.registry import NETWORKS, OPERATORS
@@ -175,7 +175,7 @@ def soft_quantile(
         checks.between("q", q, 0, 1)
     real = real_mask(rows)
     number: Any = rows.shape[-1] if real is None else real.sum(-1).to(checks.working_dtype(rows))
-    k = (1 - q) * number
+    k = number - q * number  # not (1 - q) number: 1 - 0.9 is not a tenth, and k would miss its integer
     return _operator(operator, temperature).threshold(rows, k).to(scores.dtype)
 
 
@@ -252,24 +252,28 @@ class _Select(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         k, again = ctx.k, torch.is_grad_enabled()
-        with torch.enable_grad():
-            # views: scores are computed from the values as a rule, and the gradient by these must not run through the scores
-            saved: list[Any] = [None if tensor is None else tensor.view_as(tensor) for tensor in ctx.saved_tensors]
-        values, scores, temperature = saved
-        operator = ctx.operator if temperature is None else ctx.operator.at(temperature)
-        inputs = [tensor for tensor in saved if tensor is not None and tensor.requires_grad]
+        values, scores, temperature = ctx.saved_tensors
         n, d = values.shape[-2:]
         number = scores[..., 0].numel()
         chunk = max(1, number if again else min(number, _MOST_NUMBERS // (k * n)))
-        totals: list[Tensor | None] = [None] * len(inputs)
+        found: list[Any] = []
         for start in range(0, max(number, 1), chunk):
             part = slice(start, start + chunk)
             with torch.enable_grad():
-                soft = operator(scores.reshape(-1, n)[part], k).to(values.dtype) @ values.reshape(-1, n, d)[part]
-                found = torch.autograd.grad(soft, inputs, gradient.reshape(-1, k, d)[part], create_graph=again)
-            totals = [one if total is None else total + one for total, one in zip(totals, found, strict=True)]
-        result = iter(totals)
-        return *(next(result) if tensor is not None and tensor.requires_grad else None for tensor in saved), None, None
+                # views, by which the gradient is: that by the values does not run through scores that were made from them
+                some = values.reshape(-1, n, d)[part], scores.reshape(-1, n)[part]
+                learned = None if temperature is None else temperature.view_as(temperature)
+                operator = ctx.operator if learned is None else ctx.operator.at(learned)
+                soft = operator(some[1], k).to(values.dtype) @ some[0]
+                found.append(autograd.wanted_gradients(soft, (*some, learned), gradient.reshape(-1, k, d)[part], again))
+        of_values, of_scores, of_temperature = zip(*found, strict=True)
+        return (
+            None if of_values[0] is None else torch.cat(of_values).reshape(values.shape),
+            None if of_scores[0] is None else torch.cat(of_scores).reshape(scores.shape),
+            None if of_temperature[0] is None else sum(of_temperature),
+            None,
+            None,
+        )
 
 
 def sample_k_subset(
@@ -316,19 +320,18 @@ def sample_k_subset(
     operator = _operator(operator, 1.0)
     rows = _rows(scores, dim, where, True)
     k = checks.count("k", k, 0, rows.shape[-1], "n")
+    kind = KSubset(temperature)
     if method == "gumbel":
         # not empty_like: what is drawn must not depend on how the scores lie in memory
         noise = torch.empty(rows.shape, dtype=checks.working_dtype(rows), device=rows.device)
         noise = -noise.exponential_(generator=generator).log()
-        learned = _operator("ksubset", temperature).temperature
-        perturbed = rows.to(noise.dtype) / learned + noise
+        perturbed = kind._relative(rows.to(noise.dtype), torch.zeros_like(noise)) + noise
         sample = soft_topk(perturbed, k, operator, hard=True)
-        return sample.to(scores.dtype).movedim(-1, dim)
-    kind = KSubset(temperature)
+        return _moved(sample.to(scores.dtype), -1, dim)
     mask = kind.mask(rows, k)
     with torch.no_grad():
         drawn = kind.draw(rows, k, generator).to(mask.dtype)
-    return (drawn + (mask - mask.detach())).to(scores.dtype).movedim(-1, dim)
+    return _moved((drawn + (mask - mask.detach())).to(scores.dtype), -1, dim)
 
 
 def _operator(operator: Operator | str, temperature: float | Tensor) -> Operator:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anyk import _compat, checks
+from anyk import _compat, autograd, checks
 from anyk.conventions import Conventions
 from anyk.kernels import abi
 from anyk.kernels.loss_description import Description, OperatorDescription
@@ -258,10 +258,8 @@ class _Loss(torch.autograd.Function):
         prepared, plain, kept, grad_cross_entropy = ctx.call
         if torch.is_grad_enabled() or not checks.eager(incoming):
             given = (scores,) if cross_entropy is None else (scores, cross_entropy)
-            wanted = [tensor for tensor in given if tensor.requires_grad]
             with torch.enable_grad():
-                found = iter(torch.autograd.grad(plain(*given), wanted, incoming, create_graph=True))
-            gradients = [next(found) if tensor.requires_grad else None for tensor in given]
+                gradients = autograd.wanted_gradients(plain(*given), given, incoming)
             return gradients[0], gradients[1] if len(given) > 1 else None, None
         gradient = _backward(prepared, scores if read is None else read, kept, incoming)
         return gradient, None if grad_cross_entropy is None else grad_cross_entropy * incoming, None
@@ -301,10 +299,8 @@ def best(scores: Tensor, m: int) -> Tensor | None:
 
 def _by_plain(plain: Callable[[], Tensor], inputs: tuple[Tensor | None, ...], incoming: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients by the plain code, which has further derivatives; None for what needs none."""
-    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
     with torch.enable_grad():
-        found = iter(torch.autograd.grad(plain(), wanted, incoming, create_graph=True))
-    return tuple(next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs)
+        return autograd.wanted_gradients(plain(), inputs, incoming)
 
 
 def mask(

@@ -216,14 +216,13 @@ class Operator(nn.Module, ABC):
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         scores = scores.clamp(max=torch.finfo(scores.dtype).max)  # +inf is a score, too; the difference of two is not
         real = real_mask(scores)
-        if isinstance(k, int) and k in (0, scores.shape[-1]):
-            everything = torch.zeros_like(scores) if k == 0 else torch.ones_like(scores)
-            if real is not None:
-                everything = everything.masked_fill(~real, 0)
-            mask = everything + _nothing(scores, real)
-        else:
-            mask = self._mask(scores, real, k)
-        return (mask if real is None else mask.masked_fill(~real, 0)).to(dtype)
+        trivial = isinstance(k, int) and k in (0, scores.shape[-1])
+        mask = torch.full_like(scores, float(k > 0)) if trivial else self._mask(scores, real, k)
+        if real is not None:
+            mask = mask.masked_fill(~real, 0)
+        if trivial or real is not None:
+            mask = mask + _nothing(scores, real)
+        return mask.to(dtype)
 
     def ranks(self, scores: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
         """The rank of each entry, 1 is the largest. See :func:`anyk.soft_rank`. Padding (-inf) comes after all others."""
@@ -243,9 +242,8 @@ class Operator(nn.Module, ABC):
 
     def _plain_ranks(self, scores: Tensor) -> Tensor:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        scores = scores.clamp(
-            max=torch.finfo(scores.dtype).max ** 0.9
-        )  # +inf is a score, too; over a small temperature as well
+        # +inf is a score, too; over a small temperature as well
+        scores = scores.clamp(max=torch.finfo(scores.dtype).max ** 0.9)
         real = real_mask(scores)
         ranks = self._ranks(scores, real).to(scores.dtype)
         if real is None:
@@ -397,7 +395,8 @@ def has(kind: type[Operator], what: str) -> bool:
 
 def _nothing(scores: Tensor, real: Tensor | None) -> Tensor:
     """0 with a graph; NaN for rows with a NaN."""
-    return 0 * (scores if real is None else scores.masked_fill(~real, 0)).sum(-1, keepdim=True)
+    # not 0 times the sum, which may overflow
+    return (0 * (scores if real is None else scores.masked_fill(~real, 0))).sum(-1, keepdim=True)
 
 
 def expected_sort(operator: Operator, scores: Tensor, real: Tensor | None) -> Tensor:
@@ -410,4 +409,4 @@ def expected_scores(matrix: Tensor, scores: Tensor, real: Tensor | None) -> Tens
     matrix = matrix.to(scores.dtype)
     if real is not None:
         matrix, scores = matrix.masked_fill(~real[..., None, :], 0), scores.masked_fill(~real, 0)
-    return (matrix @ scores[..., None]).squeeze(-1)
+    return (matrix * scores[..., None, :]).sum(-1)  # not @, which autocast would do in half precision

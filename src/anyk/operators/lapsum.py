@@ -55,7 +55,8 @@ class LapSum(Operator, name="lapsum"):
             return found.squeeze(-1)
         first = scores.amax(-1, keepdim=True)
         last = (scores if real is None else scores.masked_fill(~real, torch.inf)).amin(-1, keepdim=True)
-        return torch.where(inside, found, torch.where(solved > 0, first, last)).squeeze(-1)
+        # NaN is that of the row, or of +inf at the threshold: then both have it
+        return torch.where(inside, found, torch.where(solved < 0, last, first)).squeeze(-1)
 
     def _ranks(self, scores: Tensor, real: Tensor | None) -> Tensor:
         ordered, present, order = in_order(scores if real is None else scores.masked_fill(~real, 0), real)
@@ -190,9 +191,8 @@ def laplace_threshold(
         least = most = k
     else:
         least, most = (int(k.detach().min()), math.ceil(k.detach().max())) if checks.readable(k) and k.numel() else (0, n)
-    if (
-        real is None and 2 * least > n
-    ):  # few are left out: the threshold of the scores turned round, which lies among the lowest
+    if real is None and 2 * least > n:
+        # few are left out: the threshold of the scores turned round, which lies among the lowest
         relative, left_out, found, reference = laplace_threshold(operator, -scores, None, n - k)
         return -relative, n - left_out, -found, -reference
     rest = None
@@ -238,8 +238,8 @@ def _solve_threshold(best: Tensor, rest: Tensor | None, k: Tensor, number: Tenso
     above = (passed <= k).sum(-1, keepdim=True)
     # the two sums again, each from the score next to b: exact, however far apart the scores are
     is_above = place <= above
-    lowest = best.gather(-1, (above - 1).clamp(min=0)).clamp(min=-1e300)
-    highest = best.gather(-1, above.clamp(max=m - 1)).clamp(min=-1e300)
+    lowest = best.gather(-1, (above - 1).clamp(min=0)).clamp(-1e300, 1e300)
+    highest = best.gather(-1, above.clamp(max=m - 1)).clamp(-1e300, 1e300)
     log_a = torch.where(is_above, lowest - best, -torch.inf).exp().sum(-1, keepdim=True).log() - lowest
     b = torch.where(is_above, -torch.inf, best - highest).exp().sum(-1, keepdim=True)
     log_b = (b if rest is None else b + (rest - highest).exp()).log() + highest
