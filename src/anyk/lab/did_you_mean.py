@@ -23,8 +23,9 @@ def nearest(typed: str, names: Iterable[str]) -> list[str]:
     for name, own in spelled.items():
         ratio = difflib.SequenceMatcher(a=typed, b=own).ratio()
         pairs = ((word, other) for word in typed.split("-") for other in own.split("-"))
-        if ratio >= 0.75 or any(len(word) > 2 and other.startswith(word) for word, other in pairs):
-            alike[name] = ratio
+        begins = any(len(word) > 2 and other.startswith(word) for word, other in pairs)
+        if ratio >= 0.75 or begins:
+            alike[name] = ratio + begins  # "temp" is the beginning of temperature before it is a misspelt item
     best = max(alike.values(), default=0.0)
     return sorted((name for name in alike if alike[name] >= best - 0.15), key=lambda name: -alike[name])[:3]
 

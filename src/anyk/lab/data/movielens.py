@@ -5,6 +5,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,7 +86,8 @@ def _find(path: Path) -> Path:
 
 def _form_of(file: Path) -> _Form:
     """The form of a file of ratings, by its first line: files are renamed, and the folds of MovieLens have other names."""
-    first = next(filter(None, sequences.read_lines(file)), "")
+    with closing(sequences.read_lines(file)) as lines:
+        first = next(filter(None, lines), "")
     if not first:
         raise LabError(f"{file} is empty: it should have ratings.")
     form = next((form for form in _FORMS if form.separator in first), None)
@@ -100,24 +102,25 @@ def _malformed(file: Path, line: int, expected: str, got: str) -> LabError:
 
 def _read_ratings(file: Path, form: _Form) -> tuple[Numbers, Numbers, Numbers]:
     """Users, movies and times, in the order of the file."""
-    lines = enumerate(sequences.read_lines(file), 1)
-    if form.header:
-        _, header = next(lines)
-        if header != ",".join(_COLUMNS):
-            raise _malformed(file, 1, f"the header {','.join(_COLUMNS)}", header)
     whole = r"(\d{1,18})"  # what is longer does not fit into 64 bits
     pattern = re.compile(re.escape(form.separator).join((whole, whole, r"\d+(?:\.\d+)?", whole)), re.ASCII)
     users, movies, times = (array.array("q") for _ in range(3))
-    for number, line in lines:
-        if not line:
-            continue
-        match = pattern.fullmatch(line)
-        if match is None:
-            raise _malformed(file, number, f"numbers as {form.separator.join(_COLUMNS)!r}", line)
-        user, movie, time = match.groups()
-        users.append(int(user))
-        movies.append(int(movie))
-        times.append(int(time))
+    with closing(sequences.read_lines(file)) as text:
+        lines = enumerate(text, 1)
+        if form.header:
+            _, header = next(lines)
+            if header != ",".join(_COLUMNS):
+                raise _malformed(file, 1, f"the header {','.join(_COLUMNS)}", header)
+        for number, line in lines:
+            if not line:
+                continue
+            match = pattern.fullmatch(line)
+            if match is None:
+                raise _malformed(file, number, f"numbers as {form.separator.join(_COLUMNS)!r}", line)
+            user, movie, time = match.groups()
+            users.append(int(user))
+            movies.append(int(movie))
+            times.append(int(time))
     if not users:
         raise LabError(f"{file} is empty: it should have ratings.")
     return np.array(users), np.array(movies), np.array(times)

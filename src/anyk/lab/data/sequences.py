@@ -5,7 +5,7 @@ import functools
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -218,7 +218,7 @@ def remembered(name: str, sources: Iterable[Path], build: Callable[[], Dataset],
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path) -> Generator[str, None, None]:
     """The lines of a file in UTF-8. Raises LabError for any other encoding, and names the line."""
     try:
         with path.open("rb") as file:
