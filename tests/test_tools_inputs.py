@@ -1,5 +1,6 @@
 """Inputs that a function of the tools once got wrong: strides, infinities, temperatures of odd shapes, autocast."""
 
+import numpy as np
 import pytest
 import torch
 
