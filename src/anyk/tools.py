@@ -321,7 +321,11 @@ def sample_k_subset(
         noise = torch.empty(rows.shape, dtype=checks.working_dtype(rows), device=rows.device)
         noise = -noise.exponential_(generator=generator).log()
         learned = _operator("ksubset", temperature).temperature
-        perturbed = rows.to(noise.dtype) / learned + noise
+        real = real_mask(rows)
+        # not -inf: the temperature's gradient has this as a factor, and 0 times -inf is NaN
+        perturbed = (rows if real is None else rows.masked_fill(~real, 0)).to(noise.dtype) / learned + noise
+        if real is not None:
+            perturbed = perturbed.masked_fill(~real, -torch.inf)
         sample = soft_topk(perturbed, k, operator, hard=True)
         return sample.to(scores.dtype).movedim(-1, dim)
     kind = KSubset(temperature)
