@@ -297,10 +297,12 @@ def test_what_is_excluded_has_no_gradient(case, backend):
         scores[:, 2] = -inf
         scores[1, 4:] = -inf
         scores.requires_grad_()
-        result = case(scores)
+        temperature = torch.tensor(1.0, requires_grad=True)
+        result = case(scores, temperature)
         weighted(result.masked_fill(result == -inf, 0)).backward()
         assert bool(scores.grad.isfinite().all())
         assert bool((scores.grad[scores.detach() == -inf] == 0).all())
+        assert temperature.grad is None or bool(temperature.grad.isfinite())
         # rows of different lengths are as if alone
         if case.function not in ("real k", "exact", "gumbel"):
             real = scores.detach()[1] > -inf
@@ -463,8 +465,9 @@ def test_large_rows_sum_to_k(backend):
 @each_backend
 @pytest.mark.parametrize("n", [1000, 5000])
 def test_hard_masks_of_half_a_long_row(backend, n):
+    """Skewed: between mean and median there are more scores than a search from one to the next has steps."""
     with anyk.backend(backend):
-        total = anyk.soft_topk(made(2, n), n // 2, temperature=1e-3).double().sum(-1)
+        total = anyk.soft_topk(made(2, n).exp(), n // 2, temperature=1e-4).double().sum(-1)
     assert total.tolist() == pytest.approx([n // 2] * 2, rel=1e-5)
 
 

@@ -325,7 +325,12 @@ def sample_k_subset(
         # not empty_like: what is drawn must not depend on how the scores lie in memory
         noise = torch.empty(rows.shape, dtype=checks.working_dtype(rows), device=rows.device)
         noise = -noise.exponential_(generator=generator).log()
-        perturbed = kind._relative(rows.to(noise.dtype), torch.zeros_like(noise)) + noise
+        real = real_mask(rows)
+        # not -inf: the temperature's gradient has this as a factor, and 0 times -inf is NaN
+        finite = (rows if real is None else rows.masked_fill(~real, 0)).to(noise.dtype)
+        perturbed = kind._relative(finite, torch.zeros_like(noise)) + noise
+        if real is not None:
+            perturbed = perturbed.masked_fill(~real, -torch.inf)
         sample = soft_topk(perturbed, k, operator, hard=True)
         return _moved(sample.to(scores.dtype), -1, dim)
     mask = kind.mask(rows, k)

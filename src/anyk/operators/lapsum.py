@@ -205,7 +205,8 @@ def laplace_threshold(
     k = torch.minimum(k, number.to(k.dtype))
     place = (k.detach().ceil().long().clamp(1, best.shape[-1]) - 1).expand(*best.shape[:-1], 1)
     reference = best.gather(-1, place).nan_to_num(neginf=0.0)
-    relative = operator._relative(scores, reference)
+    # not -inf: the temperature's gradient has this as a factor, and 0 times -inf is NaN
+    relative = operator._relative(scores if real is None else scores.masked_fill(~real, 0), reference)
     with torch.no_grad():
         best = operator._relative(best, reference)
         log_rest = None
