@@ -214,7 +214,8 @@ def one_mask(library: ctypes.CDLL, draw: random.Random, digest: object) -> None:
         digest.update(ctypes.string_at(threshold, kept) + (ctypes.string_at(out, size * rows * n) if out else b""))
         noise = [draw.gauss(0, 1) for _ in range(rows if of_threshold else rows * n)]
         incoming = buffers.of(struct.pack(f"{rows}d", *noise) if of_threshold else packed(noise, dtype))
-        results = buffers.room(size * rows * n), *(draw.choice([0, buffers.room(8 * rows)]) for _ in range(2))
+        of_k, of_rate = (draw.choice([0, buffers.room(8 * rows)]) for _ in range(2))
+        results = buffers.room(size * rows * n), 0 if subset else of_k, of_rate  # KSubset has no gradient by k
         given = (rows, n, stride, n, dtype, threads, kind, of_threshold, rate, start, threshold, incoming, *results)
         assert library.anyk_mask_backward(buffers_bytes(buffers, MASK_BACKWARD.pack(*given))) == FINE
         digest.update(ctypes.string_at(results[0], size * rows * n))
