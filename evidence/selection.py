@@ -38,7 +38,8 @@ than what did).
 The selector was developed on other data: images and embeddings of CIFAR-100, and sets of make_classification of other sizes and
 seeds. Seen before this plan: four trial cells (ISOLET and MNIST with the F test, mice with L1, madelon 20 with ExtraTrees),
 after which the judge was made cheaper. Four runs on ISOLET were made, and seen, with a first version, whose scores had no
-bound; it kept copies of a feature on made data. These runs were thrown away, and the tries above fixed by the data of development alone.
+bound; it kept copies of a feature on made data. These runs were thrown away, and the tries above fixed by the data of
+development alone.
 """
 
 from __future__ import annotations
