@@ -220,6 +220,8 @@ def test_where():
     torch.testing.assert_close(anyk.soft_rank(scores, where=where), anyk.soft_rank(masked))
     smallest = anyk.soft_topk(scores, 2, where=where, largest=False)
     assert bool((smallest[~where] == 0).all())
+    alone = [anyk.soft_quantile(row[keep], 0.3) for row, keep in zip(scores, where, strict=True)]
+    torch.testing.assert_close(anyk.soft_quantile(scores, 0.3, where=where), torch.stack(alone))
     ordered = anyk.soft_sort(scores, where=where, temperature=1e-3)
     for row, keep, result in zip(scores, where, ordered, strict=True):
         torch.testing.assert_close(result[: keep.sum()], row[keep].sort(descending=True).values)

@@ -262,6 +262,7 @@ def test_half_precision(case, backend, dtype):
             expected = case(exact.detach().to(dtype).float())  # its values are rounded as well
         if case.function != "gumbel":
             torch.testing.assert_close(actual, expected.to(actual.dtype), rtol=torch.finfo(actual.dtype).eps * 2, atol=1e-6)
+            assert int((actual != expected.to(actual.dtype)).sum()) <= 1  # where float32 differs in its last digit
         weighted(actual).backward()
         assert scores.grad.dtype == dtype
         assert bool(scores.grad.isfinite().all())
