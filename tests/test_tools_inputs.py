@@ -95,3 +95,15 @@ def test_sorts_keep_their_digits_under_autocast(operator):
     expected = anyk.soft_sort(scores, operator)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(anyk.soft_sort(scores, operator), expected)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("temperature", [0.01, 1.0])
+@pytest.mark.parametrize("operator", ["lapsum", "permutahedron", "ksubset", "sinkhorn", "splitter"])
+def test_masks_take_what_is_infinitely_good_first(operator, temperature, hard, backend):
+    scores = torch.tensor([torch.inf, 1.0, torch.inf, 2.0, -torch.inf], requires_grad=True)
+    mask = anyk.soft_topk(scores, 3, operator, temperature, hard=hard)
+    assert mask.sum().item() == pytest.approx(3)
+    assert mask[[0, 2]].tolist() == pytest.approx([1, 1])
+    mask[3].backward()
+    assert scores.grad.isfinite().all()

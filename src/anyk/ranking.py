@@ -52,10 +52,10 @@ def spearman_loss(
     exact = _mean_ranks(target.to(soft.dtype), where)
     count = _count(soft, where)
     one, other = _centred(soft, where, count), _centred(exact, where, count)
-    scale = one.square().sum(-1) * other.square().sum(-1)
-    # a constant has no correlation: 0, and the gradient of the covariance, by a scale of its own
-    flat = scale <= (torch.finfo(scale.dtype).eps * count.squeeze(-1).square()) ** 2
-    correlation = (one * other).sum(-1) / torch.where(flat, torch.ones_like(scale), scale).sqrt()
+    squares = torch.stack([one.square().sum(-1), other.square().sum(-1)])  # each about n^3 / 12: their product may overflow
+    # a constant has no correlation: 0, and no gradient
+    flat = squares.detach().sqrt().prod(0) <= torch.finfo(squares.dtype).eps * count.squeeze(-1).square()
+    correlation = (one * other).sum(-1) / torch.where(flat, 1, squares).sqrt().prod(0)
     return _reduce(1 - torch.where(flat, 0 * correlation, correlation), None, reduction)
 
 

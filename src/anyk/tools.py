@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from anyk import autograd, checks
+from anyk import autograd, checks, kernels
 from anyk.candidates import real_mask
 from anyk.operators import KSubset, Operator, by_name
 from anyk.registry import NETWORKS, OPERATORS
@@ -221,7 +221,7 @@ def select_topk(
         )
     k = checks.count("k", k, 1, rows.shape[-1], "n")
     checks.real_classes(real_mask(rows), k)
-    indices = _order(rows)[..., :k]
+    indices = _best(rows, k)
     learned = operator.temperature if isinstance(operator.temperature, Tensor) else None
     if checks.eager(values) and checks.eager(rows):
         return _Select.apply(values, rows, learned, indices, operator), indices  # type: ignore[no-untyped-call]
@@ -373,15 +373,19 @@ def _moved(tensor: Tensor, source: int, target: int) -> Tensor:
     return tensor if (source - target) % tensor.ndim == 0 else tensor.movedim(source, target)
 
 
-def _order(rows: Tensor) -> Tensor:
-    """Indices from the best to the worst, of equals the lower first."""
-    return rows.detach().sort(dim=-1, descending=True, stable=True).indices
+def _best(rows: Tensor, k: int) -> Tensor:
+    """The indices of the k best, best first, of equals the lower first."""
+    found = kernels.best(rows.detach(), k) if k else None
+    return rows.detach().sort(dim=-1, descending=True, stable=True).indices[..., :k] if found is None else found
 
 
 def _k_hot(rows: Tensor, k: int | Tensor) -> Tensor:
     """1 for the k best of each row that may be chosen, of equals those with the lower index; NaN where the row has one."""
-    place = torch.arange(rows.shape[-1], device=rows.device)
-    chosen = place < (k[..., None] if isinstance(k, Tensor) else k)
-    hot = torch.zeros_like(rows).scatter(-1, _order(rows), chosen.expand(rows.shape).to(rows.dtype))
+    if isinstance(k, Tensor):
+        n = rows.shape[-1]
+        chosen = (torch.arange(n, device=rows.device) < k[..., None]).expand(rows.shape).to(rows.dtype)
+        hot = torch.zeros_like(rows).scatter(-1, _best(rows, n), chosen)
+    else:
+        hot = torch.zeros_like(rows).scatter(-1, _best(rows, k), 1)
     hot = hot.masked_fill(rows.detach() == -torch.inf, 0)
     return torch.where(rows.detach().isnan().any(-1, keepdim=True), torch.nan, hot)

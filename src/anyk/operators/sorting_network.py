@@ -180,7 +180,8 @@ class SortingNetwork(Operator):
         """
         assert isinstance(k, int)
         n = scores.shape[-1]
-        ordered, present, classes = in_order(self._scaled(scores, None, real), real)
+        # +inf is a score, too: what is so far ahead is out of reach, and differences stay numbers
+        ordered, present, classes = in_order(self._scaled(scores, None, real).clamp(-1e30, 1e30), real)
         rows = ordered.reshape(-1, n).t()
         shares = _soft_rows(self._schedule(scores, k), SWAPS[self.swap], rows, self._frozen(present, n), summed=True)
         mask = shares.squeeze(0).t().reshape(scores.shape)
@@ -188,7 +189,7 @@ class SortingNetwork(Operator):
         tied = apart.long().cumsum(-1) - 1
         sums = torch.zeros_like(mask).scatter_add(-1, tied, mask)
         counts = torch.zeros_like(mask).scatter_add(-1, tied, torch.ones_like(mask))
-        mask = (sums / counts.clamp(min=1)).gather(-1, tied) + 0 * ordered.sum(-1, keepdim=True)
+        mask = (sums / counts.clamp(min=1)).gather(-1, tied) + (0 * ordered).sum(-1, keepdim=True)
         mask = torch.zeros_like(mask).scatter(-1, classes, mask)
         return mask if real is None else torch.where(real.sum(-1, keepdim=True) <= k, torch.ones_like(mask), mask)
 
