@@ -14,7 +14,8 @@ import torch
 
 from anyk.lab import data as datasets
 from anyk.lab.data import arrays, embeddings, in_memory, tables
-from anyk.lab.data.tables import Column, Frame, Log, Options, Schema
+from anyk.lab.data.table_files import Frame
+from anyk.lab.data.tables import Column, Log, Options, Schema
 from anyk.lab.errors import LabError
 
 ROWS = 60

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from pathlib import Path
 
-from anyk.lab.data import in_memory, tables
+from anyk.lab.data import in_memory, table_files
 from anyk.lab.data.in_memory import keep
 from anyk.lab.data.sets import Dataset, Parts, Split, split
 from anyk.lab.data.tables import Log, Options
@@ -48,7 +48,7 @@ def load(
 
 
 def _is_table(spec: str) -> bool:
-    return spec.startswith("hf:") or Path(spec).suffix.lower() in tables.SUFFIXES
+    return spec.startswith("hf:") or Path(spec).suffix.lower() in table_files.SUFFIXES
 
 
 def _load(spec: str, image_size: int, split: str, shares: tuple[float, float], options: Options, log: Log | None) -> Dataset:

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from anyk.lab import files
-from anyk.lab.data import embeddings, images, labels, pickles, tables, untrusted
+from anyk.lab.data import embeddings, images, labels, pickles, table_files, tables, untrusted
 from anyk.lab.data.sets import Dataset, Split, check_classes, with_statistics
 from anyk.lab.errors import LabError, first_line
 from anyk.lab.warn_once import warn_once
 
-SUFFIXES = (".npz", ".npy", *tables.SUFFIXES, ".p", ".pkl", ".pickle", ".pt", ".pth")
+SUFFIXES = (".npz", ".npy", *table_files.SUFFIXES, ".p", ".pkl", ".pickle", ".pt", ".pth")
 """The files that `read` and `import_file` take."""
 
 _EMBEDDING_WORDS = {"x", "embedding", "embeddings", "feature", "features", "data", "inputs", "image", "images"}
@@ -151,9 +151,9 @@ def blocks(
     if not source.stat().st_size:
         raise LabError(f"{source} is empty: copy it or make it again.")
     suffix = source.suffix.lower()
-    if suffix in tables.SUFFIXES and len(shape) != 1:
+    if suffix in table_files.SUFFIXES and len(shape) != 1:
         raise LabError(f"{source} has rows of numbers, but the model takes examples of the shape {shape}.")
-    if suffix in tables.SUFFIXES:
+    if suffix in table_files.SUFFIXES:
         yield from tables.blocks(source, shape[0] if schema is None else schema, rows, options, note)
         return
     if suffix == ".safetensors":
@@ -286,10 +286,10 @@ def _read_pairs(
         raise LabError(f"{source} is empty: copy it or make it again.")
     if more and (source.suffix != ".npy" or len(more) > 1):
         raise LabError(f"{source} was given with {more[0]}: only a pair of .npy files takes two paths.")
-    if source.suffix.lower() in tables.SUFFIXES:
+    if source.suffix.lower() in table_files.SUFFIXES:
         return found_in_table(tables.read(source, options, like, is_test=is_test), source)
     if options != tables.Options():
-        kinds = ", ".join(tables.SUFFIXES)
+        kinds = ", ".join(table_files.SUFFIXES)
         raise LabError(f"{source} has no columns with names: a label column and the like go with a table ({kinds}).")
     if source.suffix == ".npy":
         beside = more[0] if more else source.with_name(f"{source.stem}_labels.npy")

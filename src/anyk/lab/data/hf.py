@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anyk.lab.data import arrays, images, labels, tables
+from anyk.lab.data import arrays, images, labels, table_files, tables
 from anyk.lab.data.sets import Dataset
 from anyk.lab.errors import LabError, first_line
 
@@ -117,7 +117,7 @@ def _table(found: Mapping[str, Any], options: tables.Options, name: str, names: 
     for split in (split for split in ("train", "test") if split in found):
         part = found[split].with_format("arrow")
         batches = functools.partial(_batches, part)
-        frame = tables.Frame(f"hf:{word} ({split})", part.features.arrow_schema, batches, _LARGEST)
+        frame = table_files.Frame(f"hf:{word} ({split})", part.features.arrow_schema, batches, _LARGEST)
         table = tables.read(frame, options, schema)
         read = arrays.found_in_table(table, frame.name)
         pairs[split], schema = read.pairs["train"], table.schema

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anyk.lab import files
-from anyk.lab.data import tables
+from anyk.lab.data import table_files, tables
 from anyk.lab.data.sets import Dataset
 from anyk.lab.errors import LabError
 from anyk.lab.warn_once import warn_once
@@ -120,12 +120,12 @@ def _of_frames(named: Mapping[str, Any], options: tables.Options) -> Dataset:
     for key in ("groups", "groups_test"):
         if key in named:
             raise LabError(f"data has {key} beside a table: give its rows a column {tables.GROUPS!r} instead.")
-    found = arrays.found_in_table(tables.read(tables.Frame.of(named["train"], "data"), options), "data")
+    found = arrays.found_in_table(tables.read(table_files.Frame.of(named["train"], "data"), options), "data")
     pairs, remarks = found.pairs, list(found.remarks)
     if "test" in named:
         if not _is_frame(named["test"]):
             raise LabError(f"test of data should be a table as train is, but is a {type(named['test']).__name__}.")
-        frame = tables.Frame.of(named["test"], "test of data")
+        frame = table_files.Frame.of(named["test"], "test of data")
         tested = arrays.found_in_table(tables.read(frame, options, found.schema), "test of data")
         pairs["test"], remarks = tested.pairs["train"], [*remarks, *tested.remarks]
     for remark in remarks:

@@ -1,25 +1,20 @@
 """The one reader of tables: .csv, .tsv, .parquet and .feather files, and frames in memory; with a label in each row or without.
 
-A table comes in blocks of rows, and a block in columns: of a text file the cells as they stand there (Python's csv module
-parses them: numpy.loadtxt could not name the line to mend), of pyarrow's files numbers or texts, as their types say. What
-follows is the same for all. A column of texts is one-hot encoded, a missing number is the mean of its column, one that only
-counts the rows is left out, and each of these is told. The :class:`Schema` that comes out of it goes with the model: new tables
-are matched by the names of their columns. Numbers go straight into float32: four bytes a cell, whatever the file.
+A table comes in blocks of rows (:mod:`anyk.lab.data.table_files`); what follows is the same for all. A column of texts is
+one-hot encoded, a missing number is the mean of its column, one that only counts the rows is left out, and each of these is
+told. The :class:`Schema` that comes out of it goes with the model: new tables are matched by the names of their columns.
+Numbers go straight into float32: four bytes a cell, whatever the file.
 """
 
 import array
-import csv
 import datetime
 import itertools
 import math
 import re
-import struct
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,21 +22,16 @@ from torch import Tensor
 
 from anyk.lab import files
 from anyk.lab.data import labels, untrusted
+from anyk.lab.data.table_files import Block, Cells, Frame, Table, opened
 from anyk.lab.did_you_mean import nearest
-from anyk.lab.errors import LabError, first_line
+from anyk.lab.errors import LabError
 
-_TEXT_FILES = (".csv", ".tsv")
-_PARQUET = (".parquet", ".pq")
-_FEATHER = (".feather", ".arrow")
-SUFFIXES = (*_TEXT_FILES, *_PARQUET, *_FEATHER)
 GROUPS = "groups"
 """The column, or the array of other files, that tells which examples belong together."""
 LABEL_WORDS = frozenset(("y", "label", "labels", "target", "targets"))
 MOST_CATEGORIES = 256
 """Different texts of a column that is one-hot encoded."""
 
-_Item = TypeVar("_Item")
-_CELLS = 1 << 16  # of a block
 _SHOWN = 8  # names in a message
 #: fewer rows may be counted by chance
 _FEWEST_COUNTED = 5
@@ -149,7 +139,7 @@ def read(source: "Path | Frame", options: Options, like: Schema | None = None, *
         like: of a test table, the columns of the training table, which have to be there.
         is_test: the classes are known from elsewhere, so one example of each may do.
     """
-    with _opened(source) as table:
+    with opened(source) as table:
         names = _names(table, options, like)
         label, group = _label_and_group(table, names, options, like)
         remarks: list[str] = []
@@ -187,7 +177,7 @@ def blocks(
         note: called at the end with remarks about what was done to the data.
     """
     options = options or Options()
-    with _opened(source) as table:
+    with opened(source) as table:
         known = schema if isinstance(schema, Schema) else None
         names = _names(table, options, known, schema if isinstance(schema, int) else None)
         if isinstance(schema, int):
@@ -212,7 +202,7 @@ class Log(NamedTuple):
 
 def sequences(source: Path, log: Log) -> tuple[list[str], list[list[str]]]:
     """The users of a log, in the order in which they come, and the items of each, the oldest first."""
-    with _opened(source) as table:
+    with opened(source) as table:
         names = _names(table, Options(label_column=log.item), None)
         user, item, *order = (_place(name, names, table.name) for name in log if name is not None)
         users: dict[str, int] = {}
@@ -242,11 +232,11 @@ def sequences(source: Path, log: Log) -> tuple[list[str], list[list[str]]]:
 
 def titles(source: Path) -> list[str]:
     """The first line of a text file, or the names of the columns of another."""
-    with _opened(source) as table:
+    with opened(source) as table:
         return [title.strip() for title in table.first]
 
 
-def _moments(cells: list[str], lines: Sequence[int], table: "_Table", name: str) -> list[float]:
+def _moments(cells: list[str], lines: Sequence[int], table: "Table", name: str) -> list[float]:
     """Numbers, or times such as 2024-05-01 12:30, as numbers."""
     found = []
     for line, cell in zip(lines, cells, strict=True):
@@ -269,7 +259,7 @@ def _moments(cells: list[str], lines: Sequence[int], table: "_Table", name: str)
 # --- what the columns are ---------------------------------------------------------------------------------------------
 
 
-def _names(table: "_Table", options: Options, like: Schema | None, width: int | None = None) -> list[str]:
+def _names(table: "Table", options: Options, like: Schema | None, width: int | None = None) -> list[str]:
     """The names of all columns: their titles, or their places from 1. Sets ``table.titled`` of a text file."""
     first = [title.strip() for title in table.first]
     known = [column.name for column in like.columns] if like is not None and like.titled else []
@@ -293,7 +283,7 @@ def _names(table: "_Table", options: Options, like: Schema | None, width: int | 
     return first
 
 
-def _label_and_group(table: "_Table", names: list[str], options: Options, like: Schema | None) -> tuple[int, int | None]:
+def _label_and_group(table: "Table", names: list[str], options: Options, like: Schema | None) -> tuple[int, int | None]:
     if len(names) < 2:
         raise LabError(f"{table.name} has one column only: it needs numbers and a label, with , ; or tab between.")
     if like is not None:
@@ -310,7 +300,7 @@ def _label_and_group(table: "_Table", names: list[str], options: Options, like: 
     return label, group
 
 
-def _by_place(table: "_Table", names: list[str], width: int, options: Options) -> Schema:
+def _by_place(table: "Table", names: list[str], width: int, options: Options) -> Schema:
     """All columns of numbers, for a model that knows no names; without the last, where there is one more than it takes."""
     left_out = {_place(name, names, table.name) for name in options.drop} | {names.index(name) for name in table.index}
     if options.label_column is not None:
@@ -327,7 +317,7 @@ def _by_place(table: "_Table", names: list[str], width: int, options: Options) -
     return Schema(tuple(Column(names[place], math.nan) for place in taken), others=others, titled=False)
 
 
-def _is_header(table: "_Table", label: int | None) -> bool:
+def _is_header(table: "Table", label: int | None) -> bool:
     """Whether the first line has titles: a cell that is no number, or 0, 1, 2, … as pandas numbers its columns."""
     cells = {place: cell.strip() for place, cell in enumerate(table.first) if place != label}
     if list(cells.values()) == [str(number) for number in range(len(cells))] and len(cells) > 1:
@@ -373,7 +363,7 @@ class _Labels:
     def values(self) -> labels.Array:
         return labels.objects(list(self.names))[np.frombuffer(self.codes, dtype=np.int64)]
 
-    def check(self, table: "_Table", names: list[str], is_test: bool) -> None:
+    def check(self, table: "Table", names: list[str], is_test: bool) -> None:
         """Raise where a label is missing, or a column of measurements was taken for the labels."""
         counts = np.bincount(np.frombuffer(self.codes, dtype=np.int64))
         if "" in self.names:
@@ -385,7 +375,7 @@ class _Labels:
             where = f"{table.unit} {self.lines[negative[0]]}"
             raise labels.missing_labels(int(counts[negative].sum()), table.name, where, negative=True)
 
-    def _refuse_measurements(self, table: "_Table", names: list[str], repeated: bool) -> None:
+    def _refuse_measurements(self, table: "Table", names: list[str], repeated: bool) -> None:
         numbers = ((name, _number(name)) for name in self.names)
         fraction = next((name for name, value in numbers if value is not None and value % 1 and math.isfinite(value)), None)
         if fraction is None and repeated:
@@ -404,7 +394,7 @@ class _Labels:
 class _Missing:
     """Cells that are missing, by column: how many, and where the first is."""
 
-    def __init__(self, table: "_Table", options: Options) -> None:
+    def __init__(self, table: "Table", options: Options) -> None:
         self.table, self.refuse = table, options.missing == "refuse"
         self.found: dict[str, int] = {}
 
@@ -430,7 +420,7 @@ class _Learner:
     """The features of a training table: what their columns hold is found out on the way."""
 
     def __init__(
-        self, table: "_Table", names: list[str], left_out: set[int | None], options: Options, note: Callable[[str], None]
+        self, table: "Table", names: list[str], left_out: set[int | None], options: Options, note: Callable[[str], None]
     ) -> None:
         self.table, self.options, self.note = table, options, note
         self.missing = _Missing(table, options)
@@ -446,7 +436,7 @@ class _Learner:
         self.columns = {place: _Learned(names[place], table, place in forced) for place in taken}
         self.places = {place: place in forced for place in taken}
 
-    def numbers(self, block: "_Block") -> Any:
+    def numbers(self, block: "Block") -> Any:
         """(rows, columns): numbers, or the numbers of the categories; NaN where there is none."""
         matrix = np.empty((len(block.lines), len(self.columns)), np.float32)
         for into, (place, column) in enumerate(self.columns.items()):
@@ -510,7 +500,7 @@ class _Learner:
 class _Learned:
     """One column of a training table: numbers or texts, as its first cells show."""
 
-    def __init__(self, name: str, table: "_Table", forced: bool) -> None:
+    def __init__(self, name: str, table: "Table", forced: bool) -> None:
         self.name, self.table, self.forced = name, table, forced
         self.categories: dict[str, int] | None = {} if forced else None
         self.are_numbers = False
@@ -575,9 +565,7 @@ class _Learned:
 class _Encoder:
     """The features of a table whose columns are known, found by their names."""
 
-    def __init__(
-        self, table: "_Table", names: list[str], schema: Schema, options: Options, note: Callable[[str], None]
-    ) -> None:
+    def __init__(self, table: "Table", names: list[str], schema: Schema, options: Options, note: Callable[[str], None]) -> None:
         self.table, self.schema, self.note = table, schema, note
         self.missing = _Missing(table, options)
         self.unknown: dict[str, tuple[int, str]] = {}
@@ -602,7 +590,7 @@ class _Encoder:
             if column.categories is not None
         }
 
-    def numbers(self, block: "_Block") -> Any:
+    def numbers(self, block: "Block") -> Any:
         """(rows, features)."""
         parts = []
         for place, column in self.columns.items():
@@ -656,9 +644,6 @@ def _encoded(values: Any, column: Column) -> Any:
 
 # --- cells ------------------------------------------------------------------------------------------------------------
 
-Cells = Any
-"""Of a column of a block: texts as they stand in a file, or an array of numbers with NaN for what is missing."""
-
 
 def _numbers(cells: Cells) -> tuple[Any, int | None]:
     """Cells as float64, NaN where one is missing or no number; and which is the first that is a text."""
@@ -678,7 +663,7 @@ def _numbers(cells: Cells) -> tuple[Any, int | None]:
     return values, wrong
 
 
-def _finite(values: Any, name: str, lines: Sequence[int], table: "_Table") -> Any:
+def _finite(values: Any, name: str, lines: Sequence[int], table: "Table") -> Any:
     """The numbers; raises where one is infinite, or would be in float32."""
     wrong = np.abs(values) > np.finfo(np.float32).max
     if wrong.any():
@@ -710,269 +695,3 @@ def _listed(names: Iterable[str], most: int = _SHOWN) -> str:
 
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-class _Block(NamedTuple):
-    lines: Sequence[int]
-    """where the rows stand: lines of a text file, from 1, or rows, from 0"""
-    columns: Mapping[int, Cells]
-    """by place, those that were asked for"""
-
-
-class _Table:
-    """A table that is open."""
-
-    name: str
-    """what to call it in a message"""
-    first: list[str]
-    """the titles, or of a text file its first line"""
-    second: Sequence[str] = ()
-    """of a text file, the line after it"""
-    titled: bool = True
-    typed: bool = True
-    """whether the table itself says which columns are texts"""
-    index: tuple[str, ...] = ()
-    """columns that are the index of a frame of pandas"""
-    unit: str = "row"
-    size: int = 0
-    """bytes of the file"""
-
-    def blocks(self, wanted: Mapping[int, bool], most: int = _CELLS) -> Iterator[_Block]:
-        """All rows, at most so many at a time. Of the columns those at some places; True: as texts, whatever they are."""
-        raise NotImplementedError
-
-
-@contextmanager
-def _opened(source: "Path | Frame") -> Iterator[_Table]:
-    if isinstance(source, Frame):
-        yield source
-        return
-    suffix = source.suffix.lower()
-    if suffix in _TEXT_FILES:
-        try:
-            with open(source, encoding="utf-8-sig", newline="") as file:
-                yield _TextTable(source, file)
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise LabError(f"{source} is not text in columns ({error}): save it as UTF-8 .csv.") from None
-        return
-    yield Frame.of_file(source)
-
-
-class _TextTable(_Table):
-    typed, unit = False, "line"
-
-    def __init__(self, path: Path, file: Any) -> None:
-        self.name, self.size = str(path), path.stat().st_size
-        delimiter = max(",;\t", key=file.readline().count)
-        file.seek(0)
-        self.reader = csv.reader(file, delimiter=delimiter)
-        self.rows = filter(None, self.reader)
-        self.begin = [(self.reader.line_num, row) for row in itertools.islice(self.rows, 2)]
-        if not self.begin:
-            raise LabError(f"{path} has no rows of numbers.")
-        self.first, self.second = self.begin[0][1], self.begin[-1][1]
-
-    def blocks(self, wanted: Mapping[int, bool], most: int = _CELLS) -> Iterator[_Block]:
-        width = len(self.first)
-        numbered = itertools.chain(self.begin[1:] if self.titled else self.begin, self._rest())
-        while rows := list(itertools.islice(numbered, min(most, max(1, _CELLS // width)))):
-            for line, row in rows:
-                if len(row) != width:
-                    raise LabError(f"{self.name} has {len(row)} cells in line {line}, but {width} before.")
-            columns = list(zip(*(row for _, row in rows), strict=True))
-            yield _Block([line for line, _ in rows], {place: columns[place] for place in wanted})
-
-    def _rest(self) -> Iterator[tuple[int, list[str]]]:
-        for row in self.rows:
-            yield self.reader.line_num, row
-
-
-class Frame(_Table):
-    """Columns of pyarrow: of a file, of pandas, or of whatever else shows its columns as Arrow does.
-
-    Args:
-        name: what to call it in a message.
-        schema: its columns, of pyarrow.
-        batches: gives its rows, as batches of pyarrow.
-        size: bytes that it takes.
-    """
-
-    def __init__(self, name: str, schema: Any, batches: Callable[[int], Iterable[Any]], size: int) -> None:
-        self.name, self.schema, self.batches, self.size = name, schema, batches, size
-        self.first = list(schema.names)
-        self.index = _index_of(schema)
-        if not self.first:
-            raise LabError(f"{name} has no columns.")
-
-    @classmethod
-    def of(cls, table: Any, name: str) -> "Frame":
-        """A table of pyarrow, a frame of pandas, or what has ``__arrow_c_stream__``."""
-        arrow = _pyarrow(name)
-        try:
-            if not isinstance(table, arrow.Table):
-                is_pandas = type(table).__module__.partition(".")[0] == "pandas"
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # about titles that are no texts, which become such
-                    table = arrow.Table.from_pandas(table, preserve_index=False) if is_pandas else arrow.table(table)
-        except Exception as error:  # a column of objects of any kind
-            raise LabError(f"{name} is no table of numbers and texts ({first_line(error)}).") from None
-        return cls(name, table.schema, lambda rows: table.to_batches(max_chunksize=rows), max(table.nbytes, 1))
-
-    @classmethod
-    def of_file(cls, path: Path) -> "Frame":
-        """A .parquet or .feather file. It is read a batch at a time, and no size that it claims is believed."""
-        _pyarrow(str(path))
-        opened, size = _parquet if path.suffix.lower() in _PARQUET else _feather, path.stat().st_size
-        return next(_told(path, (cls(str(path), schema, batches, size) for schema, batches in opened(path, size))))
-
-    def blocks(self, wanted: Mapping[int, bool], most: int = _CELLS) -> Iterator[_Block]:
-        return _told(self.name, self._blocks(wanted, min(most, max(1, _CELLS // len(self.first)))))
-
-    def _blocks(self, wanted: Mapping[int, bool], rows: int) -> Iterator[_Block]:
-        first = 0
-        for batch in self.batches(rows):
-            first += len(batch)
-            untrusted.refuse_bomb(self.name, self.size, 4 * first * len(wanted))
-            columns = {place: self._cells(batch.column(place), place, as_text) for place, as_text in wanted.items()}
-            if len(batch):
-                yield _Block(range(first - len(batch), first), columns)
-
-    def _cells(self, column: Any, place: int, as_text: bool) -> Cells:
-        import pyarrow.types as types
-
-        kind = column.type
-        if types.is_dictionary(kind):
-            column, kind = column.dictionary_decode(), kind.value_type
-        is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-        is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind)
-        if types.is_boolean(kind) or is_text or (as_text and (is_number or types.is_temporal(kind))):
-            return [_as_text(value) for value in column.to_pylist()]
-        if is_number:
-            return np.array(column.cast("float64", safe=False).to_numpy(zero_copy_only=False), np.float64)
-        name = self.first[place]
-        raise LabError(
-            f"{self.name} has in column {name!r} {files.shortened(str(kind))}, which is neither numbers nor texts: leave it "
-            f"out, --drop {name!r}, or make numbers of it."
-        )
-
-
-def _as_text(value: Any) -> str:
-    if value is None or value != value:
-        return ""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _index_of(schema: Any) -> tuple[str, ...]:
-    """The columns that pandas has noted as its index."""
-    try:
-        stored = files.parsed((schema.metadata or {})[b"pandas"].decode())["index_columns"]
-        return tuple(name for name in schema.names if isinstance(stored, list) and name in stored)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return ()
-
-
-_Opened = tuple[Any, Callable[[int], Iterable[Any]]]
-"""The schema of a file, and what gives its batches of so many rows."""
-
-
-def _parquet(path: Path, size: int) -> Iterator[_Opened]:
-    import pyarrow.parquet
-
-    # Each entry of a list in the description takes a byte at least.
-    limits = {"thrift_string_size_limit": max(size, 1000), "thrift_container_size_limit": max(size, 1000)}
-    file = pyarrow.parquet.ParquetFile(path, memory_map=True, **limits)
-    untrusted.refuse_bomb(path, size, 4 * file.metadata.num_rows * max(1, len(file.schema_arrow.names)))
-    yield file.schema_arrow, lambda rows: file.iter_batches(rows, use_threads=False)
-
-
-def _feather(path: Path, size: int) -> Iterator[_Opened]:
-    import pyarrow.ipc
-
-    file = pyarrow.memory_map(str(path))
-    # A file is a stream behind eight bytes, with a list of its batches behind it, which is not needed.
-    begin = 8 if file.read(6) == b"ARROW1" else 0
-    file.seek(begin)
-    unpacked = 0
-    for message in pyarrow.ipc.MessageReader.open_stream(file):
-        unpacked += _unpacked(message)
-        untrusted.refuse_bomb(path, size, unpacked)
-
-    def batches(rows: int) -> Iterator[Any]:
-        file.seek(begin)
-        for batch in pyarrow.ipc.open_stream(file):
-            batch.validate(full=True)  # offsets could lie anywhere
-            for first in range(0, len(batch), rows):
-                yield batch.slice(first, rows)
-
-    file.seek(begin)
-    yield pyarrow.ipc.open_stream(file).schema, batches
-
-
-def _unpacked(message: Any) -> int:
-    """The bytes that the compressed buffers of a message claim to have, which pyarrow would allocate.
-
-    Its description is a table of FlatBuffers: a message has its kind and its header as the fields 1 and 2; a batch its buffers,
-    of 16 bytes each, and the compression as the fields 2 and 3; a batch of a dictionary another batch as the field 1. A
-    compressed buffer begins with its size.
-    """
-    described, body = bytes(message.metadata), memoryview(message.body) if message.body is not None else memoryview(b"")
-
-    def number(form: str, place: int) -> int:
-        return int(struct.unpack_from(form, described, place)[0])
-
-    def field(table: int, which: int) -> int:
-        """Where a field of a table is; 0: nowhere."""
-        vtable = table - number("<i", table)
-        offset = number("<H", vtable + 4 + 2 * which) if 4 + 2 * which < number("<H", vtable) else 0
-        return table + offset if offset else 0
-
-    def reference(place: int) -> int:
-        return place + number("<I", place)
-
-    root = number("<I", 0)
-    kind, header = field(root, 1), field(root, 2)
-    if not kind or not header or number("<B", kind) not in (2, 3):
-        return 0
-    batch = reference(header)
-    if number("<B", kind) == 2:
-        batch = reference(field(batch, 1))
-    if not field(batch, 3) or not field(batch, 2):
-        return 0
-    buffers = reference(field(batch, 2))
-    claimed = 0
-    for place in range(buffers + 4, buffers + 4 + 16 * number("<I", buffers), 16):
-        offset, length = struct.unpack_from("<qq", described, place)
-        if length >= 8:
-            claimed += max(0, struct.unpack_from("<q", body, offset)[0])
-    return claimed
-
-
-def _told(path: str | Path, items: Iterator[_Item]) -> Iterator[_Item]:
-    """The items; whatever a damaged file makes pyarrow raise is told in one line."""
-    while True:
-        reason = ""
-        try:
-            item = next(items)
-        except StopIteration:
-            return
-        except LabError:
-            raise
-        except MemoryError:  # what it claims was never there: no cause of the error below
-            reason = "it claims more than the memory has"
-        except Exception as error:
-            reason = first_line(error)
-        if reason:
-            raise LabError(f"{path} is damaged or not a table ({reason}): copy it or make it again.")
-        yield item
-
-
-def _pyarrow(name: str) -> Any:
-    try:
-        import pyarrow
-        import pyarrow.ipc
-    except ImportError:
-        raise LabError(f'{name} needs pyarrow: pip install "anyk[lab]"') from None
-    return pyarrow

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from anyk import checks
-from anyk.lab.data import Dataset, tables
+from anyk.lab.data import Dataset, table_files, tables
 from anyk.lab.data.sets import Tokens
 from anyk.lab.data.tables import Schema
 from anyk.lab.errors import LabError
@@ -281,7 +281,7 @@ class Classifier(nn.Module):
         """
         if self.plan.table is None:
             raise ValueError("table: expected a model that was trained on a table with titles, got one that knows no columns")
-        source = Path(table) if isinstance(table, (str, Path)) else tables.Frame.of(table, "table")
+        source = Path(table) if isinstance(table, (str, Path)) else table_files.Frame.of(table, "table")
         return torch.cat(list(tables.blocks(source, self.plan.table, 1 << 16, note=warn_once)))
 
     @cached_property
