@@ -113,7 +113,6 @@ def test_the_smallest_batches():
     assert spearman_loss(torch.zeros(0, 4), torch.zeros(0, 4)) == 0
     assert ndcg_loss(torch.zeros(0, 4), torch.zeros(0, 4), 2) == 0
     one = torch.tensor([[2.0]])
-    assert spearman_loss(one, one) == 1
     assert ndcg_loss(one, one) == 0
     assert recall_loss(one, one > 0, 1) == 0
     assert average_precision_loss(one, one > 0) == 0

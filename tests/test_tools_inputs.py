@@ -107,3 +107,21 @@ def test_masks_take_what_is_infinitely_good_first(operator, temperature, hard, b
     assert mask[[0, 2]].tolist() == pytest.approx([1, 1])
     mask[3].backward()
     assert scores.grad.isfinite().all()
+
+
+def test_a_column_of_predictions_is_refused():
+    with pytest.raises(ValueError, match=r"prediction: expected at least two entries in the last dimension.*\(50, 1\)"):
+        anyk.ranking.spearman_loss(torch.randn(50, 1), torch.randn(50, 1))
+
+
+def test_an_exact_sample_takes_no_operator():
+    with pytest.raises(ValueError, match='operator: expected none with method="exact"'):
+        anyk.sample_k_subset(torch.randn(5), 2, operator="permutahedron")
+
+
+@pytest.mark.filterwarnings("ignore")  # torch deprecates it
+def test_masks_are_traced():
+    scores = torch.randn(4, 200)
+    traced = torch.jit.trace(lambda scores: anyk.soft_topk(scores, 2), scores)
+    other = torch.randn(4, 200)
+    torch.testing.assert_close(traced(other), anyk.soft_topk(other, 2))

@@ -96,8 +96,8 @@ def _integers(scores: Tensor) -> Tensor:
 
     The bits of a float are its sign and, read as an integer, a number that grows with its size: here with that sign.
     """
-    # Inside vmap bits cannot be viewed as another type: torch has no rule for that before 2.13.
-    if not scores.dtype.is_floating_point or _compat.is_transformed(scores):
+    # Inside vmap bits cannot be viewed as another type: torch has no rule for that before 2.13. Nor in torch.jit.trace.
+    if not scores.dtype.is_floating_point or _compat.is_transformed(scores) or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         return scores
     dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[scores.dtype.itemsize]
     bits = scores.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf).view(dtype)

@@ -33,7 +33,7 @@ def spearman_loss(
     The correlation of the soft ranks of the prediction with the ranks of the target, of which equals share their mean.
 
     Args:
-        prediction: scores.
+        prediction: scores; the last dimension is ranked. Of a layer with one output, ``output.squeeze(-1)``.
         target: numbers of the same shape, whose order counts.
         operator: the relaxation of ranking, or its name.
         temperature: goes with a name.
@@ -48,14 +48,17 @@ def spearman_loss(
         tensor(0.)
     """
     where = _checked("target", target, prediction, where, name="prediction")
+    if prediction.shape[-1] == 1:  # as a layer of one output has it: no error would mean no gradient
+        shape = tuple(prediction.shape)
+        raise ValueError(f"prediction: expected at least two entries in the last dimension, which is ranked, got shape {shape}")
     soft = soft_rank(prediction, operator, temperature, where=where)
     exact = _mean_ranks(target.to(soft.dtype), where)
     count = _count(soft, where)
-    one, other = _centred(soft, where, count), _centred(exact, where, count)
-    squares = torch.stack([one.square().sum(-1), other.square().sum(-1)])  # each about n^3 / 12: their product may overflow
-    # a constant has no correlation: 0, and no gradient
-    flat = squares.detach().sqrt().prod(0) <= torch.finfo(squares.dtype).eps * count.squeeze(-1).square()
-    correlation = (one * other).sum(-1) / torch.where(flat, 1, squares).sqrt().prod(0)
+    # as shares of the number: squares of ranks sum to about n^3 / 12, and two such sums are multiplied
+    one, other = _centred(soft, where, count) / count, _centred(exact, where, count) / count
+    scale = one.square().sum(-1) * other.square().sum(-1)
+    flat = scale <= torch.finfo(scale.dtype).eps ** 2  # a constant has no correlation: 0, and no gradient
+    correlation = (one * other).sum(-1) / torch.where(flat, 1, scale).sqrt()
     return _reduce(1 - torch.where(flat, 0 * correlation, correlation), None, reduction)
 
 

@@ -195,7 +195,7 @@ def select_topk(
 
     Args:
         values: what is selected from.
-        scores: one for each row of ``values``. -inf is chosen last.
+        scores: one for each row of ``values``. -inf is never chosen: there must be k others.
         k: how many, between 1 and n.
         operator: the relaxation, or its name; any but Permutahedron.
         temperature: goes with a name.
@@ -317,6 +317,8 @@ def sample_k_subset(
     checks.one_of("method", method, get_args(Method))
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator: expected a torch.Generator or None, got {generator!r}")
+    if method == "exact" and operator != "lapsum":  # the default
+        raise ValueError(f'operator: expected none with method="exact", whose gradient is that of KSubset, got {operator!r}')
     operator = _operator(operator, 1.0)
     rows = _rows(scores, dim, where, True)
     k = checks.count("k", k, 0, rows.shape[-1], "n")

@@ -93,6 +93,7 @@ class Pool(Engine):
                 here.close()
                 if number == TRIES - 1:
                     raise LabError(f"no process could be started for {folder} ({explain(error)}).") from None
+                time.sleep(0.1 * 4**number)  # until the system knows that it is gone, and another can be started
                 continue
             finally:
                 there.close()
