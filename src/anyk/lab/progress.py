@@ -62,15 +62,16 @@ def _bars(quiet: bool) -> Bars:
 
 
 @contextmanager
-def watched(runs: int, quiet: bool = False, log: Sequence[str] = ()) -> Iterator["Display"]:
+def watched(total: float, quiet: bool = False, log: Sequence[str] = (), unit: str = "runs") -> Iterator["Display"]:
     """A display of runs that also hands on the metrics of those it is shown.
 
     Args:
-        runs: how many there will be.
+        total: how many there will be.
         quiet: True shows nothing.
         log: where the metrics go, by name of :data:`anyk.lab.run.loggers.LOGGERS`.
+        unit: what is counted: runs, as they end; or something else, by :meth:`Display.count`.
     """
-    with Forwarder(log) as forwarder, Display(runs, quiet, forwarder.update) as display:
+    with Forwarder(log) as forwarder, Display(total, quiet, forwarder.update, unit) as display:
         yield display
 
 
@@ -78,20 +79,27 @@ class Display:
     """A bar for all runs, with the time left, and a line for each run that is at work. Written to standard error.
 
     Args:
-        runs: how many runs there will be.
+        total: how many runs there will be, or of what is counted.
         quiet: True shows nothing.
         on_show: called as :meth:`show` is.
+        unit: what is counted: runs, as they end; or something else, by :meth:`count`.
     """
 
-    def __init__(self, runs: int, quiet: bool = False, on_show: OnProgress = lambda folder, progress: None) -> None:
+    def __init__(
+        self,
+        total: float,
+        quiet: bool = False,
+        on_show: OnProgress = lambda folder, progress: None,
+        unit: str = "runs",
+    ) -> None:
         self._bars = _bars(quiet)
-        self._all = self._bars.add_task("all runs", total=runs, count=f"0/{runs}")
+        self._all = self._bars.add_task(f"all {unit}", total=total, count=f"0/{total:.0f}")
         # Apart from the bar: its columns would take the room that the words need.
         words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self._each = Bars(TextColumn("{task.description}", table_column=words), TextColumn("{task.fields[count]}"), expand=True)
         self._live = Live(Group(self._bars, self._each), console=self._bars.console)
         self._on_show = on_show
-        self._runs = runs
+        self._runs = total if unit == "runs" else None
         self._tasks: dict[Path, TaskID] = {}
         self._parts: dict[Path, float] = {}
         self._configs: dict[Path, Config] = {}
@@ -130,8 +138,13 @@ class Display:
                 count=f"{progress.step}/{progress.steps} steps",
                 visible=self._parts[folder] < 1,
             )
-            finished = sum(part >= 1 for part in self._parts.values())
-            self._bars.update(self._all, completed=sum(self._parts.values()), count=f"{finished}/{self._runs}")
+            if self._runs is not None:
+                finished = sum(part >= 1 for part in self._parts.values())
+                self._bars.update(self._all, completed=sum(self._parts.values()), count=f"{finished}/{self._runs:.0f}")
+
+    def count(self, done: float, total: float) -> None:
+        """Take note of how much is done, and how much there will be."""
+        self._bars.update(self._all, completed=done, total=total, count=f"{done:.0f}/{total:.0f}")
 
     def _name(self, folder: Path) -> str:
         """The line of a run: its loss and learning rate, its own hyperparameter, its seed and its accuracies so far."""

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anyk.lab.comparison.tuning import TUNING_SEEDS, Axis, Point, Trial, Tuner, behind, geometric, learning_rates, listed
+from anyk.lab.comparison.tuning import EFFORTS, Axis, Point, Trial, Tuner, behind, geometric, learning_rates, listed
 
+TUNING_SEEDS = EFFORTS["thorough"].tuning_seeds
 Landscape = Callable[[Trial], float | None]
 SMOOTHING = listed("label_smoothing", 0.0, (0.0, 0.05, 0.1, 0.2))
 TEMPERATURE = geometric("temperature", 1.0, base=2, places=2, powers=8, steps=(4, 2))
@@ -47,7 +48,8 @@ def surrounded(tuner: Tuner) -> bool:
         line = [point[number] - best[number] for point in tried if _without(point, number) == _without(best, number)]
         for sign, end in ((1, len(axis.values) - 1), (-1, 0)):
             near = any(0 < sign * offset <= axis.steps[-1] for offset in line)
-            if not near and not (best[number] == end and axis.name.replace("_", " ") in named):
+            natural = axis.values[end] in (0.0, 1.0)  # beyond it there is nothing
+            if not near and not (best[number] == end and (natural or axis.name.replace("_", " ") in named)):
                 return False
     return True
 
@@ -160,12 +162,14 @@ def test_if_all_diverges_it_goes_down_and_ends():
     assert {tuner.values(trial.point)[0] for trial in tuner.scores} >= {1e-11, 1e-1}
 
 
-def test_a_bound_is_named():
-    tuner = Tuner([learning_rates(1e-3), SMOOTHING], examples=10**6)
-    make(tuner.search(), tuner, hill([learning_rates(1e-3), SMOOTHING], [0.0, -1.0]))
-    assert tuner.bounds == ("label smoothing 0, the smallest that is tried",)
-    alone = Tuner([learning_rates(1e-3), SMOOTHING], examples=10**6, budget=1, shortens=False)
-    make(alone.search(), alone, hill([learning_rates(1e-3), SMOOTHING], [0.0, -1.0]))
+def test_a_bound_is_named_unless_nothing_can_lie_beyond_it():
+    axes = [learning_rates(1e-3), SMOOTHING]
+    for top, words in ((9.0, ("label smoothing 0.2, the largest that is tried",)), (-1.0, ())):
+        tuner = Tuner(axes, examples=10**6)
+        make(tuner.search(), tuner, hill(axes, [0.0, top]))
+        assert tuner.bounds == words
+    alone = Tuner(axes, examples=10**6, budget=1, shortens=False)
+    make(alone.search(), alone, hill(axes, [0.0, -1.0]))
     assert alone.tries == 1
     assert alone.bounds == ()
 
@@ -248,3 +252,61 @@ def test_when_the_time_is_over_it_ends_and_says_so():
     tuner.expired = lambda: True  # between the last point and the tries that the others had more
     make(tuner.spend(tuner.tries + 1), tuner, landscape)
     assert tuner.capped == "--time"
+
+
+# --- in short runs -----------------------------------------------------------------------------------------------------
+
+
+def find(kind: list[Axis], landscape: Landscape, **settings_: object) -> Tuner:
+    tuner = Tuner(kind, **{"examples": 1000, "effort": EFFORTS["normal"], **settings_})  # type: ignore[arg-type]
+    make(tuner.search(), tuner, landscape)
+    make(tuner.promote(), tuner, landscape)
+    return tuner
+
+
+@settings(deadline=None)
+@given(st.tuples(st.floats(-3, 3), st.floats(0, 3)), landscapes, st.sampled_from(["quick", "normal"]))
+def test_the_search_is_in_short_runs_and_as_many_points_of_every_method_are_tried_at_full_length(top, shape, level):
+    kind = [learning_rates(1e-3), SMOOTHING]
+    tuner = find(kind, hill(kind, list(top), **{**shape, "cliff": math.inf}), effort=EFFORTS[level])
+    assert tuner.tries == EFFORTS[level].points
+    assert tuner.best in {trial.point for trial in tuner.scores if not trial.short}
+    assert tuner.capped == ""
+    assert {trial.seed for trial in tuner.scores} == {0}
+
+
+@settings(deadline=None)
+@given(st.floats(-2, 2), st.floats(0, 1), st.sampled_from([0.0, 1.0, 2.0, 3.0]))
+def test_a_long_run_may_want_a_lower_rate_than_a_short_one(short, shift, smoothing):
+    """Up to a power of ten lower: what is found is within the step of the finest stage."""
+    kind = [learning_rates(1e-3), SMOOTHING]
+    early, late = (hill(kind, [top, smoothing]) for top in (short, short - shift))
+    tuner = find(kind, lambda trial: early(trial) if trial.short else late(trial))
+    assert tuner.best is not None
+    offset = (tuner.best[0] - kind[0].start) / kind[0].step(0) - (short - shift)
+    assert abs(offset) <= kind[0].step(1) / kind[0].step(0) + 1e-9
+
+
+def test_what_diverges_in_every_long_run_that_was_good_in_a_short_one_is_left_for_lower_rates():
+    kind = [learning_rates(1e-3), SMOOTHING]
+    early, late = hill(kind, [0.0, 0.0]), hill(kind, [-5.0, 0.0], cliff=-4.5)
+    tuner = find(kind, lambda trial: early(trial) if trial.short else late(trial))
+    assert tuner.best is not None
+    assert tuner.values(tuner.best)[0] <= 1e-3 * 10**-4.5
+    nothing = find(kind, lambda trial: early(trial) if trial.short else None)
+    assert nothing.tries > 5
+    assert nothing.best is None or Trial(nothing.best) not in nothing.scores or nothing.scores[Trial(nothing.best)] is None
+
+
+def test_the_others_begin_at_the_rate_that_is_known_to_be_good():
+    kind = [learning_rates(1e-3), SMOOTHING]
+    tuner = find(kind, hill(kind, [2.0, 1.0]), rate=kind[0].start + 2 * kind[0].step(0))
+    first = [tuner.values(trial.point)[0] for trial in list(tuner.scores)[:3]]
+    assert sorted(first) == [0.03162, 0.1, 0.3162]
+    assert tuner.looks < find(kind, hill(kind, [2.0, 1.0])).looks
+
+
+def test_a_budget_below_the_points_of_the_effort_is_a_cap():
+    kind = [learning_rates(1e-3), SMOOTHING]
+    assert find(kind, hill(kind, [0.0, 1.0]), budget=3).capped == "--budget 3"
+    assert find(kind, hill(kind, [0.0, 1.0]), budget=4).capped == ""

@@ -45,10 +45,11 @@ def command(
         say_json(report.to_json())
     else:
         say(str(report))
-        say(f"\nTo paste: {report.chosen}\n")
-        say(report.code)
-        if any(method.runs for method in report.methods):
+        if report.decided:
+            say(f"\nTo paste: {report.chosen}\n")
+            say(report.code)
+        if any(method.tries for method in report.methods):
             say(f"Report: {config.folder / 'report.html'}")
     # Too few runs because of the time are no failure: the same command goes on.
-    failed = report.failures or any(len(method.runs) < config.seeds and not method.capped for method in report.methods)
+    failed = report.failures or any(not method.runs and not method.capped for method in report.methods)
     return 1 if failed else 0 if report.decided else NOT_DECIDED

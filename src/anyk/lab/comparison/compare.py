@@ -11,7 +11,7 @@ from anyk.lab.comparison import report_page, results
 from anyk.lab.comparison import verdict as words
 from anyk.lab.comparison.config import WITHOUT_EFFECT, ComparisonConfig, ComparisonFields
 from anyk.lab.comparison.outcome import Comparison
-from anyk.lab.comparison.search import expected_runs, search
+from anyk.lab.comparison.search import expected_trainings, search
 from anyk.lab.comparison.snippet import code
 from anyk.lab.data import keep
 from anyk.lab.data.tables import Options
@@ -149,6 +149,6 @@ def run(config: ComparisonConfig, command: str) -> Report:
         reused.update({folder} & ended)
         display.show(folder, progress)
 
-    with watched(expected_runs(config), config.quiet, config.log) as display:
-        outcome = search(config, command=command, on_progress=show, on_plan=display.tell)
+    with watched(expected_trainings(config), config.quiet, config.log, unit="trainings") as display:
+        outcome = search(config, command=command, on_progress=show, on_plan=display.tell, on_cost=display.count)
     return Report(**vars(outcome), folder=str(config.folder), reused=len(reused))

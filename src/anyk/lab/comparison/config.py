@@ -8,11 +8,12 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from anyk.lab import files
+from anyk.lab.comparison.tuning import EFFORTS, Effort
 from anyk.lab.errors import LabError
 from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config, Setting
@@ -30,8 +31,10 @@ class ComparisonFields:
 
     losses: tuple[str, ...] = (BASELINE, BOUNDED, "error", "splitter")
     """what to compare; softmax is always among them, and gce beside error losses"""
-    seeds: int = 5
-    """runs of each tuned loss"""
+    effort: Literal["quick", "normal", "thorough"] = "normal"
+    """how thoroughly to look: some 8, 13 or 35 trainings of each loss"""
+    seeds: int | None = None
+    """runs of each tuned loss; none: by the effort, and fewer where more could hardly change the answer"""
     budget: int | None = None
     """the most points of each loss to try at full length; none: as many as it takes"""
     time: str | float | None = None
@@ -69,6 +72,16 @@ class ComparisonConfig(ComparisonFields, Setting):
             raise LabError(
                 "select each has several models for each run, and a comparison needs one: choose another, such as mean."
             )
+
+    @property
+    def level(self) -> Effort:
+        """What the effort means."""
+        return EFFORTS[self.effort]
+
+    @property
+    def most_seeds(self) -> int:
+        """Runs of each tuned loss, unless fewer are enough."""
+        return self.seeds or self.level.seeds
 
     @property
     def seconds(self) -> float | None:

@@ -36,8 +36,8 @@ class Try:
     learning_rate: float
     hyperparameter: float | None
     """the value of the method's own hyperparameter, where it has one"""
-    epochs: int
-    """shorter than the config's own in the first, cheap stage"""
+    epochs: float
+    """fewer than the config's own for a short run; of a part of the examples, that part of the epochs"""
     scores: tuple[float | None, ...]
     """the validation metric tuned for, of each tuning seed; None where training diverged"""
     label_smoothing: float | None = None
@@ -74,6 +74,10 @@ class Method:
     """the validation metrics of a run of twice the epochs with the tuned config, on the tuning seed"""
     same_length: Mapping[str, float] | None = None
     """those of the tuned config itself, on the same seed: what ``longer`` is to be compared with"""
+    settled: bool = False
+    """whether more seeds could hardly have changed the answer, and it was trained on fewer than others"""
+    tuned_in: str = ""
+    """the folder of the run that was tuned on, on the first tuning seed, of full length if there is one"""
 
     def measured(self, metric: str) -> Measured | None:
         """A test metric over the seeds, in fractions; None where no run has it."""
@@ -342,6 +346,13 @@ class Comparison:
         One that has no runs although there was time could not be trained: it is not compared, whatever ended its tuning.
         """
         return [m for m in self.all_methods if m.capped and (m.runs or m.capped.startswith("--time"))]
+
+    def tuned_score(self, method: Method) -> float:
+        """The best score of the tuning on its first seed, of the longest runs: all that is known before the first seed of the
+        comparison; minus infinity where there is none."""
+        longest = max((one.epochs for one in method.tries if one.scores[0] is not None), default=0.0)
+        scores = [one.scores[0] for one in method.tries if one.epochs == longest]
+        return max((score for score in scores if score is not None), default=-math.inf)
 
     def gain_of_longer(self, method: Method) -> float | None:
         """What twice the epochs gain in the validation metric tuned for; None where that was not tried."""

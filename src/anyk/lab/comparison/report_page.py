@@ -4,6 +4,7 @@ The template says what is on the page and how it looks; here are the numbers it 
 """
 
 import base64
+import collections
 import html
 import math
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,9 @@ def render(comparison: Comparison) -> str:
         confusions=sorted(by_class.confusions, key=lambda pair: -pair.before - pair.after) if by_class else [],
         baseline=BASELINE,
         best=comparison.choice.name if comparison.methods else None,
-        codes=[(method.name, code(method.config, comparison.data.get("classes"))) for method in comparison.methods],
+        codes=[(method.name, code(method.config, comparison.data.get("classes"))) for method in comparison.methods]
+        if comparison.decided
+        else [],
         shown_classes=SHOWN_CLASSES,
         other=OTHER,
         intervals=any(one.paired.low is not None for one in comparison.differences.values()),
@@ -156,9 +159,11 @@ _COLOURED = 0.05
 
 
 def _tuning(method: Method) -> dict[str, Any]:
-    """A method's tries at full length: mean scores by learning rate (rows) and by its own hyperparameter (columns)."""
+    """A method's tries of the length that most have: mean scores by learning rate (rows) and by its own hyperparameter
+    (columns)."""
     config, hyperparameter = method.config, method.hyperparameter or ""
-    full = [point for point in method.tries if point.epochs >= config.epochs]
+    lengths = collections.Counter(point.epochs for point in method.tries)
+    full = [point for point in method.tries if point.epochs == max(lengths, key=lambda length: (lengths[length], length))]
     scores: dict[tuple[float, float | None], float | None] = {}
     for point in full:  # of two that differ in the smoothing of the cross-entropy, the better one
         place, score = (point.learning_rate, point.hyperparameter), _mean_score(point)
@@ -182,6 +187,7 @@ def _tuning(method: Method) -> dict[str, Any]:
         chosen.append(f"label smoothing of the cross-entropy {config.label_smoothing:g}")
     return {
         "name": method.name,
+        "epochs": f"{full[0].epochs:g}",
         "hyperparameter": words,
         "columns": [text(value, "field") for value in values],
         "rows": [(f"{rate:g}", [cell((rate, value)) for value in values]) for rate in rates],

@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,13 @@ from anyk import info
 from anyk.lab import files
 from anyk.lab.comparison import report_page, results, tuning
 from anyk.lab.comparison.changed_predictions import count_classes, find_moves
-from anyk.lab.comparison.config import ComparisonConfig, metric_of
-from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, Method, SeedRun, Try, contrasts
-from anyk.lab.comparison.tuning import TUNING_SEEDS, Axis, Point, Trial, Tuner
+from anyk.lab.comparison.config import BASELINE, ComparisonConfig, metric_of
+from anyk.lab.comparison.outcome import LEARNING_RATE_OF, MUCH_LONGER, Comparison, Method, SeedRun, Try, contrasts
+from anyk.lab.comparison.tuning import EFFORTS, Axis, Effort, Point, Trial, Tuner
 from anyk.lab.comparison.verdict import counted
 from anyk.lab.data import Dataset, Parts
 from anyk.lab.data.tokens import Windows
-from anyk.lab.engines.engine import Outcome, Task
+from anyk.lab.engines.engine import Engine, Outcome, Task
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import Failure, LabError, Stopped
 from anyk.lab.run import loss_names
@@ -40,7 +40,7 @@ from anyk.lab.run.batches import (
     windows_in_batch,
     windows_of,
 )
-from anyk.lab.run.config import Config
+from anyk.lab.run.config import Config, Setting
 from anyk.lab.run.losses import criterion, trained_ks
 from anyk.lab.run.run_folder import Run
 from anyk.lab.run.summaries import METRICS
@@ -50,13 +50,16 @@ from anyk.lab.warn_once import warn_once
 
 #: the seeds of the tuning; those of the comparison are 1, 2, …
 TUNING_SEED_NUMBERS = (0, 10_001, 10_002)
-assert len(TUNING_SEED_NUMBERS) == TUNING_SEEDS
-#: the short runs of the first stage have this part of the epochs, if there are enough to divide
+#: a short run has this part of the epochs, or of the training examples if there are too few epochs to divide
 SHORT = 4
+#: a short run of fewer steps would tell nothing
+FEWEST_STEPS = 8
 #: settings that say how far a comparison goes, not what is compared
-CAPS = {"seeds", "budget", "time"}
-#: what starting a process and reading the data take, roughly: for the plan's time
-START_SECONDS = 0.5
+CAPS = {"effort", "seeds", "budget", "time"}
+#: what starting a process and reading the data take, roughly, and how long to look before the time is told
+START_SECONDS, LOOK_SECONDS = 0.5, 30.0
+#: after so many seeds, those whose p is above this in every metric are not trained on further ones
+FIRST_LOOK, FUTILE = 3, 0.3
 
 
 def search(
@@ -65,6 +68,7 @@ def search(
     command: str = "",
     on_progress: Callable[[Path, Progress], None] = lambda folder, progress: None,
     on_plan: Callable[[str], None] = lambda sentence: None,
+    on_cost: Callable[[float, float], None] = lambda done, total: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Comparison:
     """Tune every loss on validation until its best point lies inside what was tried, train it with further seeds, and write
@@ -77,7 +81,8 @@ def search(
         config: what to compare.
         command: what to type to get the same again.
         on_progress: called with a run's folder and where it stands.
-        on_plan: called with a few sentences before the first run, and with the time it will take after its first steps.
+        on_plan: called with a few sentences before the first run, and with the time it will take after the first steps.
+        on_cost: called with how many full trainings are done, and how many there will be as far as is known.
         clock: seconds, for the time that the whole may take.
     """
     dataset = read_data(config)
@@ -92,52 +97,65 @@ def search(
     for start in starts:
         check_seen(start, dataset, parts, max(trained_ks(criterion(start, classes), start)))
     windows = windows_of(dataset, parts, dataset.train.labels, config)
-    jobs = config.jobs or os.cpu_count() or 1
-    estimate = _Estimate(config, config.epochs * steps_per_epoch(config, parts, windows), jobs, on_plan)
+    jobs, steps = config.jobs or os.cpu_count() or 1, config.epochs * steps_per_epoch(config, parts, windows)
+    cost = _Cost(config, steps, jobs, on_plan, on_cost)
 
     def watch(folder: Path, progress: Progress) -> None:
-        estimate.see(folder, progress)
+        cost.see(folder, progress)
         on_progress(folder, progress)
 
     out = config.folder
     limit = _Limit(config, clock)
     with Run(out).locked(), Pool(jobs, watch, out_of_time=lambda: limit.over) as pool:
-        for sentence in _plan(config, dataset, parts, windows, estimate.runs, jobs):
+        for sentence in _plan(config, dataset, parts, windows, jobs):
             on_plan(sentence)
-        study = _Study(out, dataset.fingerprint, config.seeds, limit)
-        searches = [
-            Search(
-                study,
-                start,
-                axes(start),
-                examples=len(parts.validation),
-                shortens=config.epochs >= SHORT,
-                budget=config.budget,
-                expired=lambda: limit.is_near(estimate.reserve()),
-            )
-            for start in starts
-        ]
-        pool.run_tasks([one.make(one.search()) for one in searches])
-        while (tries := tuning.behind(searches)) is not None:
-            pool.run_tasks([one.make(one.spend(tries)) for one in searches])
-        methods = pool.run_tasks([study.method(one) for one in searches])
-        outcome = Comparison(
-            data=describe(dataset, parts, config),
-            command=command,
-            settings=config.recorded(),
-            methods=tuple(methods),
-            ks=config.ks,
-            environment=info.environment(),
+        study = _Study(out, dataset.fingerprint, limit)
+        searches = tune(
+            pool,
+            study,
+            starts,
+            effort=config.level,
+            examples=len(parts.validation),
+            shortens=shortens(config, steps),
+            budget=config.budget,
+            expired=lambda: limit.is_near(cost.reserve()),
         )
-        outcome = dataclasses.replace(outcome, contrasts=contrasts(outcome, out))
-        softmax = methods[0]
+
+        def judge(seeds: Mapping[str, int]) -> Comparison:
+            """The comparison with so many seeds of each method."""
+            cost.expect(sum(seeds.values()))
+            methods = pool.run_tasks([study.method(one, seeds[one.start.loss]) for one in searches])
+            found = Comparison(
+                data=describe(dataset, parts, config),
+                command=command,
+                settings=config.recorded(),
+                methods=tuple(methods),
+                ks=config.ks,
+                environment=info.environment(),
+            )
+            return dataclasses.replace(found, contrasts=contrasts(found, out))
+
+        # One of each before the next: what is there when the time is over can be compared.
+        judge(dict.fromkeys(config.losses, 1))
+        seeds = dict.fromkeys(config.losses, config.most_seeds)
+        if config.seeds is None and config.most_seeds > FIRST_LOOK:
+            early = futile(judge(dict.fromkeys(config.losses, FIRST_LOOK)))
+            seeds |= dict.fromkeys(early, FIRST_LOOK)
+        outcome = judge(seeds)
+        settled = [dataclasses.replace(one, settled=seeds[one.name] < config.most_seeds) for one in outcome.methods]
+        outcome = dataclasses.replace(outcome, methods=tuple(settled))
+        if config.effort != "quick":
+            methods = pool.run_tasks([study.check_length(one) for one in outcome.methods])
+            outcome = dataclasses.replace(outcome, methods=tuple(methods))
+        softmax = outcome.methods[0]
         winners = [
             method
-            for method in methods
+            for method in outcome.methods
             if outcome.significant(method, 1) and method.config.learning_rate != softmax.config.learning_rate
         ]
         if winners:
-            controls = pool.run_tasks([study.control(softmax, winner) for winner in winners])
+            cost.expect(len(winners) * seeds[softmax.name])
+            controls = pool.run_tasks([study.control(softmax, winner, seeds[softmax.name]) for winner in winners])
             outcome = dataclasses.replace(outcome, controls=tuple(controls))
             outcome = dataclasses.replace(outcome, contrasts=contrasts(outcome, out))
         outcome = dataclasses.replace(
@@ -149,6 +167,42 @@ def search(
         )
         _write(outcome, out)
     return outcome
+
+
+def tune(engine: Engine, runs: "Runs", starts: Sequence[Config], **settings: Any) -> list["Search"]:
+    """The searches of these configs, at their end: all with as many tries.
+
+    A search in short runs is made for the first method before the others, which begin at its best learning rate.
+
+    Args:
+        engine: makes the runs.
+        runs: their folders.
+        starts: what the searches start with; the first is softmax.
+        settings: as :class:`~anyk.lab.comparison.tuning.Tuner` takes them.
+    """
+    searches = [Search(runs, start, axes(start), **settings) for start in starts]
+    first, *others = searches
+    if first.short:
+        engine.run_tasks([first.make(first.search())])
+        for one in others:
+            one.rate = None if first.best is None else first.best[0]
+    engine.run_tasks([one.make(one.search()) for one in (others if first.short else searches)])
+    while (looks := tuning.behind(searches)) is not None:
+        engine.run_tasks([one.make(one.spend(looks)) for one in searches])
+    engine.run_tasks([one.make(one.promote()) for one in searches])
+    return searches
+
+
+def shortens(setting: Setting, steps: int) -> bool:
+    """Whether there can be short runs of a setting whose runs have so many steps."""
+    return setting.epochs >= SHORT or steps >= SHORT * FEWEST_STEPS
+
+
+def shortened(config: Config) -> Config:
+    """A short run of a config."""
+    if config.epochs >= SHORT:
+        return config.replace(epochs=config.epochs // SHORT)
+    return config.replace(train_fraction=config.train_fraction / SHORT)
 
 
 def started(config: Config, classes: int) -> Config:
@@ -178,12 +232,36 @@ def axes(start: Config) -> list[Axis]:
     return found
 
 
-def expected_runs(config: ComparisonConfig) -> int:
-    """How many runs there will be, roughly: it depends on where the best points lie."""
-    points = min(tuning.USUAL_POINTS, config.budget or tuning.USUAL_POINTS)
-    repeats = min(tuning.USUAL_REPEATS, 4 * (points - 1))  # of one point there is nothing to choose
-    shortens = config.epochs == 0 or config.epochs >= SHORT  # 0: by the kind of data, which is not read yet
-    return len(config.losses) * (tuning.COARSE_POINTS * shortens + points + repeats + 1 + config.seeds) + config.seeds
+def expected_trainings(config: ComparisonConfig, effort: Effort | None = None) -> float:
+    """What a comparison costs, roughly, in trainings of full length: it depends on where the best points lie.
+
+    Args:
+        config: what to compare.
+        effort: another than the config's.
+    """
+    level = effort or config.level
+    short, points, repeats = level.usual
+    if effort is None and config.budget is not None:
+        points, repeats = min(points, config.budget), min(repeats, 4 * (config.budget - 1))  # of one, nothing is chosen
+    seeds = config.most_seeds if effort is None else effort.seeds
+    check = 0.0 if level is EFFORTS["quick"] else 2.0 if level is EFFORTS["thorough"] else 0.5
+    return len(config.losses) * (short / SHORT + points + repeats + seeds + check)
+
+
+def futile(comparison: Comparison) -> set[str]:
+    """The methods for which more seeds could hardly change the answer: so far, the difference to the baseline is within luck in
+    every metric that is judged.
+
+    To stop there can only make false findings rarer, since nothing is found there. What it costs in true ones stands in
+    benchmarks/verdict_error_rates.md. The baseline, and gce beside an error loss, are needed as long as another goes on.
+    """
+    open_: set[str] = set()
+    for method in comparison.compared:
+        for metric in comparison.judged_metrics:
+            found = comparison.difference(method, comparison.methods[0], metric)
+            if found is not None and found.p is not None and found.p < FUTILE:
+                open_ |= {method.name, BASELINE, *(control.name for control in comparison.controls_of(method))}
+    return {method.name for method in comparison.methods} - open_
 
 
 class Runs:
@@ -206,8 +284,12 @@ class Runs:
             raise Stopped
         found = [(folder.name, outcome) for folder, outcome in outcomes.items()]
         # That a rate is too large is what a search finds out; all else is a failure.
-        self.failures += [Failure(name, outcome.error) for name, outcome in found if outcome.error and not outcome.diverged]
+        self.fail(*(Failure(name, outcome.error) for name, outcome in found if outcome.error and not outcome.diverged))
         return [outcomes[self.folder(config)] for config in configs]
+
+    def fail(self, *failures: Failure) -> None:
+        """Take note of failures, of each once."""
+        self.failures += [failure for failure in failures if failure not in self.failures]
 
     def folder(self, config: Config) -> Path:
         """A run's folder: its name follows from all that the run depends on, so that the same run is found again."""
@@ -233,8 +315,8 @@ class Search(Tuner):
 
     def config(self, trial: Trial) -> Config:
         """What a trial runs. It does not look at the test examples."""
-        epochs = self.start.epochs // SHORT if trial.short else self.start.epochs
-        return self.at(trial.point).replace(epochs=epochs, seed=TUNING_SEED_NUMBERS[trial.seed], tested=False)
+        config = self.at(trial.point).replace(seed=TUNING_SEED_NUMBERS[trial.seed], tested=False)
+        return shortened(config) if trial.short else config
 
     def at(self, point: Point) -> Config:
         """The config at a point."""
@@ -267,18 +349,20 @@ class Search(Tuner):
             if trial.seed == 0:
                 rate, hyperparameter, *smoothing = self.values(trial.point)
                 scores = (self.scores[trial],) if trial.short else tuple(self.seeds(trial.point))
-                yield Try(rate, hyperparameter, self.config(trial).epochs, scores, *smoothing)
+                config = self.config(trial)
+                epochs = config.epochs * (config.train_fraction / self.start.train_fraction)
+                yield Try(rate, hyperparameter, epochs, scores, *smoothing)
 
 
 class _Study(Runs):
     """The runs of a comparison."""
 
-    def __init__(self, out: Path, fingerprint: str, seeds: int, limit: "_Limit") -> None:
+    def __init__(self, out: Path, fingerprint: str, limit: "_Limit") -> None:
         super().__init__(out, fingerprint, lambda: limit.over)
-        self.limit, self.seeds = limit, range(1, seeds + 1)
+        self.limit = limit
 
-    def method(self, search: Search) -> Task[Method]:
-        """Train a loss that was tuned: on every seed, and for twice the epochs on the seed of the tuning."""
+    def method(self, search: Search, seeds: int) -> Task[Method]:
+        """Train a loss that was tuned on so many seeds."""
         best = search.best
         found = Method(
             name=search.start.loss,
@@ -290,38 +374,53 @@ class _Study(Runs):
             bounds=search.bounds,
         )
         if best is None:
-            self.failures += [failure for failure in search.failed if failure not in self.failures][:1]
+            self.fail(*search.failed[:1])
             return found
         tuned = found.config
-        same = tuned.replace(seed=TUNING_SEED_NUMBERS[0], tested=False)
-        again, longer, *seeded = yield from self.run([same, same.replace(epochs=2 * tuned.epochs), *self._seeded(tuned)])
-        return dataclasses.replace(
-            found,
-            runs=self._seed_runs(tuned, seeded),
-            capped=found.capped or (self.limit.option if Outcome() in (again, longer, *seeded) else ""),
-            longer=longer.result["validation"] if longer.result and again.result else None,
-            same_length=again.result["validation"] if longer.result and again.result else None,
-        )
+        trial = max((trial for trial in search.scores if trial.point == best), key=lambda trial: (not trial.short, -trial.seed))
+        folder = self.folder(search.config(trial)).relative_to(self.out).as_posix()
+        outcomes = yield from self.run(_seeded(tuned, seeds))
+        late = self.limit.option if Outcome() in outcomes else ""
+        runs = self._seed_runs(_seeded(tuned, seeds), outcomes)
+        return dataclasses.replace(found, runs=runs, capped=found.capped or late, tuned_in=folder)
 
-    def control(self, softmax: Method, winner: Method) -> Task[Method]:
+    def check_length(self, method: Method) -> Task[Method]:
+        """Find out whether more epochs would gain something.
+
+        What each further epoch gains becomes less: if the second half of them gained little, as many again will gain less. Only
+        otherwise there is a run of twice the epochs.
+        """
+        if not method.runs:
+            return method
+        same = method.config.replace(seed=TUNING_SEED_NUMBERS[0], tested=False)
+        metric, epochs = metric_of(same), same.epochs
+        if epochs > 1:
+            own, half = yield from self.run([same, same.replace(epochs=epochs // 2)])
+            if own.result is None or half.result is None:
+                return method
+            if own.result["validation"][metric] - half.result["validation"][metric] <= MUCH_LONGER:
+                return method
+        own, longer = yield from self.run([same, same.replace(epochs=2 * epochs)])
+        if own.result is None or longer.result is None:
+            return method
+        return dataclasses.replace(method, longer=longer.result["validation"], same_length=own.result["validation"])
+
+    def control(self, softmax: Method, winner: Method, seeds: int) -> Task[Method]:
         """Softmax with another method's learning rate: what that method would gain by its rate alone."""
         rate, head = winner.config.learning_rate, softmax.config.head_learning_rate
         config = softmax.config.replace(learning_rate=rate, head_learning_rate=head * (rate / softmax.config.learning_rate))
-        outcomes = yield from self.run(self._seeded(config))
+        outcomes = yield from self.run(_seeded(config, seeds))
         # That softmax diverges at this rate is an answer, too.
-        runs = self._seed_runs(config, outcomes, must_end=False)
+        runs = self._seed_runs(_seeded(config, seeds), outcomes, must_end=False)
         late = self.limit.option if Outcome() in outcomes else ""
         return Method(LEARNING_RATE_OF + winner.name, config, (), runs, softmax.hyperparameter, capped=late)
 
-    def _seeded(self, config: Config) -> list[Config]:
-        return [config.replace(seed=seed) for seed in self.seeds]
-
-    def _seed_runs(self, tuned: Config, outcomes: Sequence[Outcome], must_end: bool = True) -> tuple[SeedRun, ...]:
+    def _seed_runs(self, configs: Sequence[Config], outcomes: Sequence[Outcome], must_end: bool = True) -> tuple[SeedRun, ...]:
         runs = []
-        for config, outcome in zip(self._seeded(tuned), outcomes, strict=True):
+        for config, outcome in zip(configs, outcomes, strict=True):
             folder = self.folder(config)
             if outcome.error is not None and outcome.diverged and must_end:
-                self.failures.append(Failure(folder.name, outcome.error))
+                self.fail(Failure(folder.name, outcome.error))
             if outcome.result is not None:
                 result, curve = outcome.result, tuple(Run(folder).metrics())
                 name = folder.relative_to(self.out).as_posix()
@@ -348,38 +447,62 @@ class _Limit:
         return self.clock() - self.started >= self.seconds - min(reserve, self.seconds / 2)
 
 
-class _Estimate:
-    """How long the whole will take, from the first steps of the first run that takes some."""
+def _seeded(config: Config, seeds: int) -> list[Config]:
+    return [config.replace(seed=seed) for seed in range(1, seeds + 1)]
 
-    def __init__(self, config: ComparisonConfig, steps: int, jobs: int, tell: Callable[[str], None]) -> None:
-        self.steps, self.jobs, self.tell = steps, jobs, tell
-        self.runs, self.losses, self.seeds = expected_runs(config), len(config.losses), config.seeds
-        self.run_seconds: float | None = None
-        self._found = 0
-        self._first: dict[Path, tuple[float, int]] = {}
+
+class _Cost:
+    """What is done and what is left, in trainings of full length; and how long that will take, once the first runs show it."""
+
+    def __init__(
+        self,
+        config: ComparisonConfig,
+        steps: int,
+        jobs: int,
+        tell: Callable[[str], None],
+        show: Callable[[float, float], None],
+    ) -> None:
+        self.config, self.steps, self.jobs, self.tell, self.show = config, max(steps, 1), jobs, tell, show
+        self.total, self.after = expected_trainings(config), len(config.losses) * float(config.most_seeds)
+        self.training_seconds: float | None = None
+        self._done: dict[Path, float] = {}
+        self._found: dict[Path, float] = {}
+        self._started: float | None = None
+
+    @property
+    def done(self) -> float:
+        """Trainings so far."""
+        return math.fsum(self._done.values())
+
+    def expect(self, trainings: float) -> None:
+        """The search is over, and so much is left, of which some may be done."""
+        self.total, self.after = max(self.total, self.done), trainings
 
     def see(self, folder: Path, progress: Progress) -> None:
         """Take note of where a run stands."""
         now = time.monotonic()
-        if self.run_seconds is not None:
+        if folder not in self._done and progress.step == progress.steps:
+            self._found[folder] = progress.steps / self.steps  # of an earlier call
+        elif self._started is None:
+            self._started = now
+        self._done[folder] = progress.step / self.steps
+        self.total = max(self.total, self.done)
+        self.show(self.done, self.total)
+        if self.training_seconds is not None or self._started is None:
             return
-        since, step = self._first.setdefault(folder, (now, progress.step))
-        if progress.step == step:
-            self._found += progress.step == progress.steps  # of an earlier call
-            return
-        if now - since < 3 and progress.step < progress.steps:
-            return
-        self.run_seconds = (now - since) / (progress.step - step) * self.steps
-        # The short ones cost less than they count, the long one of each method more.
-        full = self.runs - self.losses * (tuning.COARSE_POINTS * (1 - 1 / SHORT) - 1)
-        left = max(1 - self._found / self.runs, 0.0)
-        seconds = left * (full * self.run_seconds + self.runs * START_SECONDS) / self.jobs
-        self.tell(f"That will take about {duration(seconds)}, as the first steps show.")
+        made, seconds = self.done - math.fsum(self._found.values()), now - self._started
+        if made > 0 and (made >= 1 or seconds >= LOOK_SECONDS):
+            started = (len(self._done) - len(self._found)) * START_SECONDS / self.jobs
+            self.training_seconds = max(seconds - started, seconds / 2) / made
+            self.tell(f"That will take about {self._duration(self.total - self.done)}, as the first runs show.")
+
+    def _duration(self, trainings: float) -> str:
+        """So many trainings, of which about half are short."""
+        return duration(trainings * ((self.training_seconds or 0.0) + 2 * START_SECONDS / self.jobs))
 
     def reserve(self) -> float:
         """The seconds that the runs after the tuning will take."""
-        runs = self.losses * (self.seeds + 2) + self.seeds
-        return runs * ((self.run_seconds or 0.0) + START_SECONDS) / self.jobs
+        return self.after * ((self.training_seconds or 0.0) + START_SECONDS / self.jobs)
 
 
 def measured_ks(config: ComparisonConfig, classes: int) -> tuple[int, ...]:
@@ -390,9 +513,7 @@ def measured_ks(config: ComparisonConfig, classes: int) -> tuple[int, ...]:
     return tuple(sorted(k for k in ks if f"top{k}" not in METRICS and k < classes))
 
 
-def _plan(
-    config: ComparisonConfig, dataset: Dataset, parts: Parts, windows: Windows | None, runs: int, jobs: int
-) -> Iterator[str]:
+def _plan(config: ComparisonConfig, dataset: Dataset, parts: Parts, windows: Windows | None, jobs: int) -> Iterator[str]:
     """What will be done, in sentences."""
     shape = tuple(dataset.train.shape)
     kind = f"images of {' x '.join(map(str, shape))}"
@@ -413,12 +534,18 @@ def _plan(
     yield f"Model {config.model}, {counted(config.epochs, 'epoch')}, {batches}, on {config.device}, {at_once}."
     metric, shown = metric_of(config), " and ".join(title(f"top{k}") for k in config.ks)
     meaning = title(metric) if metric != "mean" else shown if len(config.ks) == 1 else f"the mean of {shown}"
-    yield f"{', '.join(config.losses)}, each tuned on validation for {meaning}: about {runs} runs."
+    costs = {name: expected_trainings(config, effort) for name, effort in EFFORTS.items() if name != config.effort}
+    others = [f"--effort {name} takes {trainings:.0f}" for name, trainings in costs.items()]
+    yield (
+        f"{', '.join(config.losses)}, each tuned on validation for {meaning}: about {expected_trainings(config):.0f} trainings "
+        f"({', '.join(others)})."
+    )
 
 
 def _write(outcome: Comparison, out: Path) -> None:
-    """The report, and the model of the chosen method's best seed; not in the place of an outcome that says more."""
-    runs, model, content = outcome.choice.runs, out / "model.safetensors", results.to_json(outcome)
+    """The report, and the model of the chosen method's best seed, or the best so far where nothing is decided; not in the place
+    of an outcome that says more."""
+    model, content = out / "model.safetensors", results.to_json(outcome)
     page = report_page.render(outcome).encode()
     try:
         before = files.read_object(out / "results.json", "")
@@ -427,19 +554,28 @@ def _write(outcome: Comparison, out: Path) -> None:
         same = all(before["settings"].get(name) == content["settings"][name] for name in content["settings"].keys() - CAPS)
     except (LabError, KeyError, TypeError, AttributeError):  # there is none that could be read
         ended, ended_before, same, earlier = 1, 0, True, ""
-    if not ended and ended_before:
+    best = _best_run(outcome, out)
+    if ended_before and not ended:
         warn_once(f"There is nothing to report yet, and {out} keeps {earlier}.")
         return
     if ended_before and not (same and ended >= ended_before):
         warn_once(f"{out} held {earlier}, which is now in {_set_aside(out)}.")
     files.write_object(out / "results.json", content)
     files.write_atomically(out / "report.html", page)
-    if runs:
-        run = max(runs, key=lambda run: run.validation.get(outcome.settings["metric"], 0.0))
+    if best is not None:
         with files.replacing(model) as temporary:
-            shutil.copyfile(out / run.folder / "model.safetensors", temporary)
+            shutil.copyfile(best, temporary)
     else:
         model.unlink(missing_ok=True)  # of an earlier outcome: it must not stand beside this one
+
+
+def _best_run(outcome: Comparison, out: Path) -> Path | None:
+    """The model to keep: of the chosen method the best seed on validation; as long as nothing is decided, the best of all."""
+    methods = [outcome.choice] if outcome.decided else outcome.methods
+    found = [(run.validation.get(outcome.tuned_metric, 0.0), run.folder) for method in methods for run in method.runs]
+    found = found or [(outcome.tuned_score(method), method.tuned_in) for method in methods if method.tuned_in]
+    places = [out / folder / "model.safetensors" for _, folder in sorted(found, reverse=True)]
+    return next((place for place in places if place.is_file()), None)
 
 
 def _set_aside(out: Path) -> Path:

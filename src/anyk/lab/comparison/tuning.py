@@ -12,18 +12,39 @@ from typing import NamedTuple
 
 Point = tuple[int, ...]
 
-#: points of the first, cheap stage, and how many of them are tried at full length
-COARSE_POINTS, SURVIVORS = 5, 3
-#: how many of the points that noise could have put in another order are tried on the further seeds, and on how many in all
-FINALISTS, TUNING_SEEDS = 4, 3
+#: learning rates of the first stage, those around one that is known to be good, and how many are tried at full length at once
+COARSE_POINTS, KNOWN_POINTS, SURVIVORS = 5, 3, 3
+#: short runs of a method, at most: on a plateau, a search goes on for long and finds nothing
+MOST_LOOKS = 20
 #: extra points that are tried at once; not the number of jobs, so that the outcome does not depend on the machine
 ROUND = 4
 #: what a config takes
 SMALLEST, LARGEST = 1e-30, 1e30
 #: the option that ended a search which was out of time
 TIME = "--time"
-#: what a method usually needs: points at full length, and runs on further seeds. For the plan, not for the search.
-USUAL_POINTS, USUAL_REPEATS = 16, 8
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How thoroughly each method is tuned, and on how many seeds it is then judged."""
+
+    points: int | None
+    """searched is in short runs, and so many of the best points are tried at full length; None: all are"""
+    finalists: int
+    """how many of the points that noise could have put in another order are tried on further seeds"""
+    tuning_seeds: int
+    """and on how many in all; 1: the first decides"""
+    seeds: int
+    """runs of the tuned method"""
+    usual: tuple[int, int, int]
+    """what a method usually needs: short runs, points at full length, runs on further seeds. For the plan alone."""
+
+
+EFFORTS = {
+    "quick": Effort(points=2, finalists=1, tuning_seeds=1, seeds=3, usual=(13, 2, 0)),
+    "normal": Effort(points=4, finalists=1, tuning_seeds=1, seeds=5, usual=(13, 4, 0)),
+    "thorough": Effort(points=None, finalists=4, tuning_seeds=3, seeds=5, usual=(5, 16, 8)),
+}
 
 
 @dataclass(frozen=True)
@@ -97,9 +118,11 @@ class Tuner:
     Args:
         axes: the learning rate first.
         examples: how many the scores, which are shares of hits, were counted on: the noise follows from it.
-        shortens: whether the first stage is of short runs.
+        effort: how thoroughly to search.
+        shortens: whether there can be short runs.
         budget: the most points to try at full length.
-        tuning_seeds: on so many seeds those within noise of the best are tried; 1: the first seed decides.
+        tuning_seeds: on so many seeds those within noise of the best are tried; None: by the effort.
+        rate: the place of a learning rate that is known to be good, of another method: it is where the search begins.
         expired: whether there is no time for more; asked before each round.
     """
 
@@ -108,13 +131,18 @@ class Tuner:
         axes: Sequence[Axis],
         *,
         examples: int,
+        effort: Effort = EFFORTS["thorough"],
         shortens: bool = True,
         budget: int | None = None,
-        tuning_seeds: int = TUNING_SEEDS,
+        tuning_seeds: int | None = None,
+        rate: int | None = None,
         expired: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.axes, self.examples, self.shortens = tuple(axes), examples, shortens
-        self.budget, self.tuning_seeds, self.expired = budget, tuning_seeds, expired
+        self.axes, self.examples, self.shortens, self.effort = tuple(axes), examples, shortens, effort
+        self.budget, self.tuning_seeds, self.expired = budget, tuning_seeds or effort.tuning_seeds, expired
+        self.rate = rate
+        #: whether the search is in short runs
+        self.short = shortens and effort.points is not None
         self.scores: dict[Trial, float | None] = {}
         self._cap = ""
         self._finalists: dict[Point, None] = {}  # in the order in which they came
@@ -131,6 +159,11 @@ class Tuner:
         return len(self._tried())
 
     @property
+    def looks(self) -> int:
+        """Points that were tried at the length of the search."""
+        return len(self._tried(self.short))
+
+    @property
     def best(self) -> Point | None:
         """The best point so far: of those tried on all seeds, if there are any; None if every run diverged."""
         complete = [point for point in self._finalists if len(self.seeds(point)) == self.tuning_seeds]
@@ -142,9 +175,8 @@ class Tuner:
     @property
     def capped(self) -> str:
         """The option that ended the search before it was at its end; "" if none did."""
-        if self._cap != TIME and self.best in self._tried() and not self._missing_neighbours(self.best, self._last):
-            return ""
-        return self._cap
+        done = not self.short and self.best in self._tried() and not self._missing_neighbours(self.best, self._last)
+        return "" if done and self._cap != TIME else self._cap
 
     @property
     def bounds(self) -> tuple[str, ...]:
@@ -153,8 +185,8 @@ class Tuner:
         if self.tries == 1:  # nothing was looked for
             return ()
         for axis, place in zip(self.axes, best, strict=True) if best is not None else ():
-            # Of two values one is always at an end.
-            if len(axis.values) > 2 and place in (0, len(axis.values) - 1):
+            # Of two values one is always at an end; and beyond no smoothing, or a q of 1, there is nothing.
+            if len(axis.values) > 2 and place in (0, len(axis.values) - 1) and axis.values[place] not in (0.0, 1.0):
                 end = "smallest" if place == 0 else "largest"
                 words.append(f"{axis.name.replace('_', ' ')} {axis.values[place]:g}, the {end} that is tried")
         return tuple(words)
@@ -180,8 +212,12 @@ class Tuner:
 
     def _top(self, short: bool) -> Point | None:
         """The best on the first seed, the first tried among equals."""
-        top = max(self._tried(short), key=lambda point: self._first(point, short), default=None)
-        return top if top is not None and self._first(top, short) > -math.inf else None
+        return next(iter(self._ranked(short)), None)
+
+    def _ranked(self, short: bool) -> list[Point]:
+        """Those that did not diverge, by their score on the first seed."""
+        finite = [point for point in self._tried(short) if self._first(point, short) > -math.inf]
+        return sorted(finite, key=lambda point: -self._first(point, short))
 
     # The search ------------------------------------------------------------------------------------------------------------
 
@@ -200,32 +236,75 @@ class Tuner:
         """
         yield from self._coarse()
         for stage in range(self._last + 1):
-            while (top := self._top(short=False)) is not None and (missing := self._missing_neighbours(top, stage)):
-                made = self._allowed(missing)
-                if not made:
-                    break
-                yield [Trial(point) for point in made]
-        yield from self._settle()
+            yield from self._climb(stage)
+        if not self.short:
+            yield from self._settle()
 
-    def spend(self, tries: int) -> Iterator[list[Trial]]:
+    def spend(self, looks: int) -> Iterator[list[Trial]]:
         """Rounds until so many points were tried: the nearest to the best, which may move it.
 
         After a move the best must have its neighbours again, so that there can be more tries than asked for: see
         :func:`behind`.
         """
-        while self.tries < tries:
-            made = self._allowed(self._extras()[: min(ROUND, tries - self.tries)])
+        while self.looks < looks:
+            made = self._allowed(self._extras()[: min(ROUND, looks - self.looks)], self.short)
             if not made:
                 return
+            yield [Trial(point, self.short) for point in made]
+            yield from self._climb(self._last) if self.short else self._settle()
+
+    def promote(self) -> Iterator[list[Trial]]:
+        """After a search in short runs: the best of them at full length, and what lies around the best of those. As many points
+        for every method."""
+        points = self.effort.points
+        if not self.short or points is None:
+            return
+        while (top := self._top(short=False)) is None or self.tries < points:
+            ranked, tried = self._ranked(short=True), set(self._tried())
+            if top is None and tried:  # what is fine for a while may diverge later: then lower rates
+                lowest = min(tried)
+                place = lowest[0] - self.axes[0].step(0)
+                ranked = [point for point in ranked if point[0] < lowest[0]] + [(place, *lowest[1:])] * (place >= 0)
+            start = top or next(iter(ranked), None)
+            wanted = [] if start is None else [start, *self._around(start)]
+            untried = [point for point in dict.fromkeys([*wanted, *ranked]) if point not in tried]
+            made = self._allowed(untried[: max(1, min(2, points - self.tries))])
+            if not made:
+                break
             yield [Trial(point) for point in made]
-            yield from self._settle()
+        yield from self._settle()
+
+    def _around(self, point: Point) -> list[Point]:
+        """What may be better at full length than a point that was good in short runs, most likely first: lower learning rates,
+        since the best rate of a short run is larger, then a higher one, then other values on the other axes."""
+        rate, *others = self.axes
+        line = [other[0] - point[0] for other in self._tried() if other[1:] == point[1:]]
+        found = []
+        for sign, far in ((-1, rate.step(1)), (1, rate.steps[-1])):
+            near = min((sign * offset for offset in line if sign * offset > 0), default=far + 1)
+            if near > rate.steps[-1]:
+                place = point[0] + sign * (far if near > far else rate.steps[-1])
+                found += [(place, *point[1:])] if 0 <= place < len(rate.values) else []
+        beside = []
+        for number, axis in enumerate(others, start=1):
+            for place in (point[number] - axis.steps[-1], point[number] + axis.steps[-1]):
+                if 0 <= place < len(axis.values):
+                    beside.append((*point[:number], place, *point[number + 1 :]))
+        return found + sorted(beside, key=lambda other: -self._first_or_nothing(other))
+
+    def _first_or_nothing(self, point: Point) -> float:
+        return self._first(point, short=True) if Trial(point, True) in self.scores else -math.inf
 
     def _coarse(self) -> Iterator[list[Trial]]:
-        """Learning rates over four powers of ten or more, in short runs; the best few are tried at full length."""
+        """Learning rates over four powers of ten or more, in short runs; the best few are tried at full length.
+
+        Around a rate that is known to be good, fewer and nearer ones."""
         rate, *others = self.axes
-        step, rest = rate.step(0), tuple(axis.start for axis in others)
-        offsets = sorted(range(-(COARSE_POINTS // 2), COARSE_POINTS // 2 + 1), key=abs)
-        asked = [rate.start + offset * step for offset in offsets]
+        known = self.rate is not None
+        step, rest = rate.step(int(known)), tuple(axis.start for axis in others)
+        half = (KNOWN_POINTS if known else COARSE_POINTS) // 2
+        start = rate.start if self.rate is None else self.rate
+        asked = [start + offset * step for offset in sorted(range(-half, half + 1), key=abs)]
         short = self.shortens
         while asked := [place for place in asked if 0 <= place < len(rate.values)]:
             points = [(place, *rest) for place in asked]
@@ -241,14 +320,21 @@ class Tuner:
                 asked = [max(places) + step]
             else:
                 break
-        if short:
-            finite = [point for point in self._tried(short) if self._first(point, short) > -math.inf]
-            ranked = sorted(finite, key=lambda point: -self._first(point, short))
-            lower = range(min((point[0] for point in finite), default=0) - step, -1, -step)
+        if short and not self.short:
+            ranked = self._ranked(short)
+            lower = range(min((point[0] for point in ranked), default=0) - step, -1, -step)
             rounds = [ranked[:SURVIVORS], *([point] for point in (*ranked[SURVIVORS:], *((place, *rest) for place in lower)))]
             # What is fine for a while may diverge later: then the next, and lower rates.
             while rounds and self._top(short=False) is None and (made := self._allowed(rounds.pop(0))):
                 yield [Trial(point) for point in made]
+
+    def _climb(self, stage: int) -> Iterator[list[Trial]]:
+        """Rounds until the best has its neighbours of a stage."""
+        while (top := self._top(self.short)) is not None:
+            made = self._allowed(self._missing_neighbours(top, stage), self.short)
+            if not made:
+                return
+            yield [Trial(point, self.short) for point in made]
 
     def _settle(self) -> Iterator[list[Trial]]:
         """Let further seeds decide between points that are within noise, until the best of them has its neighbours."""
@@ -266,7 +352,7 @@ class Tuner:
             best = self.best
             if best is None:  # on a further seed, all have failed
                 return
-            if made := self._allowed(self._missing_neighbours(best, self._last)):
+            if not self.short and (made := self._allowed(self._missing_neighbours(best, self._last))):
                 yield [Trial(point) for point in made]
             if known == (len(self.scores), len(self._finalists)):
                 return
@@ -275,8 +361,8 @@ class Tuner:
         """The points that noise alone could have put behind the top, the best few: a standard error of the hits counted."""
         highest = self._first(top)
         noise = math.sqrt(max(highest * (1 - highest), 0.0) / self.examples)
-        ranked = sorted(self._tried(), key=lambda point: -self._first(point))
-        return [point for point in ranked[:FINALISTS] if self._first(point) >= highest - noise]
+        ranked = self._ranked(short=False)[: self.effort.finalists]
+        return [point for point in ranked if self._first(point) >= highest - noise]
 
     def _neighbours(self, point: Point, stage: int) -> list[Point]:
         """On both sides along each axis, a step of the stage away or less: the nearest that was tried, or else one to try.
@@ -284,7 +370,7 @@ class Tuner:
         Before the finest stage it may lie off the line through the point: what a rate of a tenth is worth need not be found
         out again for each value of the other axis.
         """
-        found, tried = [], self._tried()
+        found, tried = [], self._tried(self.short)
         for number, axis in enumerate(self.axes):
             for sign in (1, -1):
                 places = [point[number] + sign * distance for distance in range(1, axis.step(stage) + 1)]
@@ -296,7 +382,7 @@ class Tuner:
         return found
 
     def _missing_neighbours(self, point: Point, stage: int) -> list[Point]:
-        tried = set(self._tried())
+        tried = set(self._tried(self.short))
         return [other for other in self._neighbours(point, stage) if other not in tried]
 
     def _extras(self) -> list[Point]:
@@ -304,7 +390,7 @@ class Tuner:
         best = self.best
         if best is None:
             return []
-        steps, tried = [axis.steps[-1] for axis in self.axes], set(self._tried())
+        steps, tried = [axis.steps[-1] for axis in self.axes], set(self._tried(self.short))
 
         def order(point: Point) -> tuple[bool, float]:
             offsets = [(place - own) / step for place, own, step in zip(point, best, steps, strict=True)]
@@ -324,6 +410,8 @@ class Tuner:
         """As many of the points as the caps allow."""
         if not points or self._out_of_time():
             return []
+        if self.short and short:
+            return points[: max(MOST_LOOKS - self.looks, 0)]
         if short or self.budget is None:
             return points
         left = max(self.budget - self.tries, 0)
@@ -344,6 +432,6 @@ def behind(tuners: Sequence[Tuner]) -> int | None:
     had. That comes to an end: each turn tries a new point of one of them, and the points are finitely many. It ends soon,
     because the more points were tried, the rarer one more is the best.
     """
-    most = max(tuner.tries for tuner in tuners)
+    most = max(tuner.looks for tuner in tuners)
     able = [tuner for tuner in tuners if not tuner.capped and tuner._extras()]
-    return most if any(tuner.tries < most for tuner in able) else None
+    return most if any(tuner.looks < most for tuner in able) else None

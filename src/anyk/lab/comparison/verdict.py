@@ -31,6 +31,8 @@ def table(comparison: Comparison) -> Table:
     Of those that are not tested, only the one that was tuned for.
     """
     found = comparison.differences
+    if not any(method.runs for method in comparison.methods):
+        return _preliminary(comparison)
     columns = [Column("metric", "metric", "field"), Column("method", "method", "field"), Column("test", "test", "accuracy")]
     parts = [Column("difference", "Δ", "points"), Column("hits", "Δ", "hits")] if found else []
     if any(one.paired.p is not None for one in found.values()):
@@ -46,8 +48,24 @@ def table(comparison: Comparison) -> Table:
     return Table(tuple(columns), tuple(rows), tuple(notes(comparison)))
 
 
+def _preliminary(comparison: Comparison) -> Table:
+    """What the tuning has shown so far."""
+    columns = (
+        Column("method", "method", "field"),
+        Column("validation", f"best on validation, {_tuned_words(comparison)}", "accuracy"),
+        Column("tries", "tries", "count"),
+    )
+    rows: list[tuple[Value, ...]] = []
+    for method in comparison.methods:
+        score = comparison.tuned_score(method)
+        rows.append((method.name, Measured((score,)) if score > -math.inf else None, len(method.tries)))
+    return Table(columns, tuple(rows), tuple(notes(comparison)))
+
+
 def notes(comparison: Comparison) -> list[str]:
     """How to read the table."""
+    if not any(method.runs for method in comparison.methods):
+        return ["Preliminary: the best score of the tuning so far, on validation and one seed; the test was not looked at."]
     lines = ["Test accuracy, mean ± standard deviation over the seeds."]
     found = comparison.differences
     tests = sum(one.p is not None for one in found.values())
@@ -261,13 +279,20 @@ def _tuned_words(comparison: Comparison) -> str:
     metric = comparison.tuned_metric
     if metric != "mean":
         return title(metric)
-    names = [title(name) for name in comparison.judged_metrics]
+    names = [title(name) for name in comparison.judged_metrics] or [title(f"top{k}") for k in comparison.ks]
     return f"the mean of {_either(names, 'and')}" if len(names) > 1 else names[0]
 
 
 def _caveats(comparison: Comparison) -> list[str]:
     """What weakens the comparison."""
     sentences = []
+    settled = [method for method in comparison.methods if method.settled]
+    if settled:
+        names, seeds = _either((method.name for method in settled), "and"), max(len(method.runs) for method in settled)
+        sentences.append(
+            f"{names} {'was' if len(settled) == 1 else 'were'} trained on {counted(seeds, 'seed')}, since more could hardly "
+            "change the answer; --seeds N trains all on N."
+        )
     late = comparison.undertrained
     if late:
         gains = _either((f"{name} {percent(gain)}" for name, gain in late.items()), "and")
@@ -275,9 +300,10 @@ def _caveats(comparison: Comparison) -> list[str]:
             f"The runs may be too short: twice the epochs gain, in points of {_tuned_words(comparison)} on validation, "
             f"{gains}. Raise --epochs."
         )
-    sentences += [f"{method.name} is best at {bound}." for method in comparison.methods for bound in method.bounds]
+    if comparison.decided:
+        sentences += [f"{method.name} is best at {bound}." for method in comparison.methods for bound in method.bounds]
     tried = {len(method.tries) for method in comparison.methods}
-    if len(tried) > 1:
+    if len(tried) > 1 and comparison.decided:
         tries = _either((f"{method.name} {len(method.tries)}" for method in comparison.methods), "and")
         sentences.append(f"The methods were not tuned equally; tries: {tries}.")
     baseline = comparison.baseline
@@ -285,7 +311,8 @@ def _caveats(comparison: Comparison) -> list[str]:
         missing = [m for m in comparison.metrics if method.measured(m) is None]
         if missing and method.runs:
             sentences.append(f"{method.name} has no {_either(map(title, missing), 'and')}, so there is no difference to give.")
-        if baseline is not None and method.runs and {run.seed for run in method.runs} != {run.seed for run in baseline.runs}:
+        others = {run.seed for run in baseline.runs} if baseline is not None else set()
+        if method.runs and not method.settled and {run.seed for run in method.runs} != others:
             sentences.append(f"{method.name} and {BASELINE} do not have the same seeds; differences use those that both have.")
         if not method.runs:
             sentences.append(f"{method.name} has no finished run.")

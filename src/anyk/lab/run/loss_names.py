@@ -21,11 +21,11 @@ from anyk import operators, registry
 from anyk.lab.errors import LabError
 from anyk.lab.run.own_models import working_folder_on_path
 
-#: the values that are tried of a hyperparameter; of the temperature, no range is known before
+#: the values that are tried of a hyperparameter, as far as the best of them moves; of the temperature, no range is known before
 CANDIDATES: dict[str, tuple[float, ...]] = {
-    "label_smoothing": (0.0, 0.05, 0.1, 0.2),
-    "q": (0.25, 0.5, 0.75, 1.0),
-    "ce_weight": (0.1, 0.2, 0.5, 0.8),
+    "label_smoothing": (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8),
+    "q": (0.06, 0.12, 0.25, 0.5, 0.75, 1.0),
+    "ce_weight": (0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95),
     "temperature": (),
 }
 #: the label smoothing that is tried beside the hyperparameter of a loss with a share of cross-entropy
