@@ -94,6 +94,7 @@ QUOTES: dict[str, Callable[[str], str]] = {
     "threads": part("Two threads", only=SPLITTER),
     "head": part("Training a head"),
     "false verdicts": of("verdict_error_rates.md", part("False verdicts")),
+    "search cost": of("search_cost.md", part("Trainings and points")),
     "found gains": of("verdict_error_rates.md", part("Gains that are found")),
     "start": of("temperature.md", part("By the temperature at the start", without=("undecided at the half",))),
     "schedule": of("temperature.md", part("How it goes on", without=("sizes",))),

@@ -192,6 +192,7 @@ def report(folder: Path) -> str:
         [
             "# What the search of a comparison costs",
             (__doc__ or "").strip(),
+            "## Trainings and points",
             "Trainings of a search, without the seeds that follow; points of test accuracy against those of thorough, mean ± "
             "standard error over the searches.",
             markdown_table(header, rows),

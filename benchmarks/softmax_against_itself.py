@@ -1,15 +1,16 @@
 """Real comparisons of softmax with softmax, tuned and trained with other seeds: how many end with a finding?
 
-    python benchmarks/softmax_against_itself.py [--tables 30] [--folder FOLDER]        writes the .md file beside it
+    python benchmarks/softmax_against_itself.py [--tables 30] [--effort normal] [--folder FOLDER]     writes the .md file beside it
 
 There is nothing to find. Each table is made anew: 1,000 to 2,000 rows, 12 to 32 features, 10 to 40 classes. Both sides are
 tuned as `anyk compare` does it, each on seeds of its own, and trained with five seeds of its own; the test is the verdict's,
-over top-1 and top-5. Takes some ten minutes on a core; a second call goes on in the same folder.
+over top-1 and top-5. Takes some five minutes on a core; a second call goes on in the same folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from measuring import markdown_table
 from safetensors.torch import load_file
 
 from anyk.lab.comparison.search import axes
-from anyk.lab.comparison.tuning import Tuner
+from anyk.lab.comparison.tuning import EFFORTS, Effort, Tuner
 from anyk.lab.data import keep, load, split
 from anyk.lab.run.batches import resolved
 from anyk.lab.run.config import Config
@@ -40,7 +41,7 @@ def table(number: int) -> dict[str, np.ndarray]:
     return {"X": (centres[labels] + random.normal(size=(rows, features)) * 1.5).astype(np.float32), "y": labels}
 
 
-def side(start: Config, examples: int, folder: Path, offset: int) -> list[torch.Tensor]:
+def side(start: Config, examples: int, folder: Path, offset: int, effort: Effort) -> list[torch.Tensor]:
     """The ranks of the test examples' targets, for each seed, of softmax tuned on seeds from ``offset`` on."""
 
     def made(config: Config) -> dict[str, object] | None:
@@ -50,8 +51,8 @@ def side(start: Config, examples: int, folder: Path, offset: int) -> list[torch.
         except Exception:  # a learning rate that is too large
             return None
 
-    tuner = Tuner(axes(start), examples=examples)
-    for trials in tuner.search():
+    tuner = Tuner(axes(start), examples=examples, effort=effort)
+    for trials in itertools.chain(tuner.search(), tuner.promote()):
         for trial in trials:
             rate, smoothing = tuner.values(trial.point)
             config = start.replace(
@@ -70,6 +71,7 @@ def side(start: Config, examples: int, folder: Path, offset: int) -> list[torch.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=30)
+    parser.add_argument("--effort", choices=EFFORTS, default="normal")
     parser.add_argument("--folder", type=Path)
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp(prefix="anyk-itself-"))
@@ -80,7 +82,8 @@ def main() -> None:
         dataset = load(word)
         start = resolved(Config(data=word, loss="softmax"), dataset)
         examples = len(split(dataset, start.validation, start.test, start.split_seed).validation)
-        first, second = (side(start, examples, folder / str(number) / f"from-{offset}", offset) for offset in (0, 100))
+        places = [(folder / str(number) / f"from-{offset}", offset) for offset in (0, 100)]
+        first, second = (side(start, examples, *place, EFFORTS[given.effort]) for place in places)
         pairs = list(zip(first, second, strict=True))
         found = []
         for metric, k in METRICS.items():
@@ -93,7 +96,7 @@ def main() -> None:
         points = [f"{100 * pair.difference:+.2f}" for pair in found]
         rows.append((shape, *points, *("-" if p is None else f"{p:.3f}" for p in corrected), "finding" if finding else ""))
     header = ("table", "Δ top-1, points", "Δ top-5, points", "p, top-1", "p, top-5", "")
-    command = f"Command: `python benchmarks/{Path(__file__).name} --tables {given.tables}`"
+    command = f"Command: `python benchmarks/{Path(__file__).name} --tables {given.tables} --effort {given.effort}`"
     parts = ["# Softmax against itself", __doc__.splitlines()[0], command, f"{findings} of {given.tables}."]
     OUT.write_text("\n\n".join([*parts, markdown_table(header, rows)]) + "\n")
 

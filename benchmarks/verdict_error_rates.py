@@ -16,6 +16,8 @@ Where nothing is to be found, both runs have equal chances on average. Three cas
 itself      one loss twice, with other seeds: they differ by luck only
 as good     another loss with the same seeds, which gains here what it loses there
 in groups   the same, but the test examples belong together by tens: a group is easier or harder, for each run anew
+
+By default a comparison looks after three of five seeds, and goes on only if the p is below FUTILE.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 from scipy.special import expit, ndtr, ndtri
 
+from anyk.lab.comparison.search import FIRST_LOOK, FUTILE
 from anyk.lab.statistics import SIGNIFICANT, contrast, two_way
 
 SIZES = (100, 1_000, 10_000, 100_000)
@@ -145,25 +148,38 @@ class Cell:
         """the gain that would have been found, of each comparison"""
         self.in_family: list[float] = []
         """the same where it is one of several tests"""
+        self.stopped = 0
+        """how many ended at a look"""
 
-    def add(self, d: NDArray[Any], groups: Any) -> None:
+    def add(self, d: NDArray[Any], groups: Any, look: int | None = None) -> None:
         counted = contrast("method", "itself", "top1", d, groups)
         found = two_way(counted)
-        self.verdicts += found.p is not None and found.p < SIGNIFICANT
+        first = None if look is None else contrast("method", "itself", "top1", d[:look], groups)
+        p = found.p if first is None else two_way(first).p
+        stopped = first is not None and (p is None or p >= FUTILE)
+        self.stopped += stopped
+        self.verdicts += not stopped and found.p is not None and found.p < SIGNIFICANT
         for gains, level in ((self.alone, SIGNIFICANT), (self.in_family, SIGNIFICANT / TESTS)):
-            high = two_way(counted, 1 - level).high
-            # A gain that is spread evenly moves the difference and hardly its interval: found, if the lower end is above 0.
-            gains.append(math.inf if high is None else high - 2 * found.difference)
+            # To be found, it must get past the look, too.
+            gains.append(max(_needed(counted, level), _needed(first, FUTILE) if first is not None else -math.inf))
+
+
+def _needed(counted: Any, level: float) -> float:
+    """The gain that would be found. One that is spread evenly moves the difference and hardly its interval: it is found if the
+    lower end is above 0."""
+    found = two_way(counted, 1 - level)
+    return math.inf if found.high is None else found.high - 2 * found.difference
 
 
 def simulate(kind: Kind, case: str, examples: int, comparisons: int) -> dict[int, Cell]:
-    """Cells by the number of seeds. Fewer seeds are the first of many: the cells are not independent of each other."""
-    cells = {seeds: Cell() for seeds in SEEDS}
+    """Cells by the number of seeds; 0: five with a look. Fewer seeds are the first of many: the cells are not independent of
+    each other."""
+    cells = {seeds: Cell() for seeds in (*SEEDS, 0)}
     chance = np.random.Generator(np.random.SFC64([examples, *f"{kind.name} {case}".encode()]))
     for _ in range(comparisons):
         d, groups = draw(kind, case, examples, max(SEEDS), chance)
         for seeds, cell in cells.items():
-            cell.add(d[:seeds], groups)
+            cell.add(d[: seeds or 5], groups, None if seeds else FIRST_LOOK)
     return cells
 
 
@@ -195,7 +211,9 @@ def report(comparisons: int) -> str:
         if case == "as good"
     ]
     error = 100 * math.sqrt(SIGNIFICANT * (1 - SIGNIFICANT) / comparisons)
-    rates = [cell.verdicts / comparisons for cells in simulated.values() for each in cells.values() for cell in each.values()]
+    every = [each for cells in simulated.values() for each in cells.values()]
+    rates = [cell.verdicts / comparisons for each in every for cell in each.values()]
+    stopped = statistics.mean(each[0].stopped / comparisons for each in every)
     return f"""# What the lab's verdict finds where there is nothing, and where there is something
 
 By `python benchmarks/verdict_error_rates.py`, which says how the runs are simulated. {comparisons:,} comparisons for each size.
@@ -203,15 +221,16 @@ By `python benchmarks/verdict_error_rates.py`, which says how the runs are simul
 ## False verdicts
 
 Percent of the comparisons of two equally good methods that end with a difference, in either direction, at the level of 5 %;
-with 3 / 5 / 10 seeds. Two seeds give no verdict. A rate of 5 % has a standard error of {error:.1f} here.
-All {len(rates)} together: {100 * statistics.mean(rates):.1f} %, the largest {100 * max(rates):.1f} %.
+with 3 / 5 / 10 seeds / 5 with a look after {FIRST_LOOK}, as by default. Two seeds give no verdict. A rate of 5 % has a
+standard error of {error:.1f} here. All {len(rates)} together: {100 * statistics.mean(rates):.1f} %, the largest
+{100 * max(rates):.1f} %. Of the last kind, {100 * stopped:.0f} % end at the look.
 
 {markdown_table(["the other method is", "runs", *header], false)}
 
 ## Gains that are found
 
-The gain, in points of the metric, that is found in {100 * FOUND:.0f} % of the comparisons; with 3 / 5 / 10 seeds. One test,
-or the first of Holm's {TESTS} (three losses, two metrics). Where there is none, too few examples differ.
+The gain, in points of the metric, that is found in {100 * FOUND:.0f} % of the comparisons; with 3 / 5 / 10 seeds / 5 with a
+look. One test, or the first of Holm's {TESTS} (three losses, two metrics). Where there is none, too few examples differ.
 
 {markdown_table(["runs", "tests", *header], power)}
 """
