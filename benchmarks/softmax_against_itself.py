@@ -1,6 +1,6 @@
 """Real comparisons of softmax with softmax, tuned and trained with other seeds: how many end with a finding?
 
-    python benchmarks/softmax_against_itself.py [--tables 30] [--effort normal] [--folder FOLDER]     writes the .md file beside it
+    python benchmarks/softmax_against_itself.py [--tables 30] [--effort normal] [--folder FOLDER]    writes the .md file
 
 There is nothing to find. Each table is made anew: 1,000 to 2,000 rows, 12 to 32 features, 10 to 40 classes. Both sides are
 tuned as `anyk compare` does it, each on seeds of its own, and trained with five seeds of its own; the test is the verdict's,

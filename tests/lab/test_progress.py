@@ -67,3 +67,14 @@ def test_ended_runs_leave_and_are_counted(screen, tmp_path):
     with progress.watched(3, quiet=True) as display:
         display.show(tmp_path / "a", Progress(1, 5))
     assert quiet.getvalue() == ""
+
+
+def test_trainings_are_counted_as_they_are_told(screen, tmp_path):
+    out = screen(100)
+    with progress.Display(40.4, unit="trainings") as display:
+        display.count(0.25, 40.4)
+        display.show(tmp_path / "a", Progress(9, 9))
+        display.count(12.5, 44.0)
+    line = " ".join(out.getvalue().splitlines()[0].split())
+    assert "all trainings" in line
+    assert "12/44" in line

@@ -1,5 +1,6 @@
 """The whole comparison, from the plan to the report."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -21,7 +22,8 @@ from anyk.lab.comparison.config import ComparisonConfig
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, Method
 from anyk.lab.comparison.search import axes, expected_trainings, started
 from anyk.lab.comparison.tuning import COARSE_POINTS, EFFORTS, Axis
-from anyk.lab.comparison.verdict import verdict
+from anyk.lab.comparison.verdict import table, verdict
+from anyk.lab.engines.engine import Outcome
 from anyk.lab.errors import Diverged, LabError
 from anyk.lab.run import training
 from anyk.lab.run.config import Config
@@ -202,6 +204,57 @@ def test_a_method_that_wins_has_softmax_with_its_rate_as_a_control(finished, dat
     assert {(one.method, one.against) for one in again.contrasts} >= {(control.name, "softmax"), ("lapsum", control.name)}
 
 
+def test_more_seeds_are_trained_only_where_they_could_change_the_answer():
+    """Of five seeds, after three: a loss that differs by luck stops; one that may differ goes on, with all it is compared to."""
+    softmax = dataclasses.replace(made.SOFTMAX, runs=made.SOFTMAX.runs[:3])
+    same, better = (made.method(name, made.shifted(top5=gain)[:3]) for name, gain in (("splitter", 0.0), ("lapsum", 0.05)))
+    error = dataclasses.replace(better, name="error", config=better.config.replace(loss="error"))
+    gce = dataclasses.replace(same, name="gce", config=same.config.replace(loss="gce"))
+
+    def stopped(*methods: Method) -> set[str]:
+        return search.futile(made.measured(softmax, *methods))
+
+    assert stopped(same) == {"softmax", "splitter"}
+    assert stopped(same, better) == {"splitter"}
+    assert stopped(gce, error) == set()  # the control of an error loss goes on with it
+    assert stopped(gce, same) == {"softmax", "gce", "splitter"}
+
+
+def test_by_default_the_seeds_end_where_more_could_not_change_the_answer(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "futile", lambda comparison: {"lapsum"})
+    done = search.search(config(data, tmp_path, effort="normal", budget=1))
+    assert [len(method.runs) for method in done.methods] == [5, 3]
+    assert [method.settled for method in done.methods] == [False, True]
+    quick = search.search(config(data, tmp_path, effort="quick", budget=1))
+    assert [len(method.runs) for method in quick.methods] == [3, 3]
+    assert not any(method.settled for method in quick.methods)
+
+
+@pytest.mark.parametrize("gain", [0.004, 0.006])
+def test_twice_the_epochs_are_tried_only_if_the_second_half_of_them_gained_something(gain, data, tmp_path):
+    study = search._Study(tmp_path, "abc", search._Limit(config(data), time.monotonic))
+    tuned = config(data).run_config("softmax").replace(epochs=6)
+    task, asked = study.check_length(made.method("softmax", made.shifted(), config=tuned)), []
+    answers = None
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            wanted = task.send(answers)  # type: ignore[arg-type]
+            asked += [one.epochs for one in wanted.values()]
+            scores = {3: 0.5, 6: 0.5 + gain, 12: 0.51}
+            answers = {folder: Outcome({"validation": {"mean": scores[one.epochs]}}) for folder, one in wanted.items()}
+    assert set(asked) == ({3, 6} if gain < 0.005 else {3, 6, 12})
+    assert ended.value.value.longer == (None if gain < 0.005 else {"mean": 0.51})
+
+
+def test_where_there_are_too_few_epochs_a_short_run_has_a_part_of_the_examples():
+    start = config("points").run_config("softmax")
+    assert search.shortened(start.replace(epochs=9)) == start.replace(epochs=2)
+    assert search.shortened(start.replace(epochs=3)) == start.replace(epochs=3, train_fraction=0.25)
+    assert search.shortens(start.replace(epochs=3), 32)
+    assert not search.shortens(start.replace(epochs=3), 31)
+    assert search.shortens(start.replace(epochs=4), 4)
+
+
 def test_moved_examples_are_counted(data, tmp_path):
     """Against counts made by hand from the models that the comparison left."""
     done = search.search(config(data, tmp_path, ks=(2,), epochs=1, losses=("ksubset",), **SHORT))
@@ -364,6 +417,10 @@ def test_when_the_time_is_over_the_runs_stop_and_the_same_call_goes_on(small, da
     assert not short.decided
     assert not short.failures
     assert verdict(short)[0].startswith("Not decided")
+    best = max(short.methods, key=short.tuned_score)
+    kept = (tmp_path / "model.safetensors").read_bytes()  # the best model so far
+    assert kept == (tmp_path / best.tuned_in / "model.safetensors").read_bytes()
+    assert str(table(short).rows[0][1]) != "None"
     again = search.search(config(data, tmp_path, seeds=1, budget=2))
     assert without_times(results.to_json(again)) == without_times(results.to_json(small))
 

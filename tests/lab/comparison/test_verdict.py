@@ -8,6 +8,7 @@ import pytest
 
 import made
 from anyk.lab import tables
+from anyk.lab.comparison.outcome import Try
 from anyk.lab.comparison.verdict import notes, table, verdict
 from anyk.lab.errors import Failure
 from anyk.lab.run.config import Config
@@ -122,6 +123,29 @@ def test_runs_that_are_too_short():
     ahead = dataclasses.replace(made.longer(splitter(0.701, top5=0.02), 0.001), config=Config(loss="splitter", epochs=20))
     turned = made.measured(made.longer(made.with_validation(made.SOFTMAX, 0.7), 0.02), ahead)
     assert re.match(r"Not decided: .*softmax gains 2\.00 points .* and splitter 0\.10.* --epochs 40", verdict(turned)[0])
+
+
+def test_before_the_first_seed_the_tuning_tells_what_is_known():
+    """Nothing to paste and no bound that was met: the best score so far of each, and that it is preliminary."""
+    methods = [dataclasses.replace(made.method(name, []), capped="--time 4m") for name in ("softmax", "splitter")]
+    methods[1] = dataclasses.replace(methods[1], bounds=("temperature 256, the largest that is tried",))
+    failed = dataclasses.replace(methods[1], name="lapsum", tries=(Try(1e-3, 0.5, 20, (None,)), Try(1e-3, 1.0, 5, (0.9,))))
+    compared = made.comparison(*methods, failed)
+    everything = assert_not_decided(compared, "--time 4m ended the tuning of softmax, splitter and lapsum", "larger --time")
+    shown = tables.render(table(compared), "csv").splitlines()
+    assert shown[0].startswith("method,")
+    assert [line.split(",")[1] for line in shown[1:4]] == ["0.65", "0.65", "0.9"]  # the longest run of lapsum has diverged
+    assert "Preliminary" in everything
+    assert "best at" not in everything
+
+
+def test_a_method_that_stopped_after_fewer_seeds_is_said_to_be_settled():
+    few = dataclasses.replace(made.method("lapsum", made.shifted()[:3]), settled=True)
+    said = verdict(made.measured(made.SOFTMAX, made.method("splitter", made.shifted(top5=0.02)), few))
+    assert said[0].startswith("splitter is better than softmax")
+    [sentence] = [one for one in said if "seeds" in one and "--seeds N" in one]
+    assert sentence.startswith("lapsum was trained on 3 seeds")
+    assert not any("same seeds;" in one for one in said)
 
 
 def test_nothing_to_compare():
