@@ -174,6 +174,40 @@ def sums(k: int) -> Iterator[list[str]]:
         yield cells
 
 
+class _Given(torch.autograd.Function):
+    """A mask and its gradient that are there already: what is left of a step without the work of the mask."""
+
+    @staticmethod
+    def forward(ctx, scores):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(scores)
+        return torch.empty_like(scores)
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        (scores,) = ctx.saved_tensors
+        return torch.empty_like(scores)
+
+
+def threads(shape: tuple[int, int], k: int, budget: float) -> Iterator[list[str]]:
+    """Where the time of a mask goes with one thread and with two, in microseconds: the step; the same step with a mask that
+    costs nothing; the mask, which is the difference. And how much faster two threads could be if they halved the mask alone."""
+    scores = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    masks = {name: make for name, make in tools(k).items() if name.startswith(("soft_topk, LapSum", "soft_topk, Perm"))}
+    rest: Tool = lambda scores: _Given.apply(scores)  # type: ignore[no-untyped-call]  # noqa: E731
+    steps = {
+        f"{name} {count}": step(make, scores, backend="native", threads=count)
+        for name, make in (masks | {"rest": rest}).items()
+        for count in (1, 2)
+    }
+    found = {name: 1e6 * seconds for name, seconds in best_seconds(steps, budget).items()}
+    one, two = found["rest 1"], found["rest 2"]
+    for name in masks:
+        alone, both = found[f"{name} 1"], found[f"{name} 2"]
+        pairs = [(alone, both), (one, two), (alone - one, both - two)]
+        cells = [f"{first:.0f}, {second:.0f} ({first / second:.2f})" for first, second in pairs]
+        yield [f"{name}, {shape[0]} x {shape[1]}", *cells, f"{alone / ((alone - one) / 2 + two):.2f}"]
+
+
 # Launches -------------------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +272,7 @@ def main() -> None:
     keep_freed_memory()
     shapes = [((4, 50), 5)] if given.quick else SHAPES
     columns = [measure(shape, k, 0.2 if given.quick else 60.0) for shape, k in shapes]
+    parts = [list(threads(shape, k, 0.2 if given.quick else 20.0)) for shape, k in shapes[-2:]]
     names = list(dict.fromkeys(name for column in columns for name in column))
     names.sort(key=lambda name: name.endswith("bytes a score"))
     titles = [f"{b} x {n}, k {k}" for (b, n), k in shapes]
@@ -253,6 +288,9 @@ def main() -> None:
             (__doc__ or "").strip(),
             f"{machine()}. {NOT_MEASURED}".strip(),
             "## Time\n\n" + markdown_table(["multiples of torch.topk; ranks and sort, of torch.sort", *titles], timed),
+            "## Two threads\n\nMicroseconds with one thread, with two, and the ratio. Most: what the ratio of the step would be if "
+            "two threads halved the mask and nothing else.\n\n"
+            + markdown_table(["", "step", "step without the mask", "mask", "most"], [row for each in parts for row in each]),
             "## Memory\n\n" + markdown_table(["bytes a score beside input, result and gradient (plain code)", *titles], held),
             "## Sums\n\nThe least and the largest sum of a row, and the largest entry: 4 x 50, k 5.\n\n"
             + markdown_table(["", "ordinary scores", "two 100 ahead", "-inf after the 41st"], sums(5)),
