@@ -288,7 +288,7 @@ def main() -> None:
             (__doc__ or "").strip(),
             f"{machine()}. {NOT_MEASURED}".strip(),
             "## Time\n\n" + markdown_table(["multiples of torch.topk; ranks and sort, of torch.sort", *titles], timed),
-            "## Two threads\n\nMicroseconds with one thread, with two, and the ratio. Most: what the ratio of the step would be if "
+            "## Two threads\n\nMicroseconds with one thread, with two, and the ratio. Most: the ratio of the step if "
             "two threads halved the mask and nothing else.\n\n"
             + markdown_table(["", "step", "step without the mask", "mask", "most"], [row for each in parts for row in each]),
             "## Memory\n\n" + markdown_table(["bytes a score beside input, result and gradient (plain code)", *titles], held),

@@ -205,7 +205,7 @@ def test_a_method_that_wins_has_softmax_with_its_rate_as_a_control(finished, dat
 
 
 def test_more_seeds_are_trained_only_where_they_could_change_the_answer():
-    """After three of five seeds: a loss that differs by luck stops; one that may differ goes on, with what it is compared to."""
+    """After three of five seeds: a loss that differs by luck stops; one that may differ goes on, with its controls."""
     softmax = dataclasses.replace(made.SOFTMAX, runs=made.SOFTMAX.runs[:3])
     same, better = (made.method(name, made.shifted(top5=gain)[:3]) for name, gain in (("splitter", 0.0), ("lapsum", 0.05)))
     error = dataclasses.replace(better, name="error", config=better.config.replace(loss="error"))
