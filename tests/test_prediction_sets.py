@@ -69,10 +69,10 @@ def test_the_promise_is_kept_with_equal_scores_and_where_the_first_guess_is_enou
 
 
 @pytest.mark.parametrize("kind", ["own", "ties", "good", "excluded"])
-@pytest.mark.parametrize("coverage", [0.1, 0.55, 0.6, 0.65, 0.9, 0.98])
+@pytest.mark.parametrize("coverage", [0.1, 0.55, 0.9, 0.98])
 def test_a_class_is_shown_unless_too_many_held_out_targets_fit_better(kind, coverage):
     """The definition by p-values, one class at a time, in plain Python."""
-    scores, target = (part[:70] for part in pool(kind))
+    scores, target = (part[:260] for part in pool(kind))
 
     def fit(row, label):
         return math.inf if row[label] == max(row) else row[label] - math.log(sum(map(math.exp, row)))
