@@ -19,7 +19,7 @@ from anyk.lab import files
 from anyk.lab.comparison import report_page, results, tuning
 from anyk.lab.comparison.changed_predictions import count_classes, find_moves
 from anyk.lab.comparison.config import ComparisonConfig, metric_of
-from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, Method, SeedRun, Try, contrasts
+from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, Method, SeedRun, Try, contrasts, coverages
 from anyk.lab.comparison.tuning import TUNING_SEEDS, Axis, Point, Trial, Tuner
 from anyk.lab.comparison.verdict import counted
 from anyk.lab.data import Dataset, Parts
@@ -27,7 +27,7 @@ from anyk.lab.data.tokens import Windows
 from anyk.lab.engines.engine import Outcome, Task
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import Failure, LabError, Stopped
-from anyk.lab.run import loss_names
+from anyk.lab.run import loss_names, models
 from anyk.lab.run.batches import (
     check_seen,
     check_setting,
@@ -142,6 +142,7 @@ def search(
             outcome = dataclasses.replace(outcome, contrasts=contrasts(outcome, out))
         outcome = dataclasses.replace(
             outcome,
+            coverages=coverages(outcome, out),
             by_class=count_classes(outcome, out, dataset, parts),
             moves=find_moves(outcome, out, dataset, parts),
             unreadable=dataset.unreadable,
@@ -436,8 +437,7 @@ def _write(outcome: Comparison, out: Path) -> None:
     files.write_atomically(out / "report.html", page)
     if runs:
         run = max(runs, key=lambda run: run.validation.get(outcome.settings["metric"], 0.0))
-        with files.replacing(model) as temporary:
-            shutil.copyfile(out / run.folder / "model.safetensors", temporary)
+        models.keep(out / run.folder, out, ("the hyperparameters", "the loss", "the seed"))
     else:
         model.unlink(missing_ok=True)  # of an earlier outcome: it must not stand beside this one
 
