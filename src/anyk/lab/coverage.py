@@ -34,7 +34,8 @@ class Coverage:
         ordered = np.sort(ranks, axis=None)
         # The first that so many percent do not exceed, in whole numbers: 0.95 times 100 is not 95 in binary.
         needed = {share: int(ordered[-(-share * len(ordered) // 100) - 1]) for share in SHARES}
-        ks = np.unique(np.geomspace(1, classes, _POINTS).round().astype(int))
+        some = np.arange(1, classes + 1) if classes <= _POINTS else np.geomspace(1, classes, _POINTS)
+        ks = np.unique(some.round().astype(int))
         covered = np.searchsorted(ordered, ks, side="right") / len(ordered)
         return cls(
             method,

@@ -140,10 +140,11 @@ def _promise(coverage: float, classifier: "Classifier") -> str:
     assert calibration is not None
     *first, last = calibration.chose or ("",)
     chosen = f"{', '.join(first)} and {last}" if first else last
-    weaker = f" The same examples chose {chosen}: it may be a little less." if chosen else ""
+    weaker = f" The same examples chose {chosen}, so it may be a little less." if chosen else ""
+    luck = 100 * (coverage * (1 - coverage) / calibration.examples) ** 0.5
     return (
-        f"The right class is in {100 * coverage:g} % of the lists, on average over examples that come from where the "
-        f"{calibration.examples:,} validation examples of the model came from.{weaker}"
+        f"The right class is in {100 * coverage:g} % of the lists, give or take {luck:.1f} points, of examples like the "
+        f"{calibration.examples:,} that the model had for validation.{weaker}"
     )
 
 

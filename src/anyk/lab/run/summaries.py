@@ -172,12 +172,12 @@ def metrics_of(configs: Iterable[Config]) -> list[str]:
 
 def _guesses(runs: Sequence[RunSummary]) -> tuple[int | None, ...] | None:
     """How many guesses cover each of some shares of the test examples, as a mean over the runs; None where none kept ranks."""
-    kept = [
-        found[0]["ranks"].numpy() for run in runs if (found := Run(run.folder).load_tensors("test.safetensors", ("ranks",)))
-    ]
-    if not any(map(len, kept)):
+    classes = runs[0].result["data"].get("classes")
+    read = [Run(run.folder).load_tensors("test.safetensors", ("ranks",)) for run in runs]
+    kept = [found[0]["ranks"].numpy() for found in read if found is not None and "ranks" in found[0]]
+    if not any(map(len, kept)) or not isinstance(classes, int):
         return None
-    return tuple(Coverage.of("", np.concatenate(kept), runs[0].result["data"]["classes"]).guesses.values())
+    return tuple(Coverage.of("", np.concatenate(kept), classes).guesses.values())
 
 
 def _metrics(run: RunSummary) -> dict[str, float]:
