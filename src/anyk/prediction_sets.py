@@ -21,18 +21,19 @@ class PredictionSets:
     """For each example a set of classes, as short as it can be, with the right one in it as often as asked: split conformal
     prediction.
 
-    With p the softmax of the scores, and q from n examples that the model was neither trained nor chosen with, it shows
+    With p the softmax of the scores, and n examples that the model was neither trained nor chosen with, it shows
 
-        C(x) = {j : p_j(x) >= q, or j is the first guess}
-        q is the ceil((n + 1) coverage)-th largest p_y(x) of those examples, which counts as infinite where y is the first guess
+        C(x) = {j : p_j(x) >= q, or j is the first guess},
+        q = the ceil((n + 1) coverage)-th largest p_y(x) of the n examples, infinite where y is the first guess
 
-    so that, for a new example that could as well have been one of them (all n + 1 are exchangeable),
+    so that for one more example, if all n + 1 are exchangeable,
 
-        coverage <= P(y in C(x)),        and < coverage + 1 / (n + 1), if no two are equal and the first guess is not enough.
+        coverage <= P(y in C(x)) < coverage + 1 / (n + 1)
 
-    This holds for any model, but as a mean: over the draws of those examples, over easy and hard ones, and over classes. With
-    one draw the coverage is off by about the root of coverage (1 - coverage) / n. Where p is right, no sets with this promise
-    and at least one class each are shorter on average.
+    whatever the model. The right half holds if no two p_y(x) are equal and the first guess alone is not enough. It is a mean:
+    over the draws of the n examples, over easy and hard examples, and over classes. With one draw the coverage is off by about
+    the root of coverage (1 - coverage) / n. Where p is right, no sets with this promise and at least one class each are shorter
+    on average.
 
     Equal scores are shown together. Rows with NaN or inf, of which nothing is known, are shown whole. A class at -inf is
     shown only if so many targets were at -inf that the promise needs all classes.
