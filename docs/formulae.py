@@ -45,6 +45,19 @@ TEX = {
     \qquad r \text{ the rank of the target}
     """,
     """
+    C(x) = {j : p_j(x) >= q, or j is the first guess},
+    q = the ceil((n + 1) coverage)-th largest p_y(x) of the n examples, infinite where y is the first guess
+    """: r"""
+    \begin{aligned}
+    C(x) & = \{ j : p_j(x) \ge q \text{, or } j \text{ is the first guess} \}, \\
+    q & = \text{the } \lceil (n + 1) \, \mathrm{coverage} \rceil \text{-th largest } p_y(x) \text{ of the } n \text{ examples,
+    infinite where } y \text{ is the first guess}
+    \end{aligned}
+    """,
+    "coverage <= P(y in C(x)) < coverage + 1 / (n + 1)": r"""
+    \mathrm{coverage} \le P(y \in C(x)) < \mathrm{coverage} + \frac{1}{n + 1}
+    """,
+    """
     separate    P_K(1) CE(s, y) - (1 - P_K(1)) log( sum_{j>=2} P_K(j) T_j / (1 - P_K(1)) )
     mixed       -log( P_K(1) softmax_y(s) + sum_{j>=2} P_K(j) T_j )
     operator    -log( sum_j P_K(j) T_j )

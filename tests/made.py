@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from anyk.lab.comparison.outcome import ByClass, Comparison, Example, Guess, Method, Moves, SeedRun, Try
+from anyk.lab.coverage import Coverage
 from anyk.lab.run import batches, loss_names, models, training
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import Run
@@ -93,6 +94,12 @@ def moves(count=2, name="splitter", image=True, context=()):
     return Moves(name, 5, 0, 312, 145, examples)
 
 
+def coverage(name, *guesses, classes=100):
+    """How many guesses of a method cover 50, 80, 90, 95 and 99 %."""
+    curve = tuple((k, sum(need is not None and need <= k for need in guesses) / 5) for k in (1, 10, classes))
+    return Coverage(name, dict(zip((50, 80, 90, 95, 99), guesses, strict=True)), curve)
+
+
 def with_guesses(out, method, labels, guessed):
     """The method with runs in ``out`` that have kept these guesses: for each seed, for each example, classes, best first."""
     runs = []
@@ -125,7 +132,7 @@ def run_folder(folder, config, test=None, *, error=None, fingerprint="abc", seco
         result = {
             "format": 1,
             "config": config.to_json(),
-            "data": {"name": config.data, "fingerprint": fingerprint},
+            "data": {"name": config.data, "fingerprint": fingerprint, "classes": 100},
             "seconds": seconds,
             "validation": {**test, "mean": 0.5},
             "test": test,

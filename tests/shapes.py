@@ -132,6 +132,12 @@ def call_metric(metric: Callable[..., Any], **more: Any) -> None:
         metric(scores_of(shape, dtype).detach(), classes_of(shape), **more)
 
 
+def call_prediction_sets() -> None:
+    for calibrated, (shape, dtype) in itertools.product(((B, N), (B, N, N)), with_dtypes(SQUARE)):
+        show = anyk.PredictionSets(scores_of(calibrated), classes_of(calibrated), coverage=0.5)
+        assert show(scores_of(shape, dtype)).shape == shape
+
+
 def call_averages(metric: Callable[..., Any], **more: Any) -> None:
     for average in ("micro", "macro"):
         call_metric(metric, average=average, **more)
@@ -181,6 +187,7 @@ TOOLS = {
     ],
 }
 METRICS = {
+    "PredictionSets": lambda: call_prediction_sets(),
     "target_ranks": lambda: call_metric(anyk.target_ranks),
     "topk_hits": lambda: call_metric(anyk.topk_hits, ks=(1, 5)),
     "topk_accuracy": lambda: call_averages(anyk.topk_accuracy, ks=(1, 5)),

@@ -7,6 +7,7 @@ from anyk.kernels import backend
 from anyk.losses import TopKCrossEntropyLoss, TopKErrorLoss, TopKLoss, topk_cross_entropy, topk_error
 from anyk.metrics import mean_reciprocal_rank, ndcg, target_ranks, topk_accuracy, topk_hits
 from anyk.operators import KSubset, LapSum, NeuralSort, Operator, Permutahedron, SinkhornSort, SoftSort, SortingNetwork
+from anyk.prediction_sets import PredictionSets
 from anyk.tools import sample_k_subset, select_topk, soft_quantile, soft_rank, soft_sort, soft_topk
 
 __version__ = "0.2.0"
@@ -18,6 +19,7 @@ __all__ = [
     "NeuralSort",
     "Operator",
     "Permutahedron",
+    "PredictionSets",
     "SinkhornSort",
     "SmoothTopKLoss",
     "SoftSort",

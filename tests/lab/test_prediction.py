@@ -1,6 +1,7 @@
 """New examples of every kind, through a trained model: as many as there are, a batch at a time."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -19,7 +20,9 @@ import lab_data
 from anyk.lab.data.images import read_pixels
 from anyk.lab.errors import LabError
 from anyk.lab.prediction import predict
-from anyk.lab.run import models
+from anyk.lab.run import models, training
+from anyk.lab.run.config import Config
+from anyk.lab.run.run_folder import Run
 
 
 @pytest.fixture(scope="module")
@@ -435,3 +438,96 @@ def test_a_model_of_ones_own_is_named(anyk, tmp_path):
     code, said, _ = anyk("predict", "run", "new.npy", "--model", "own_layers:make", "--k", "2")
     assert code == 0
     assert len(table(said)) == 2
+
+
+# Lists of a promised coverage ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor, torch.Tensor]:
+    """A run on classes that overlap, of which nothing was chosen, and new examples with their classes."""
+    folder = tmp_path_factory.mktemp("crowded")
+    x, y = lab_data.examples(12, 400, 8, seed=0, noise=2.0)
+    np.savez(folder / "old.npz", x=x[::4].numpy(), y=y[::4].numpy())
+    config = Config(data=str(folder / "old.npz"), loss="softmax", epochs=12, learning_rate=0.03, select="last", validation=0.4)
+    training.train(config, folder / "run")
+    new = torch.arange(len(x)) % 4 != 0
+    np.save(folder / "new.npy", x[new].numpy())
+    return folder, x[new], y[new]
+
+
+def test_each_example_gets_its_own_list_and_the_promise_is_kept(crowded, anyk):
+    folder, _, y = crowded
+    code, written, told = anyk("predict", folder / "run", folder / "new.npy", "--coverage", "0.8")
+    assert code == 0
+    rows = table(written)
+    lists = [[name for place in range(1, 13) if (name := row.get(f"guess_{place}"))] for row in rows]
+    hits = [str(target) in names for names, target in zip(lists, y.tolist(), strict=True)]
+    examples = models.load(folder / "run").plan.calibration.examples
+    assert abs(np.mean(hits) - 0.8) < 4 * (0.16 * (1 / examples + 1 / len(hits))) ** 0.5
+    lengths = set(map(len, lists))
+    assert min(lengths) == 1
+    assert len(lengths) > 3
+    assert f"guess_{max(lengths)}" in rows[0]  # as many columns as the longest list has
+    assert f"guess_{max(lengths) + 1}" not in rows[0]
+    assert {line.count(",") for line in written.splitlines()} == {1 + 2 * max(lengths)}
+    luck = 100 * (0.16 / examples) ** 0.5
+    assert told == (
+        f"The right class is in 80 % of the lists, give or take {luck:.1f} points, of examples like the {examples} that the "
+        "model had for validation.\n"
+    )
+
+
+def test_lists_are_the_same_as_json_and_in_python_and_grow_with_the_coverage(crowded, anyk):
+    folder, x, _ = crowded
+    model, before = models.load(folder / "run"), None
+    for coverage in (0.3, 0.7, 0.9):
+        _, written, _ = anyk(
+            "predict", folder / "run", folder / "new.npy", "--coverage", coverage, "--json", "--batch-size", 100
+        )
+        found = [[guess["class"] for guess in one["guesses"]] for one in json.loads(written)]
+        assert found == [[name for name, _ in one] for one in model.guesses(x, coverage=coverage)]
+        fixed = model.guesses(x, 12)
+        assert all(names == [name for name, _ in first][: len(names)] for names, first in zip(found, fixed, strict=True))
+        assert before is None or all(len(few) <= len(many) for few, many in zip(before, found, strict=True))
+        before = found
+
+
+def test_coverage_is_refused_before_anything_is_read(crowded, runs, anyk):
+    folder = crowded[0]
+    for words, message in (
+        (["--coverage", "0.9", "--k", "3"], "k and coverage contradict each other"),
+        (["--coverage", "90"], "coverage: expected a number above 0 and below 1, got 90."),
+        (["--coverage", "0.999"], "validation examples, and needs 999; ask for at most 0.99"),
+    ):
+        code, written, told = anyk("predict", folder / "run", folder / "no such.npy", *words)
+        assert (code, written) == (2, "")
+        assert message in told
+        assert told.count("\n") == 1
+    plan, weights = models.read(folder / "run")
+    Run(folder).save_tensors("before.safetensors", weights, dataclasses.replace(plan, calibration=None).to_json())
+    code, _, told = anyk("predict", folder / "before.safetensors", folder / "new.npy", "--coverage", "0.9")
+    assert code == 2
+    assert "was saved without what coverage needs: train it again" in told
+
+
+def test_what_validation_has_chosen_is_told(runs, anyk, tmp_path):
+    x, _ = lab_data.examples(6, 3, 16, seed=5)
+    np.save(tmp_path / "x.npy", x.numpy())
+    models.keep(runs["embeddings"], tmp_path, ("the hyperparameters", "the loss", "the seed"))
+    for model, chosen in (
+        (runs["embeddings"], "the epoch"),
+        (tmp_path / "model.safetensors", "the epoch, the hyperparameters, the loss and the seed"),
+    ):
+        _, _, told = anyk("predict", model, tmp_path / "x.npy", "--coverage", "0.8")
+        assert told.endswith(f" for validation. The same examples chose {chosen}, so it may be a little less.\n")
+
+
+def test_lists_of_what_may_be_guessed(runs, anyk, tmp_path):
+    lines = ["1 2 3 4", " ".join(map(str, range(29)))]
+    (tmp_path / "items.txt").write_text("\n".join(lines) + "\n")
+    _, written, _ = anyk("predict", runs["items"], tmp_path / "items.txt", "--coverage", "0.5", "--json")
+    for line, one in zip(lines, json.loads(written), strict=True):
+        names = [guess["class"] for guess in one["guesses"]]
+        assert names
+        assert not set(names) & set(line.split())

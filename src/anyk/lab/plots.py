@@ -290,6 +290,23 @@ def trade_chart(metric: str, marks: Sequence[Mark]) -> str:
         return _data_uri(figure)
 
 
+def coverage_chart(methods: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """How many percent of the test examples have their target among the first k guesses (up), for each k (across)."""
+    with matplotlib.rc_context(_REPORT):
+        figure = Figure(figsize=(5.6, 4.0), layout="constrained")
+        axes = figure.add_subplot()
+        for number, (name, curve) in enumerate(methods.items()):
+            look: dict[str, Any] = dict(_look(number))
+            axes.plot(*zip(*curve, strict=True), **look, markevery=0.1, markersize=4, label=_no_math(name))
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_xlabel("guesses")
+        axes.set_ylabel("test examples covered in %")
+        axes.grid(alpha=0.25)
+        figure.legend(loc="outside lower left", ncols=2, fontsize=9, frameon=False)
+        return _data_uri(figure)
+
+
 def curve_chart(panels: Mapping[str, Mapping[str, Sequence[Curve]]]) -> str:
     """Validation accuracy over the epochs, for each metric and method: the curves of the seeds thin, their mean thick."""
     with matplotlib.rc_context(_REPORT):

@@ -36,7 +36,8 @@ def predict(
     model: Classifier,
     files: Sequence[str | Path],
     *,
-    k: int = 5,
+    k: int | None = None,
+    coverage: float | None = None,
     batch_size: int = 256,
     backbone: str | None = None,
     label_column: str | None = None,
@@ -52,7 +53,8 @@ def predict(
         model: from :func:`anyk.lab.run.models.load`.
         files: images, files of arrays, or folders of such. For a model of sequences, texts, one sequence a line; if its tokens
             are those of Python, source files, of which the end is to be continued.
-        k: guesses for each.
+        k: guesses for each; by default 5, unless ``coverage`` is given.
+        coverage: how often the right class should be among the guesses, of which each example then gets its own number.
         batch_size: examples at once.
         backbone: for images, where the model takes embeddings of them: the backbone that made those it was trained on.
         label_column: of tables, the column with the labels, which is left out.
@@ -62,18 +64,25 @@ def predict(
         unreadable: called with a sentence for each file that cannot be used; the others are predicted all the same.
         note: called with remarks about the data, of which the guesses may suffer.
     """
-    for name, number in (("k", k), ("batch_size", batch_size)):
+    if k is not None and coverage is not None:
+        raise LabError("k and coverage contradict each other: with coverage each example gets its own number of guesses.")
+    if coverage is not None:
+        model.threshold(coverage)  # which may refuse it
+    elif k is None:
+        k = 5
+    for name, number in (("k", 1 if k is None else k), ("batch_size", batch_size)):
         if number < 1:
             raise LabError(f"{name} should be at least 1, but is {number}.")
     if not files:
         raise LabError("give the files to predict: images, files of arrays, or folders of such.")
     shape = model.plan.shape
+    lists: dict[str, Any] = {"count": k, "coverage": coverage}
     if model.plan.tokens:
         for name, value in (("backbone", backbone), ("label_column", label_column), ("drop", drop or None)):
             if value is not None:
                 raise LabError(f"{name} is for other data, but this model takes sequences of tokens: leave it out.")
         paths = [Path(file) for file in files]
-        return _continued(model.to(find_device(device)), paths, k, batch_size, device, unreadable, note)
+        return _continued(model.to(find_device(device)), paths, lists, batch_size, device, unreadable, note)
     read = _image_reader(shape, backbone, device)
     model = model.to(find_device(device))
     kinds = "images" if read is not None else f"files of arrays ({', '.join(sorted(_ARRAYS))})"
@@ -85,7 +94,7 @@ def predict(
     options = tables.Options(label_column, tuple(drop), missing=missing)
 
     def guess(examples: Tensor) -> list[list[tuple[str, float]]]:
-        return model.guesses(examples.to(find_device(device)), k)
+        return model.guesses(examples.to(find_device(device)), **lists)
 
     def predictions() -> Iterator[Prediction]:
         for are_images, group in itertools.groupby(found, _is_image):
@@ -111,7 +120,7 @@ def predict(
 def _continued(
     model: Classifier,
     paths: Sequence[Path],
-    k: int,
+    lists: dict[str, Any],
     batch_size: int,
     device: str,
     unreadable: Callable[[str], None],
@@ -128,7 +137,7 @@ def _continued(
             found = iter(read)
             while batch := list(itertools.islice(found, batch_size)):
                 given = [tokens for _, tokens in batch]
-                guessed = model.guesses(model.tokens(given).to(find_device(device)), k, seen=given)
+                guessed = model.guesses(model.tokens(given).to(find_device(device)), **lists, seen=given)
                 for (row, _), guesses in zip(batch, guessed, strict=True):
                     yield Prediction(path, row, guesses)
             if strange:

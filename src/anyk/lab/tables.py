@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from anyk.lab import statistics
+from anyk.lab.coverage import SHARES
 from anyk.lab.errors import LabError
 
 Format = Literal["terminal", "markdown", "latex", "csv"]
@@ -46,15 +47,15 @@ class Column:
     """A column: ``field`` is what tells the rows apart, ``accuracy`` is a fraction shown in percent.
 
     A :class:`Difference` is shown in parts, one a column: ``points``, ``hits``, ``interval`` and ``p``.
-    ``number`` and ``signed`` are shown as they are, with two digits after the point.
+    ``number`` and ``signed`` are shown as they are, with two digits after the point. ``guesses`` are several counts.
     """
 
     key: str
     title: str
-    kind: Literal["field", "accuracy", "points", "hits", "interval", "p", "seconds", "count", "number", "signed"]
+    kind: Literal["field", "accuracy", "points", "hits", "interval", "p", "seconds", "count", "number", "signed", "guesses"]
 
 
-Value = Measured | Difference | str | int | float | bool | tuple[float, ...] | tuple[str, ...] | None
+Value = Measured | Difference | str | int | float | bool | tuple[float, ...] | tuple[str, ...] | tuple[int | None, ...] | None
 
 
 @dataclass(frozen=True)
@@ -286,12 +287,15 @@ def _csv_parts(kind: str) -> tuple[str, ...]:
     """What follows the key of a column in the heads of its parts."""
     if kind in ("accuracy", "seconds"):
         return "_mean", "_std"
-    return {"interval": ("_low", "_high"), "p": ("", "_holm")}.get(kind, ("",))
+    parts = {"interval": ("_low", "_high"), "p": ("", "_holm"), "guesses": tuple(f"_{share}" for share in SHARES)}
+    return parts.get(kind, ("",))
 
 
 def _csv_cells(value: Value, kind: str) -> list[Any]:
     if value is None:
         return [None] * len(_csv_parts(kind))
+    if kind == "guesses" and isinstance(value, tuple):
+        return list(value)
     if isinstance(value, Measured):
         return [value.mean, value.std]
     if isinstance(value, Difference):

@@ -134,6 +134,18 @@ def test_other_metrics_are_folded_away_below():
     assert folded.sub("", shown).split() == plain.split()
 
 
+def test_how_long_the_list_must_be():
+    lists = (made.coverage("softmax", 1, 2, 4, 8, 1200), made.coverage("splitter", 1, 2, 3, 7, None))
+    compared = made.measured(made.SOFTMAX, made.method("splitter", made.shifted()), coverages=lists)
+    reader, _ = read(compared)
+    words = " ".join("".join(reader.words).split())
+    assert "guesses that cover 50 % 80 % 90 % 95 % 99 % softmax 1 2 4 8 1,200 splitter 1 2 3 7 –" in words
+    charts = [given["alt"] for tag, given in reader.tags if tag == "img"]
+    assert any("over k" in alt for alt in charts)
+    bare, _ = read(dataclasses.replace(compared, coverages=()))
+    assert "guesses that cover" not in "".join(bare.words)
+
+
 def test_without_a_test_there_is_no_word_of_intervals():
     capped = [dataclasses.replace(method, capped="--budget 3") for method in methods()]
     _, words = read(made.measured(*capped))

@@ -27,6 +27,7 @@ def test_the_file_holds_the_outcome_and_what_follows():
         moves=made.moves(context=("def", "…", "<newline>")),
         by_class=made.by_class([3, 4], [5, 2], confusions=[Confusion("a", "b", 2, 1)]),
         failures=(Failure("a", "lost."),),
+        coverages=(made.coverage("splitter", 1, 2, 3, 7, None),),
     )
     content = written(made.with_others(compared))
     assert content["format"] == 2
@@ -46,6 +47,9 @@ def test_the_file_holds_the_outcome_and_what_follows():
     assert row["difference"]["mrr"]["p"] is row["difference"]["mrr"]["p_holm"] is None
     assert row["test"]["ndcg10"]["mean"] == pytest.approx(row["test"]["top1"]["mean"] + 0.1)
     assert derived["table"][2]["method"] == control.name
+    assert row["guesses"] == {"50": 1, "80": 2, "90": 3, "95": 7, "99": None}
+    assert derived["table"][0]["guesses"] is None
+    assert content["coverages"][0]["curve"] == [[1, 0.2], [10, 0.8], [100, 0.8]]
 
 
 def test_numbers_that_json_does_not_have():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import lab_data
@@ -25,7 +26,7 @@ from anyk.lab.comparison.tuning import COARSE_POINTS, EFFORTS, Axis
 from anyk.lab.comparison.verdict import table, verdict
 from anyk.lab.engines.engine import Engine, Outcome
 from anyk.lab.errors import Diverged, LabError
-from anyk.lab.run import training
+from anyk.lab.run import models, training
 from anyk.lab.run.config import Config
 from anyk.lab.run.loss_names import CANDIDATES, names
 
@@ -89,6 +90,14 @@ def test_a_comparison_from_end_to_end(finished):
         assert (method.name in longer) == (method.longer is not None)
     assert half.keys() == {"softmax", "lapsum"}
     assert len({len(method.tries) for method in done.methods}) == 1  # as many tries
+    for method, lists in zip(done.methods, done.coverages, strict=True):
+        assert lists.method == method.name
+        ranks = torch.stack([load_file(out / run.folder / "test.safetensors")["ranks"] for run in method.runs])
+        for share, k in lists.guesses.items():
+            means = [float((ranks <= guesses).double().mean()) for guesses in (k - 1, k)]
+            assert means[0] < share / 100 <= means[1] + 1e-12
+        assert dict(lists.curve)[1] == pytest.approx(method.measured("top1").mean)
+    assert models.read(out)[0].calibration.chose == ("the epoch", "the hyperparameters", "the loss", "the seed")
     weights = load_file(out / "model.safetensors")
     assert any(
         all((weights[name] == tensor).all() for name, tensor in load_file(out / run.folder / "model.safetensors").items())

@@ -9,7 +9,7 @@ import pytest
 import made
 from anyk.lab import tables
 from anyk.lab.comparison.outcome import Try
-from anyk.lab.comparison.verdict import notes, table, verdict
+from anyk.lab.comparison.verdict import coverage_table, notes, table, verdict
 from anyk.lab.errors import Failure
 from anyk.lab.run.config import Config
 from anyk.lab.statistics import contrast
@@ -268,3 +268,27 @@ def test_a_metric_that_is_not_tested_is_in_the_table_if_it_was_tuned_for():
     line = tables.render(shown, "markdown").splitlines()[-5:]
     assert any(re.match(r"\| NDCG@10 \| splitter \| 7\S+ ± \S+ \| \+1\.\d\d \| – \| – \| – \| 5 \|", each) for each in line)
     assert notes(tuned) == notes(compared)
+
+
+# How long the list must be -------------------------------------------------------------------------------------------------
+
+
+def test_how_many_guesses_to_show_is_one_line():
+    lists = (made.coverage("softmax", 1, 2, 4, 8, 21), made.coverage("splitter", 1, 2, 3, 7, 1200))
+    compared = made.measured(made.SOFTMAX, splitter(top5=0.02), coverages=lists)
+    assert compared.choice.name == "splitter"
+    said = "To be right 95 % of the time on the test, show 7 guesses with splitter; with softmax 8."
+    assert verdict(compared).count(said) == 1
+    rows = tables.render(coverage_table(compared), "csv").splitlines()
+    assert rows == ["method,50,80,90,95,99", "softmax,1,2,4,8,21", "splitter,1,2,3,7,1200"]
+    alone = made.measured(made.SOFTMAX, splitter(0.1), coverages=(made.coverage("softmax", 1, 1, 1, 1, 2),))
+    assert "To be right 95 % of the time on the test, show 1 guess with softmax." in verdict(alone)
+    assert not any("of the time" in sentence for sentence in verdict(made.measured(made.SOFTMAX, splitter(0.1))))
+
+
+def test_a_share_that_no_list_covers_is_said():
+    lists = tuple(made.coverage(name, 1, 2, 30, None, None) for name in ("softmax", "splitter"))
+    compared = made.measured(made.SOFTMAX, splitter(0.1), coverages=lists)
+    [said] = [sentence for sentence in verdict(compared) if "of the time" in sentence]
+    assert said.startswith("No number of guesses is right 95 % of the time: 40.00 % of the test examples have a target that is")
+    assert "30      –      –" in tables.render(coverage_table(compared), "terminal")

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 import lab_data
 from anyk.lab.data.tokens import IGNORED, OUT_OF_VOCABULARY, SequenceSplit
 from anyk.lab.errors import LabError
-from anyk.lab.run import batches, losses, models, training
+from anyk.lab.run import batches, evaluation, losses, models, training
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import Run
 from anyk.lab.run.sequence_models import AttentionModel, ContextModel, GRUModel, SequenceModel
@@ -284,6 +284,16 @@ def test_what_was_seen_is_no_guess(model: str, tmp_path: Path) -> None:
     assert result["test"]["top1"] == sum(rank == 1 for rank in ranks) / len(ranks)
     for row, first in zip(scores, kept["guesses"].tolist(), strict=True):
         assert row[first].tolist() == sorted(row.tolist(), reverse=True)[: len(first)]
+    # What calibrates is what `anyk predict` would show: there a target that was seen is no guess either.
+    none = torch.full((len(index),), -1)
+    with torch.no_grad():
+        scores = slow_mask(predictor.model(predictor.reader(test, index)), test, index, none)
+    found = evaluation.conformity(predictor.model.eval(), test, index, predictor.reader)
+    for row, target, fit in zip(scores, labels, found.tolist(), strict=True):
+        hidden, first = target < 0 or row[target] == -math.inf, target >= 0 and row[target] == row.max()
+        expected = math.inf if first else -math.inf if hidden else float(row.log_softmax(0)[target])
+        assert fit == pytest.approx(expected, abs=1e-5)
+    assert found.isinf().sum() >= 2
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

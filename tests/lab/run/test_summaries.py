@@ -5,12 +5,14 @@ import io
 import json
 
 import pytest
+import torch
 
 import made
 from anyk.lab import tables
 from anyk.lab.errors import LabError
 from anyk.lab.plots import plot
 from anyk.lab.run.config import Config
+from anyk.lab.run.run_folder import Run
 from anyk.lab.run.summaries import collect, curves, table
 
 BASE = Config(data="some_data", loss="splitter")
@@ -244,3 +246,20 @@ def test_curves_have_a_row_for_each_evaluation(tmp_path):
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(LabError, match=r"metrics.jsonl has a line without validation"):
         curves(collect([tmp_path]))
+
+
+def test_how_many_guesses_cover_the_test_examples(runs):
+    for loss, shift in (("splitter", 0), ("softmax", 1)):
+        for seed in range(3):
+            ranks = torch.arange(100, dtype=torch.int32) // 10 + 1 + shift * (seed > 0)
+            Run(runs / f"{loss}-{seed}").save_tensors("test.safetensors", {"ranks": ranks}, {})
+    found = table(collect([runs]))
+    assert [column.key for column in found.columns] == ["loss", "top1", "top5", "top10", "guesses", "seeds", "seconds"]
+    assert [row[4] for row in found.rows] == [(6, 9, 10, 11, 11), (5, 8, 9, 10, 10)]
+    assert " guesses for 50, 80, 90, 95, 99 % " in tables.render(found)
+    assert "   5, 8, 9, 10, 10 " in tables.render(found)
+    [softmax, _] = cells(tables.render(found, "csv"))
+    assert [softmax[f"guesses_{share}"] for share in (50, 80, 90, 95, 99)] == ["6", "9", "10", "11", "11"]
+    assert "guesses" not in [column.key for column in table(collect([runs]), metrics=["top1"]).columns]
+    (runs / "softmax-0" / "test.safetensors").unlink()  # a run of before
+    assert table(collect([runs])).rows[0][4] == (6, 9, 10, 11, 11)

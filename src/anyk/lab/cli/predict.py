@@ -5,6 +5,7 @@ import csv
 import itertools
 import json as jsons
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from anyk.lab.cli.words import Flag, Group, warn
 
 if TYPE_CHECKING:
     from anyk.lab.prediction import Prediction
+    from anyk.lab.run.models import Classifier
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,11 @@ class ModelOptions:
 class Output:
     """What is written."""
 
-    k: int = 5
-    """guesses for each example"""
+    k: int | None = None
+    """guesses for each example; by default 5"""
+    coverage: float | None = None
+    """instead of k: how often the right class should be among the guesses, such as 0.95. Each example gets its own list, as
+    short as it can be with that promise"""
     json: Flag = False
     """JSON instead of CSV"""
     out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
@@ -66,7 +71,7 @@ def command(
     model: Group[ModelOptions],
     output: Group[Output],
 ) -> int:
-    """The first k guesses of a trained model for new data, with probabilities, as CSV or JSON.
+    """The first k guesses of a trained model for new data, or as many as a coverage needs, with probabilities, as CSV or JSON.
 
     A file that cannot be read is named, the others are predicted, and the exit code is 1.
 
@@ -94,6 +99,7 @@ def command(
         classifier,
         files,
         k=output.k,
+        coverage=output.coverage,
         batch_size=model.batch_size,
         backbone=data.backbone,
         label_column=data.label_column,
@@ -111,7 +117,9 @@ def command(
         if output.json:
             _write_json(found, file)
         else:
-            _write_csv(found, min(output.k, len(classifier.classes)), file)
+            _write_csv(found, min(output.k or 5, len(classifier.classes)) if output.coverage is None else None, file)
+    if output.coverage is not None:
+        warn(_promise(output.coverage, classifier))
     return 1 if failed else 0
 
 
@@ -126,13 +134,43 @@ def _opened(out: Path | None) -> Iterator[TextIO]:
         yield file
 
 
-def _write_csv(found: "Iterator[Prediction]", k: int, file: TextIO) -> None:
+def _promise(coverage: float, classifier: "Classifier") -> str:
+    """What the lists promise, in a line."""
+    calibration = classifier.plan.calibration
+    assert calibration is not None
+    *first, last = calibration.chose or ("",)
+    chosen = f"{', '.join(first)} and {last}" if first else last
+    weaker = f" The same examples chose {chosen}, so it may be a little less." if chosen else ""
+    luck = 100 * (coverage * (1 - coverage) / calibration.examples) ** 0.5
+    return (
+        f"The right class is in {100 * coverage:g} % of the lists, give or take {luck:.1f} points, of examples like the "
+        f"{calibration.examples:,} that the model had for validation.{weaker}"
+    )
+
+
+def _write_csv(found: "Iterator[Prediction]", k: int | None, file: TextIO) -> None:
+    if k is None:  # the longest list tells the number of columns, and is known at the end
+        with tempfile.SpooledTemporaryFile(1 << 26, "w+", encoding="utf-8", newline="") as kept:
+            lists, k = csv.writer(kept), 1
+            for each in found:
+                k = max(k, len(each.guesses))
+                lists.writerow([each.file, each.row, *(cell for guess in each.guesses for cell in guess)])
+            kept.seek(0)
+            _write_csv(map(_parsed, csv.reader(kept)), k, file)
+        return
     writer = csv.writer(file, lineterminator="\n")
     heads = [f"{what}_{place}" for place in range(1, k + 1) for what in ("guess", "probability")]
     writer.writerow(["file", "row", *heads])
     for each in found:
         cells = [cell for name, p in each.guesses for cell in (name, f"{p:.6g}")]
         writer.writerow([each.file, each.row, *cells, *[""] * (2 * k - len(cells))])
+
+
+def _parsed(cells: list[str]) -> "Prediction":
+    from anyk.lab.prediction import Prediction
+
+    file, row, *guesses = cells
+    return Prediction(Path(file), int(row) if row else None, list(zip(guesses[::2], map(float, guesses[1::2]), strict=True)))
 
 
 def _write_json(found: "Iterator[Prediction]", file: TextIO) -> None:

@@ -56,6 +56,14 @@ class Report(Comparison):
         """
         return tables.render(words.table(self), format)
 
+    def coverage_table(self, format: tables.Format = "terminal") -> str:
+        """The table of how many guesses of each loss cover 50, 80, 90, 95 and 99 % of the test examples, as text.
+
+        Args:
+            format: terminal, markdown, latex or csv.
+        """
+        return tables.render(words.coverage_table(self), format)
+
     def to_json(self) -> dict[str, Any]:
         """The content of results.json."""
         return results.to_json(self)
@@ -75,7 +83,7 @@ class Report(Comparison):
         return pandas.DataFrame(rows, columns=columns)
 
     def __str__(self) -> str:
-        return "\n".join([self.table(), *self.verdict])
+        return "\n".join([self.table(), *([self.coverage_table()] if self.coverages else []), *self.verdict])
 
     def _repr_html_(self) -> str:
         return report_page.embed(self)

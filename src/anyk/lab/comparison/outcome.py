@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from anyk.lab import statistics
 from anyk.lab.comparison.config import BASELINE, BOUNDED
+from anyk.lab.coverage import Coverage
 from anyk.lab.errors import Failure
 from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
@@ -174,6 +175,8 @@ class Comparison:
     """every method and control against the baseline, and methods against their controls: every top-k that was measured"""
     ks: tuple[int, ...] = (1, 5)
     """the k that the user will show to people: the verdict is about these"""
+    coverages: tuple[Coverage, ...] = ()
+    """of every method and control whose runs kept the ranks of the test examples: how many guesses cover how many of them"""
     by_class: ByClass | None = None
     moves: Moves | None = None
     unreadable: tuple[str, ...] = ()
@@ -414,6 +417,17 @@ def contrasts(comparison: Comparison, out: str | Path) -> tuple[Contrast, ...]:
             hits = [(own["ranks"] <= k).astype("int8") - (other["ranks"] <= k) for own, other in read]
             clusters = read[0][0].get("groups")
             found.append(statistics.contrast(method.name, against.name, metric, np.stack(hits), clusters))
+    return tuple(found)
+
+
+def coverages(comparison: Comparison, out: str | Path) -> tuple[Coverage, ...]:
+    """Count how many guesses of every method and control cover how many test examples. The arguments are those of
+    :func:`contrasts`."""
+    found = []
+    for method in comparison.all_methods:
+        kept = [ranks["ranks"] for run in method.runs if (ranks := tested(run, out, "ranks")) is not None]
+        if any(map(len, kept)):
+            found.append(Coverage.of(method.name, np.concatenate(kept), comparison.data["classes"]))
     return tuple(found)
 
 

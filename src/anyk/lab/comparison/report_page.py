@@ -17,6 +17,7 @@ from anyk.lab.comparison.config import BASELINE
 from anyk.lab.comparison.outcome import Comparison, Method, Try
 from anyk.lab.comparison.snippet import code
 from anyk.lab.comparison.verdict import notes, verdict
+from anyk.lab.coverage import SHARES
 from anyk.lab.data.tokens import OTHER
 from anyk.lab.plots import Mark
 from anyk.lab.statistics import CONFIDENCE, SIGNIFICANT, mean
@@ -47,6 +48,8 @@ def render(comparison: Comparison) -> str:
         others=comparison.others,
         other_rows=_rows(comparison, comparison.others),
         trade=_trade_chart(comparison),
+        shares=SHARES,
+        coverage=_coverage_chart(comparison),
         curves=_curve_chart(comparison),
         tunings=[_tuning(method) for method in comparison.methods if method.tries],
         classes=_classes(comparison),
@@ -226,6 +229,12 @@ def _trade_chart(comparison: Comparison) -> str | None:
             x, y = (mean([values[way] for values in seeds]) for way in (0, 1))
             marks.append(Mark(method.name, (x, y), (half_interval(method, "top1"), half_interval(method, up)), seeds))
     return plots.trade_chart(up, marks) if len(marks) > 1 and marks[0].name == BASELINE else None
+
+
+def _coverage_chart(comparison: Comparison) -> str | None:
+    """How often the target is among the first k guesses, over k: a line for each method."""
+    first = sorted(comparison.coverages, key=lambda one: one.method != BASELINE)
+    return plots.coverage_chart({one.method: [(k, 100 * share) for k, share in one.curve] for one in first}) if first else None
 
 
 def _curve_chart(comparison: Comparison) -> str | None:

@@ -30,6 +30,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
                     for metric in (*comparison.metrics, *comparison.others)
                     if (value := method.measured(metric)) is not None
                 },
+                "guesses": next((one.guesses for one in comparison.coverages if one.method == method.name), None),
                 "difference": {
                     metric: {**dataclasses.asdict(difference.paired), "p_holm": difference.p}
                     for (name, metric), difference in found.items()

@@ -19,7 +19,7 @@ from anyk.lab import files
 from anyk.lab.comparison import report_page, results, tuning
 from anyk.lab.comparison.changed_predictions import count_classes, find_moves
 from anyk.lab.comparison.config import BASELINE, ComparisonConfig, metric_of
-from anyk.lab.comparison.outcome import LEARNING_RATE_OF, MUCH_LONGER, Comparison, Method, SeedRun, Try, contrasts
+from anyk.lab.comparison.outcome import LEARNING_RATE_OF, MUCH_LONGER, Comparison, Method, SeedRun, Try, contrasts, coverages
 from anyk.lab.comparison.tuning import EFFORTS, Axis, Effort, Point, Trial, Tuner
 from anyk.lab.comparison.verdict import counted
 from anyk.lab.data import Dataset, Parts
@@ -27,7 +27,7 @@ from anyk.lab.data.tokens import Windows
 from anyk.lab.engines.engine import Engine, Outcome, Task
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import Failure, LabError, Stopped
-from anyk.lab.run import loss_names
+from anyk.lab.run import loss_names, models
 from anyk.lab.run.batches import (
     check_seen,
     check_setting,
@@ -160,6 +160,7 @@ def search(
             outcome = dataclasses.replace(outcome, contrasts=contrasts(outcome, out))
         outcome = dataclasses.replace(
             outcome,
+            coverages=coverages(outcome, out),
             by_class=count_classes(outcome, out, dataset, parts),
             moves=find_moves(outcome, out, dataset, parts),
             unreadable=dataset.unreadable,
@@ -563,19 +564,18 @@ def _write(outcome: Comparison, out: Path) -> None:
     files.write_object(out / "results.json", content)
     files.write_atomically(out / "report.html", page)
     if best is not None:
-        with files.replacing(model) as temporary:
-            shutil.copyfile(best, temporary)
+        models.keep(best, out, ("the hyperparameters", "the loss", "the seed"))
     else:
         model.unlink(missing_ok=True)  # of an earlier outcome: it must not stand beside this one
 
 
 def _best_run(outcome: Comparison, out: Path) -> Path | None:
-    """The model to keep: of the chosen method the best seed on validation; as long as nothing is decided, the best of all."""
+    """The run whose model is kept: the best seed of the chosen method; as long as nothing is decided, the best of all."""
     methods = [outcome.choice] if outcome.decided else outcome.methods
     found = [(run.validation.get(outcome.tuned_metric, 0.0), run.folder) for method in methods for run in method.runs]
     found = found or [(outcome.tuned_score(method), method.tuned_in) for method in methods if method.tuned_in]
-    places = [out / folder / "model.safetensors" for _, folder in sorted(found, reverse=True)]
-    return next((place for place in places if place.is_file()), None)
+    places = [out / folder for _, folder in sorted(found, reverse=True)]
+    return next((place for place in places if (place / "model.safetensors").is_file()), None)
 
 
 def _set_aside(out: Path) -> Path:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from anyk.lab.comparison.config import BASELINE, BOUNDED
 from anyk.lab.comparison.outcome import Comparison, Method
+from anyk.lab.coverage import SHARES
 from anyk.lab.errors import failure_sentences
 from anyk.lab.statistics import CONFIDENCE, ENOUGH_SEEDS, SIGNIFICANT, Paired
 from anyk.lab.tables import (
@@ -23,6 +24,9 @@ from anyk.lab.tables import (
 
 #: what to raise the number of seeds to
 GOOD_SEEDS = 5
+#: the percentage of the sentence on the length of lists
+USUAL_SHARE = 95
+assert USUAL_SHARE in SHARES
 
 
 def table(comparison: Comparison) -> Table:
@@ -62,6 +66,16 @@ def _preliminary(comparison: Comparison) -> Table:
     return Table(columns, tuple(rows), tuple(notes(comparison)))
 
 
+def coverage_table(comparison: Comparison) -> Table:
+    """How many guesses of each method cover how many of the test examples; without rows, where that was not counted."""
+    columns = [
+        Column("method", "guesses that cover", "field"),
+        *(Column(f"{share}", f"{share} %", "count") for share in SHARES),
+    ]
+    rows = tuple((one.method, *(one.guesses[share] for share in SHARES)) for one in comparison.coverages)
+    return Table(tuple(columns), rows)
+
+
 def notes(comparison: Comparison) -> list[str]:
     """How to read the table."""
     if not any(method.runs for method in comparison.methods):
@@ -88,7 +102,7 @@ def verdict(comparison: Comparison) -> list[str]:
         first = [_headline(comparison), *_seen(comparison), *_controls(comparison)]
     else:
         first = [f"Not decided: {_what_is_missing(comparison)}", *_seen(comparison)]
-    return [*first, *_choice(comparison), *_caveats(comparison)]
+    return [*first, *_choice(comparison), *_lists(comparison), *_caveats(comparison)]
 
 
 # The headline --------------------------------------------------------------------------------------------------------------
@@ -275,6 +289,23 @@ def _choice(comparison: Comparison) -> list[str]:
     return sentences
 
 
+def _lists(comparison: Comparison) -> list[str]:
+    """How many guesses to show, of the method to use and of the others."""
+    needed = {one.method: one.guesses[USUAL_SHARE] for one in comparison.coverages}
+    chosen = comparison.choice.name if comparison.methods else ""
+    if chosen not in needed:
+        return []
+    if (own := needed[chosen]) is None:
+        covered = max(one.curve[-1][1] for one in comparison.coverages)
+        return [
+            f"No number of guesses is right {USUAL_SHARE} % of the time: {percent(1 - covered)} % of the test examples have a "
+            "target that is none of the classes."
+        ]
+    others = [f"{m.name} {k:,}" for m in comparison.methods if m.name != chosen and (k := needed.get(m.name)) is not None]
+    rest = f"; with {_either(others, 'and')}" if others else ""
+    return [f"To be right {USUAL_SHARE} % of the time on the test, show {counted(own, 'guess')} with {chosen}{rest}."]
+
+
 def _tuned_words(comparison: Comparison) -> str:
     metric = comparison.tuned_metric
     if metric != "mean":
@@ -324,7 +355,7 @@ def counted(number: int, what: str) -> str:
     >>> counted(1, "run"), counted(1200, "run")
     ('1 run', '1,200 runs')
     """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
 
 
 def _either(words: Iterable[str], last: str) -> str:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import anyk
-from anyk import candidates, metrics
+from anyk import candidates, metrics, prediction_sets
 from anyk.lab.data import Split
-from anyk.lab.run.batches import Reader
+from anyk.lab.data.tokens import SequenceSplit
+from anyk.lab.run.batches import Reader, mask_seen
 from anyk.lab.run.processes import ALONE, ProcessGroup
 
 KS = (1, 5, 10, 20)
@@ -91,6 +92,25 @@ def examine(
     known_targets = int((labels >= 0).sum())
     mean = float(group.all_reduce(cross_entropy)) / known_targets if known_targets else math.nan
     return Examined(every_rank, labels, every_guess, mean)
+
+
+@torch.no_grad()
+def conformity(model: nn.Module, examples: Split, index: Tensor, reader: Reader, group: ProcessGroup = ALONE) -> Tensor:
+    """How well the targets at some positions go with the scores: see :func:`anyk.prediction_sets.conformity`.
+
+    As `anyk predict` computes them: in full precision, and where the config masks what was seen, a target that was is no guess.
+    """
+    found = [torch.empty(0, device=reader.device)]
+    model.eval()
+    for block in reader.blocks(examples, group.shard(index)):
+        target = examples.labels[block]
+        scores = model(reader(examples, block)).float()
+        if reader.mask_seen and isinstance(examples, SequenceSplit):
+            scores = mask_seen(scores, examples, examples.places[block], torch.full_like(target, -1))
+        known = (target >= 0).to(reader.device)
+        found.append(prediction_sets.conformity(scores, target.clamp(min=0).to(reader.device)).where(known, -torch.inf))
+    model.train()
+    return torch.cat(group.all_gather(torch.cat(found).cpu()))
 
 
 def unfinished(result: Mapping[str, Any]) -> str:

@@ -15,15 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from anyk import checks
+from anyk import checks, prediction_sets
 from anyk.lab.data import Dataset, table_files, tables
 from anyk.lab.data.sets import Tokens
 from anyk.lab.data.tables import Schema
 from anyk.lab.errors import LabError
 from anyk.lab.run import own_models, sequence_models
+from anyk.lab.run.calibration import Calibration
 from anyk.lab.run.config import LARGEST_IMAGE, LONGEST_CONTEXT, Setting, accept, describe
 from anyk.lab.run.own_models import BUILT_IN, SEQUENCE_MODELS, Maker
-from anyk.lab.run.run_folder import read_tensors
+from anyk.lab.run.run_folder import Run, read_tensors
 from anyk.lab.warn_once import warn_once
 
 #: of the description in a model's file
@@ -59,6 +60,8 @@ class Plan:
     """whether tokens that a sequence has had before are excluded from the guesses"""
     table: Schema | None = None
     """of features that were a table, its columns"""
+    calibration: Calibration | None = None
+    """what lists of a promised coverage need"""
 
     @classmethod
     def of(cls, config: Setting, dataset: Dataset) -> "Plan":
@@ -101,7 +104,7 @@ class Plan:
         """What :meth:`to_json` gave, or a ValueError that says what is wrong with it."""
         types = typing.get_type_hints(cls)
         if fields.get("format") == FORMAT:
-            fields = {"table": None, **fields}  # files of before have none
+            fields = {"table": None, "calibration": None, **fields}  # files of before have none
         if fields.get("format") != FORMAT or fields.keys() != {"format", *types}:
             raise ValueError("it does not say what model it is of, as files of this version of anyk do")
 
@@ -109,7 +112,8 @@ class Plan:
             if not fine:
                 raise ValueError(f"{name} should be {expected}, but is {reprlib.repr(fields[name])}")
 
-        values: dict[str, Any] = {"table": None if fields["table"] is None else Schema.from_json(fields["table"])}
+        readers = {"table": Schema.from_json, "calibration": Calibration.from_json}
+        values: dict[str, Any] = {name: None if fields[name] is None else read(fields[name]) for name, read in readers.items()}
         for name, kind in types.items():
             if name in values:
                 continue
@@ -299,17 +303,23 @@ class Classifier(nn.Module):
         return tokens.long()
 
     @torch.no_grad()
-    def guesses(self, examples: Tensor, count: int, *, seen: Sequence[Sequence[str]] = ()) -> list[list[tuple[str, float]]]:
-        """For each example the first ``count`` classes by name, with their softmax probabilities; fewer, where fewer may be
-        guessed.
+    def guesses(
+        self, examples: Tensor, count: int | None = None, *, seen: Sequence[Sequence[str]] = (), coverage: float | None = None
+    ) -> list[list[tuple[str, float]]]:
+        """For each example the first classes by name, with their softmax probabilities; fewer, where fewer may be guessed.
 
         Args:
             examples: as for the scores.
-            count: guesses for each.
+            count: guesses for each; without it, ``coverage``.
+            coverage: how often the right class should be among them: each example gets its own number of guesses. See
+                :class:`anyk.PredictionSets` for what that promises.
             seen: for a model of sequences that does not guess what it has seen: the whole sequences, where they are longer than
                 what it takes.
         """
-        count = min(checks.at_least_one("count", count), len(self.classes))
+        if (count is None) == (coverage is None):
+            raise LabError("give either the number of guesses or their coverage.")
+        threshold = None if coverage is None else self.threshold(coverage)
+        count = len(self.classes) if count is None else min(checks.at_least_one("count", count), len(self.classes))
         training = self.training
         try:
             scores = self.eval()(examples).float()
@@ -318,10 +328,26 @@ class Classifier(nn.Module):
         if self.plan.mask_seen and seen:
             for row, sequence in zip(scores, seen, strict=True):
                 row[[self._numbers[token] for token in set(sequence) if token in self._numbers]] = -torch.inf
+        lengths = [count] * len(scores)
+        if threshold is not None:
+            lengths = prediction_sets.shown(scores, threshold).sum(1).tolist()  # which are the first ones, equal ones together
+            count = max(lengths, default=1)
         best = scores.topk(count)
         probabilities = (best.values - scores.logsumexp(1, keepdim=True)).exp()
         rows = zip(best.indices.tolist(), probabilities.tolist(), best.values.tolist(), strict=True)
-        return [[(self.classes[number], p) for number, p, score in zip(*row, strict=True) if score > -math.inf] for row in rows]
+        return [
+            [(self.classes[number], p) for number, p, score in zip(*row, strict=True) if score > -math.inf][:length]
+            for row, length in zip(rows, lengths, strict=True)
+        ]
+
+    def threshold(self, coverage: float) -> float:
+        """The log-probability that a class needs to be shown, so that the right one is shown that often."""
+        if self.plan.calibration is None:
+            raise LabError(
+                "this model was saved without what coverage needs: train it again, or use anyk.PredictionSets with the scores "
+                "of examples that it was not trained with."
+            )
+        return self.plan.calibration.threshold(coverage)
 
 
 def _check_weights(model: nn.Module | None, weights: Mapping[str, Tensor]) -> None:
@@ -353,6 +379,15 @@ def load(path: str | Path, *, model: str | Maker | None = None, trust: bool = Fa
         return Classifier(plan, weights, function)
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:  # torch has no tensors of any size that a file claims
         raise _unusable(_file(path), error) from None
+
+
+def keep(run: Path, folder: Path, chose: Sequence[str]) -> None:
+    """Write a run's model to another folder, with what its validation examples have chosen beside what the run says."""
+    plan, weights = read(run)
+    if plan.calibration is not None:
+        calibration = dataclasses.replace(plan.calibration, chose=(*plan.calibration.chose, *chose))
+        plan = dataclasses.replace(plan, calibration=calibration)
+    Run(folder).save_tensors("model.safetensors", weights, plan.to_json())
 
 
 def read(path: str | Path) -> tuple[Plan, dict[str, Tensor]]:

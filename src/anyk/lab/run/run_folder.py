@@ -5,7 +5,7 @@ environment.json        versions and machine
 metrics.jsonl           one line for each evaluation
 checkpoint.safetensors  weights, optimizer, and where the run stands
 best-*.safetensors      the weights that the validation examples liked best
-model.safetensors       the same, when the run has ended, and what model it is: see models.load
+model.safetensors       the same, when the run has ended, what model it is, and its calibration: see models.load
 test.safetensors        of each test example the rank of its class, the first guesses, its group; not with select=each
 result.json             the outcome; its presence says that the run has ended
 error.txt               why the run failed

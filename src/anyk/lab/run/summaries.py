@@ -6,6 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
+from anyk.lab.coverage import SHARES, Coverage
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
 from anyk.lab.run.losses import SETTINGS, settings_of
@@ -107,14 +110,17 @@ def table(
         repeated += run.config.seed in seeds
         seeds.setdefault(run.config.seed, run)
     rows = []
-    for seeds in groups.values():
-        runs = [seeds[seed] for seed in sorted(seeds)]
+    grouped = [[seeds[seed] for seed in sorted(seeds)] for seeds in groups.values()]
+    lists = [_guesses(runs) if metrics is None else None for runs in grouped]
+    listed = any(lists)
+    for runs, guesses in zip(grouped, lists, strict=True):
         measures = [tuple(_metrics(run)[name] for run in runs if name in _metrics(run)) for name in wanted]
         times = tuple(float(run.result["seconds"]) for run in runs)
         rows.append(
             (
                 *(_field(runs[0], name) for name in shown),
                 *(Measured(values) if values else None for values in measures),
+                *([guesses] if listed else []),
                 len(runs),
                 Measured(times),
             )
@@ -122,6 +128,7 @@ def table(
     columns = (
         *(Column(name, name, "field") for name in shown),
         *(Column(name, title(name), "accuracy") for name in wanted),
+        *([Column("guesses", f"guesses for {', '.join(map(str, SHARES))} %", "guesses")] if listed else []),
         Column("seeds", "seeds", "count"),
         Column("seconds", "time", "seconds"),
     )
@@ -161,6 +168,16 @@ def metrics_of(configs: Iterable[Config]) -> list[str]:
     """
     names = {*METRICS, *(f"top{k}" for config in configs for k in config.measure)}
     return sorted(names, key=_metric_order)
+
+
+def _guesses(runs: Sequence[RunSummary]) -> tuple[int | None, ...] | None:
+    """How many guesses cover each of some shares of the test examples, as a mean over the runs; None where none kept ranks."""
+    classes = runs[0].result["data"].get("classes")
+    read = [Run(run.folder).load_tensors("test.safetensors", ("ranks",)) for run in runs]
+    kept = [found[0]["ranks"].numpy() for found in read if found is not None and "ranks" in found[0]]
+    if not any(map(len, kept)) or not isinstance(classes, int):
+        return None
+    return tuple(Coverage.of("", np.concatenate(kept), classes).guesses.values())
 
 
 def _metrics(run: RunSummary) -> dict[str, float]:

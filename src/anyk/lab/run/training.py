@@ -29,8 +29,9 @@ from anyk.lab.data.tokens import IGNORED, SequenceSplit
 from anyk.lab.errors import Diverged, LabError, Stopped, explain
 from anyk.lab.run import batches, losses, models, own_models
 from anyk.lab.run.batches import Reader, find_device, read_data
+from anyk.lab.run.calibration import Calibration
 from anyk.lab.run.config import Config
-from anyk.lab.run.evaluation import GUESSES, KS, Examined, examine
+from anyk.lab.run.evaluation import GUESSES, KS, Examined, conformity, examine
 from anyk.lab.run.processes import ALONE, ProcessGroup, synchronise_batch_norm
 from anyk.lab.run.run_folder import Run
 
@@ -415,6 +416,7 @@ class _Training:
                 each = {"ranks": examined.ranks, "guesses": examined.guesses}
                 if self.parts.test.groups is not None:
                     each["groups"] = self.parts.test.groups[self.parts.test_index]
+        calibration = self._calibrate(chosen) if self.config.tested else None
         self.seconds = time.perf_counter() - started
         validation = (
             {metric: best["value"] for metric, best in self.best.items()}
@@ -435,10 +437,18 @@ class _Training:
         }
 
         def finish() -> dict[str, Any]:
-            self.run.finish(result, chosen, models.Plan.of(self.config, self.dataset).to_json(), each)
+            plan = dataclasses.replace(models.Plan.of(self.config, self.dataset), calibration=calibration)
+            self.run.finish(result, chosen, plan.to_json(), each)
             return self.run.result() or {}
 
         return self.group.broadcast(finish)
+
+    def _calibrate(self, weights: dict[str, Tensor]) -> Calibration:
+        """What `anyk predict --coverage` needs, from the validation examples."""
+        self.model.load_state_dict(weights)
+        found = conformity(self.model, self.dataset.train, self.parts.validation, self.reader, self.group)
+        chosen = self.config.select != "last" or bool(self.config.patience)
+        return Calibration.of(found, ("the epoch",) if chosen else ())
 
     def _best_weights(self, metric: str) -> dict[str, Tensor]:
         saved = self.run.load_tensors(f"best-{metric}.safetensors")
