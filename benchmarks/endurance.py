@@ -211,13 +211,20 @@ def of_session(leader: int) -> dict[int, str]:
     return found
 
 
-def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler for a signal."""
+def loads_torch(pid: int) -> bool:
+    """Whether a process has begun to."""
+    with contextlib.suppress(OSError):
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    return False
+
+
+def listens(pid: int) -> bool:
+    """Whether a process has a handler for SIGTERM."""
     try:
         caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
     except (OSError, StopIteration):
         return False
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def helpers(leader: int) -> tuple[list[int], list[int]]:
@@ -275,15 +282,8 @@ class Told:
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range((os.cpu_count() or 1) * loaded)]
         process = self.start(pause=20.0 if slow else None)
         try:
-            # Python has a handler for SIGINT until torch is imported, and the command one for both when it listens.
-            for begun in (True, False) if early else ():
-                while process.poll() is None and catches(process.pid, signal.SIGINT) != begun:
-                    time.sleep(0.002)
-            while (
-                process.poll() is None
-                and not early
-                and not (self.finished() >= wanted and catches(process.pid, signal.SIGTERM))
-            ):
+            begun = loads_torch if early else listens
+            while process.poll() is None and (self.finished() < wanted or not begun(process.pid)):
                 time.sleep(0.01)
             # Of a single run or none, what comes after the imports.
             moment = draw.uniform(0, 0.5 if early or wanted == self.runs > 0 else self.whole / max(self.runs, 2))
