@@ -8,11 +8,12 @@
 kills: the command runs once undisturbed. Then it is started again and again and killed by SIGKILL at a moment drawn from the
 seed, with its workers or without them, which then notice by themselves. Whenever it comes to its end, its folder must be that
 of the undisturbed run, byte for byte but for times; then it begins anew.
-signals: the same with one to three of SIGINT and SIGTERM, to the process or to its group, gaps of 0 to 0.5 s, from the moment
-that it listens to its last file: a number of finished runs is drawn to wait for, and a moment after it. Some cases have steps
-of 20 s, a worker that is stopped and cannot answer, or as many busy processes as the machine has cores. It must end within ten
-seconds, with the exit code of a signal that it got, no traceback and no process left over. In some cases a worker, or the
-process that forks them, is killed instead, and the command must come to its end.
+signals: the same with one to three of SIGINT and SIGTERM, to the process or to its group, gaps of 0 to 0.5 s, from the import
+of torch to its last file: a number of finished runs is drawn to wait for, and a moment after it. Some cases have steps of 20 s,
+a worker that is stopped and cannot answer, or as many busy processes as the machine has cores. It must end within ten seconds,
+with the exit code of a signal that it got, no traceback and no process left over. In some cases a worker, or the process that
+forks them, is killed, and the command must come to its end, or end when it is told to after that. The comparison takes a loss
+for a winner whose learning rate is not softmax's, so that there are controls.
 soak: the memory of the last quarter of the time against that of the second.
 steps: a linear model on a problem that it can separate, two wrong labels included. Those are far behind at first; later the
 loss reaches zero while the scores keep growing, which is where losses go bad late in training. Adam at a high rate gets there
@@ -163,6 +164,9 @@ SLOW = """
 import os, time
 import torch
 from torch import nn
+from anyk import candidates
+from anyk.baselines import FixedKLoss
+from anyk.lab.comparison.outcome import Comparison
 
 class Slow(nn.Sequential):
     def forward(self, x):
@@ -171,6 +175,13 @@ class Slow(nn.Sequential):
 
 def model(shape, classes):
     return Slow(nn.Linear(shape[0], classes))
+
+class Steep(FixedKLoss, name="steep"):
+    def _loss(self, scores, position, best):
+        return torch.logsumexp(50 * scores, -1) - 50 * candidates.at(scores, position)
+
+# A gain that is significant would take hundreds of runs.
+Comparison.significant = lambda self, method, sign: {"top1": None} if (method.name, sign) == ("steep", 1) else {}
 
 def backbone():
     torch.manual_seed(0)
@@ -198,6 +209,13 @@ def of_session(leader: int) -> dict[int, str]:
         except OSError:
             continue
     return found
+
+
+def loads_torch(pid: int) -> bool:
+    """Whether a process has begun to."""
+    with contextlib.suppress(OSError):
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    return False
 
 
 def listens(pid: int) -> bool:
@@ -234,14 +252,20 @@ class Told:
         if self.start().wait() not in ENDS:
             raise SystemExit(f"{name}: the undisturbed run failed:\n{self.log.read_text()}")
         self.whole, self.expected, self.runs = time.monotonic() - began, content(self.out), self.finished()
+        self.controls = 0
+        if name == "compare":
+            self.controls = sum(len(each["runs"]) for each in json.loads((self.out / "results.json").read_text())["controls"])
+            if not self.controls:
+                raise SystemExit("compare: the undisturbed run has no controls, though a loss was taken for a winner")
         shutil.rmtree(self.out)
         self.problems: list[str] = []
-        self.told = self.gently = self.killed = self.ended = 0
+        self.told = self.gently = self.killed = self.ended = self.early = self.in_controls = 0
         self.longest = 0.0
 
     def start(self, pause: float | None = None) -> "subprocess.Popen[bytes]":
         self.log.unlink(missing_ok=True)
         os.environ["PAUSE"] = "0.01" if pause is None else str(pause)
+        os.environ["PYTHONFAULTHANDLER"] = "1"
         os.environ["PYTHONPATH"] = os.pathsep.join([str(self.folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
         return start(self.command, self.log)
 
@@ -251,33 +275,40 @@ class Told:
 
     def case(self) -> None:
         draw, before = self.draw, self.finished()
-        slow, loaded, stuck, death = (draw.random() < chance for chance in (0.15, 0.3, 0.1, 0.1))
-        wanted = before if slow else draw.randint(before, min(before + 1 + self.runs // 4, self.runs))
+        slow, loaded, stuck, death, early, late = (draw.random() < chance for chance in (0.15, 0.3, 0.1, 0.2, 0.1, 0.15))
+        wanted = before if slow or early else draw.randint(before, min(before + 1 + self.runs // 4, self.runs))
+        if late and self.controls and not (slow or early):
+            wanted = max(wanted, self.runs - self.controls)
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range((os.cpu_count() or 1) * loaded)]
         process = self.start(pause=20.0 if slow else None)
         try:
-            while process.poll() is None and (self.finished() < wanted or not listens(process.pid)):
+            begun = loads_torch if early else listens
+            while process.poll() is None and (self.finished() < wanted or not begun(process.pid)):
                 time.sleep(0.01)
             # Of a single run or none, what comes after the imports.
-            moment = draw.uniform(0, 0.5 if wanted == self.runs > 0 else self.whole / max(self.runs, 2))
+            moment = draw.uniform(0, 0.5 if early or wanted == self.runs > 0 else self.whole / max(self.runs, 2))
             time.sleep(moment)
             workers, server = helpers(process.pid)
-            what = f"{self.name}, case {self.told + self.killed}: {wanted} runs and {moment:.2f} s, {slow=} {loaded=}"
+            what = f"{self.name}, case {self.told + self.killed}: {wanted} runs and {moment:.2f} s, {slow=} {loaded=} {early=}"
+            self.early += early
+            self.in_controls += self.runs - self.controls <= self.finished() < self.runs
             if death and not slow and (workers or server):
                 victim = draw.choice(draw.choice([each for each in (workers, server) if each]))
                 kill_if_there(victim, signal.SIGKILL)
-                self.killed += 1
-                self.to_the_end(process, f"{what}, killed {'a worker' if victim in workers else 'the server'}")
-                return
-            if stuck and workers:
+                what += f", killed {'a worker' if victim in workers else 'the server'}"
+                if draw.random() < 0.5:
+                    self.killed += 1
+                    return self.to_the_end(process, what)
+            elif stuck and workers:
                 kill_if_there(draw.choice(workers), signal.SIGSTOP)
-            self.tell(process, f"{what} stuck={bool(stuck and workers)}")
+                what += ", stopped a worker"
+            return self.tell(process, what, early)
         finally:
             for each in busy:
                 each.kill()
                 each.wait()
 
-    def tell(self, process: "subprocess.Popen[bytes]", what: str) -> None:
+    def tell(self, process: "subprocess.Popen[bytes]", what: str, early: bool) -> None:
         """Send the signals, and look at how it ends."""
         sent: list[signal.Signals] = []
         began = time.monotonic()
@@ -295,6 +326,8 @@ class Told:
         try:
             code = process.wait(max(SECONDS - (time.monotonic() - began), 0))
         except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # writes where its threads are
+            time.sleep(1)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return self.problem(f"{what}: did not end within {SECONDS:g} s\n{self.log.read_text()[-3000:]}")
@@ -309,6 +342,8 @@ class Told:
             return self.to_the_end(process, what)
         log = self.log.read_text()
         self.gently += len(sent) == 1
+        if early and code in {-how for how in sent} and not log:  # by the signal itself, which a shell calls 128 + its number
+            return None
         if code not in {128 + how for how in sent} or "Traceback" in log or log.count("Stopped. To go on") != 1:
             self.problem(f"{what}: exit code {code}\n{log[-3000:]}")
         return None
@@ -335,7 +370,8 @@ class Told:
     def row(self) -> list[object]:
         command = f"`anyk {self.words.replace(f'{self.folder}/', '')}`"
         right = self.told + self.killed - len(self.problems)
-        return [command, self.told, self.gently, self.killed, self.ended, f"{self.longest:.1f}", right]
+        counts = [self.told, self.gently, self.early, self.in_controls if self.controls else "–", self.killed, self.ended]
+        return [command, *counts, f"{self.longest:.1f}", right]
 
 
 def kill_if_there(pid: int, how: signal.Signals) -> None:
@@ -347,7 +383,7 @@ def signals(folder: Path, cases: int, seed: int, only: str | None) -> Section:
     (folder / "slow.py").write_text(SLOW)
     table = points(folder / "points.npz", 600)
     commands = {
-        "compare": f"{table} --losses softmax gce --seeds 2 --budget 2 --epochs 4 --jobs 2 --model slow:model",
+        "compare": f"{table} --losses softmax steep --import slow --seeds 2 --budget 2 --epochs 4 --jobs 2 --model slow:model",
         "reproduce": "table5 --smoke --jobs 2",
         "embed": f"{images(folder / 'images')} --backbone slow:backbone --batch-size 2",
         "train": f"{table} --epochs 20 --model slow:model",
@@ -363,7 +399,8 @@ def signals(folder: Path, cases: int, seed: int, only: str | None) -> Section:
                 told.to_the_end(told.start(), f"{name}, after all")
             rows.append(told.row())
             well &= not told.problems
-    head = ["", "times told to end", "by one signal", "helpers killed", "times at its end, same bits", "longest, s", "right"]
+    counts = ["told to end", "by one signal", "while importing", "in controls", "helpers killed", "times at its end, same bits"]
+    head = ["", *counts, "longest, s", "right"]
     return [markdown_table(head, rows)], well
 
 

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import anyk
 import anyk.sklearn
+from anyk import losses
 from anyk.sklearn import TopKClassifier, topk_score, topk_scorer
 
 
@@ -32,7 +35,7 @@ def not_for_mini_batches(estimator):
 @parametrize_with_checks(
     [
         TopKClassifier(),
-        TopKClassifier(p_k=(0.5, 0.5), operator="lapsum"),
+        TopKClassifier(p_k=(0.5, 0.5), loss="cross_entropy"),
         TopKClassifier(solver="adam", learning_rate=0.05, batch_size=16, early_stopping=True, hidden_layer_sizes=(8,)),
     ],
     expected_failed_checks=not_for_mini_batches,
@@ -64,7 +67,7 @@ def objective(classifier, X, y, weights):
 def test_minimises_what_it_says(blobs):
     X, y, *_ = blobs
     weights = np.random.default_rng(0).uniform(0.2, 2, len(y))
-    classifier = TopKClassifier(p_k=(0.5, 0, 0.5), m=8, alpha=1e-2, tol=1e-7).fit(X, y, weights)
+    classifier = TopKClassifier(p_k=(0.5, 0, 0.5), loss="cross_entropy", m=8, alpha=1e-2, tol=1e-7).fit(X, y, weights)
     value, gradients = objective(classifier, X, y, weights)
     assert classifier.loss_ == pytest.approx(value, rel=1e-9)
     assert classifier.loss_curve_[-1] == pytest.approx(value, rel=1e-6)
@@ -74,7 +77,7 @@ def test_minimises_what_it_says(blobs):
 
 def test_top1_alone_is_logistic_regression(blobs):
     X, y, X_test, _ = blobs
-    ours = TopKClassifier(p_k=(1,), alpha=1e-2, tol=1e-8).fit(X, y)
+    ours = TopKClassifier(p_k=(1,), loss="cross_entropy", alpha=1e-2, tol=1e-8).fit(X, y)
     scaler = StandardScaler().fit(X)
     theirs = LogisticRegression(C=1 / (1e-2 * len(y)), tol=1e-8, max_iter=1000).fit(scaler.transform(X), y)
     np.testing.assert_allclose(ours.predict_proba(X_test), theirs.predict_proba(scaler.transform(X_test)), atol=1e-4)
@@ -82,10 +85,10 @@ def test_top1_alone_is_logistic_regression(blobs):
 
 def test_adam_goes_to_the_same_place(blobs):
     X, y, *_ = blobs
-    exact = TopKClassifier(p_k=(0.5, 0, 0.5), alpha=1e-2).fit(X, y)
-    adam = TopKClassifier(
-        p_k=(0.5, 0, 0.5), m=None, alpha=1e-2, solver="adam", learning_rate=0.02, max_iter=60, batch_size=60, random_state=0
-    ).fit(X, y)
+    shared = {"p_k": (0.5, 0, 0.5), "loss": "cross_entropy", "alpha": 1e-2}
+    exact = TopKClassifier(**shared).fit(X, y)
+    settings = {"m": None, "solver": "adam", "learning_rate": 0.02, "max_iter": 60, "batch_size": 60, "random_state": 0}
+    adam = TopKClassifier(**shared, **settings).fit(X, y)
     value, _ = objective(adam, X, y, np.ones(len(y)))
     assert exact.loss_ - 1e-6 <= value <= exact.loss_ + 0.02
     assert adam.n_iter_ == len(adam.loss_curve_) == 60
@@ -144,7 +147,7 @@ def test_p_k_that_can_be_missed(p_k, n_classes, used):
 @pytest.mark.parametrize("settings", [{}, {"operator": "lapsum", "ce_weight": 0.5, "q": 0.5}, {"p_k": {1: 0.5, 3: 0.5}}])
 def test_the_bounded_loss(settings, blobs):
     X, y, X_test, y_test = blobs
-    classifier = TopKClassifier(**{"p_k": (0.5, 0, 0.5), "loss": "error", "max_iter": 60, "tol": 1e-3, **settings}).fit(X, y)
+    classifier = TopKClassifier(**{"p_k": (0.5, 0, 0.5), "max_iter": 60, "tol": 1e-3, **settings}).fit(X, y)
     assert classifier.score_topk(X_test, y_test, k=3) > 0.8
     scores = torch.tensor(classifier.decision_function(X))
     given = {name: settings[name] for name in ("operator", "ce_weight", "q") if name in settings}
@@ -232,7 +235,7 @@ def test_one_seed_one_result_and_torchs_own_random_numbers_stay(solver, blobs):
 
 def test_pipeline_and_grid_search(blobs):
     X, y, X_test, y_test = blobs
-    pipeline = make_pipeline(StandardScaler(), PolynomialFeatures(2), TopKClassifier(tol=1e-2))
+    pipeline = make_pipeline(StandardScaler(), PolynomialFeatures(2), TopKClassifier(loss="cross_entropy", tol=1e-2))
     search = GridSearchCV(
         pipeline,
         {"topkclassifier__p_k": [(1,), (0.5, 0, 0.5)], "topkclassifier__alpha": [1e-3, 1.0]},
@@ -352,3 +355,57 @@ def test_without_scikit_learn():
     )
     result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == 'anyk.sklearn needs scikit-learn 1.6 or later: pip install "anyk[sklearn]" True\n'
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("enough", "threads"), [(anyk.sklearn.MULTIPLICATIONS_OF_THREAD, 1), (100, 2)])
+@pytest.mark.parametrize("solver", ["lbfgs", "adam"])
+def test_threads_by_the_work(solver, enough, threads, blobs, monkeypatch):
+    """Small steps take one of torch's threads; afterwards, also after an error, there are as many as before."""
+    plain, used = losses.topk_error, []
+
+    def watched(*args, **settings):
+        used.append(torch.get_num_threads())
+        if len(used) == 5:
+            raise RuntimeError("the fifth")
+        return plain(*args, **settings)
+
+    monkeypatch.setattr(losses, "topk_error", watched)
+    monkeypatch.setattr(anyk.sklearn, "MULTIPLICATIONS_OF_THREAD", enough)
+    with pytest.raises(RuntimeError, match="the fifth"):
+        TopKClassifier(solver=solver).fit(*blobs[:2])
+    assert set(used) == {threads}
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_threads_after_fits_at_the_same_time():
+    """The second begins in a thread that is new to torch, while it has the one thread of the first, and ends last."""
+    begun, second_begun, first_ended = (threading.Event() for _ in range(3))
+    found = []
+
+    def fit(says, waits):
+        with anyk.sklearn._threads(1):
+            says.set()
+            waits.wait(20)
+        found.append(torch.get_num_threads())
+
+    first = threading.Thread(target=fit, args=(begun, second_begun))
+    second = threading.Thread(target=fit, args=(second_begun, first_ended))
+    first.start()
+    begun.wait(20)
+    second.start()
+    first.join(20)
+    first_ended.set()
+    second.join(20)
+    with ThreadPoolExecutor() as later:
+        found.append(later.submit(torch.get_num_threads).result())
+    assert found == [2, 2, 2]

@@ -1,6 +1,6 @@
 """anyk: differentiable top-k. A loss that trains for "the right class is among the first k", and operators that pick k of n."""
 
-from anyk import networks, parallel, ranking, registry
+from anyk import _start, networks, parallel, ranking, registry  # noqa: F401  _start is first, before torch
 from anyk.baselines import SmoothTopKLoss, SoftmaxAtKLoss, TopKHingeLoss, TruncatedTopKEntropyLoss
 from anyk.head import LinearHead
 from anyk.kernels import backend

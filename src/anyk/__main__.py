@@ -7,13 +7,6 @@ import sys
 def main() -> None:
     """Start the lab, or say what it needs."""
     try:
-        _start()
-    except KeyboardInterrupt:  # before there is somebody to listen
-        sys.exit(130)
-
-
-def _start() -> None:
-    try:
         from anyk.lab import stopping
 
         stopping.listen()

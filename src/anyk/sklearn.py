@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import math
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -39,32 +41,36 @@ from anyk.operators import Operator, by_name
 __all__ = ["TopKClassifier", "topk_score", "topk_scorer"]
 
 #: the loss and the operator that it has by default
-LOSSES = {"cross_entropy": "splitter", "error": "lapsum"}
+LOSSES = {"error": "lapsum", "cross_entropy": "splitter"}
 MOST_EXAMPLES_FOR_LBFGS = 10_000
 LBFGS_ITERATIONS = 500
 ADAM_EPOCHS, ADAM_STEPS = 20, 2000
 # L-BFGS uses all examples in each step, but so many scores at a time.
 SCORES_AT_ONCE = 2**21
+# Of a step, for each thread beside the first: less is done sooner than threads have waited for one another.
+MULTIPLICATIONS_OF_THREAD = 2**27
 
 
 class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A linear classifier, or a multi-layer perceptron, trained by :class:`anyk.TopKCrossEntropyLoss` or
-    :class:`anyk.TopKErrorLoss`.
+    """A linear classifier, or a multi-layer perceptron, trained by :class:`anyk.TopKErrorLoss` or
+    :class:`anyk.TopKCrossEntropyLoss`.
 
     With standardised features x, scores s(x) and example weights w it minimises
 
         sum_i w_i L(s(x_i), y_i) / sum_i w_i  +  alpha / 2 * (sum of the squared weights, without the intercepts).
 
-    Fits NumPy arrays, data frames and sparse matrices. Predictions do not depend on torch.
+    Fits NumPy arrays, data frames and sparse matrices. Predictions do not depend on torch. A small model is fitted with one of
+    torch's threads, a large one with as many as ``torch.get_num_threads()`` says.
 
     Args:
         p_k: weights of top-1, top-2, …, summing to 1, a mapping such as {1: .5, 5: .5}, an integer k for {k: 1}, or one such
             row for each class, in the order of ``classes_``. Among n classes every top-n guess is right: entries from the n-th
             on are dropped and the others scaled to sum to 1 (top-1 alone if none is left); ``p_k_`` is what was used.
         operator: "splitter", "bitonic", "odd_even", "lapsum", "ksubset", "softsort", "neuralsort", "sinkhorn", or an
-            ``anyk.Operator``, which then brings its own temperature; None: that of the loss, "splitter" or "lapsum".
-        loss: "cross_entropy", -log of the probability that the label is among the first k (:func:`anyk.topk_cross_entropy`), or
-            "error", one minus it, which is bounded (:func:`anyk.topk_error`).
+            ``anyk.Operator``, which then brings its own temperature; None: that of the loss, "lapsum" or "splitter".
+        loss: "error", one minus the probability that the label is among the first k, which is bounded
+            (:func:`anyk.topk_error`), or "cross_entropy", -log of it (:func:`anyk.topk_cross_entropy`), the paper's,
+            which has less top-1 on all four data sets where both were run (docs/pays.md).
         temperature: of an operator given by name; smaller is harder.
         m: number of best classes of each example that are ranked; None: all; "auto": 64, or four times the k of P_K if that is
             more.
@@ -120,7 +126,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         p_k: Any = (0.5, 0, 0, 0, 0.5),
         operator: str | Operator | None = None,
         *,
-        loss: Literal["cross_entropy", "error"] = "cross_entropy",
+        loss: Literal["error", "cross_entropy"] = "error",
         temperature: float = 1.0,
         m: losses.M = "auto",
         top1: losses.Top1 = "separate",
@@ -217,12 +223,15 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         def penalty() -> Tensor:
             return float(self.alpha) / 2 * torch.stack([weight.square().sum() for weight in parameters[::2]]).sum()
 
-        trainer = _Trainer(parameters, mean_loss, penalty, held_out and examples(*held_out), self)
-        if solver == "lbfgs":
-            trainer.lbfgs(examples(X, target, weights), max(1, SCORES_AT_ONCE // len(classes)))
-        else:
-            trainer.adam(examples(X, target, weights), generator)
-        trainer.return_to_best()
+        chunk = max(1, SCORES_AT_ONCE // len(classes)) if solver == "lbfgs" else self.batch_size
+        of_example = X.size / X.shape[0] * sizes[1] + sum(inputs * outputs for inputs, outputs in pairwise(sizes[1:]))
+        with _threads(int(min(chunk, X.shape[0]) * of_example)):
+            trainer = _Trainer(parameters, mean_loss, penalty, held_out and examples(*held_out), self)
+            if solver == "lbfgs":
+                trainer.lbfgs(examples(X, target, weights), chunk)
+            else:
+                trainer.adam(examples(X, target, weights), generator)
+            trainer.return_to_best()
 
         arrays = [parameter.detach().cpu().double().numpy() for parameter in parameters]
         if not all(np.isfinite(array).all() for array in arrays):
@@ -360,6 +369,29 @@ def _check_sizes(hidden_layer_sizes: object) -> None:
         raise TypeError(f"hidden_layer_sizes: expected a sequence of integers, got {hidden_layer_sizes!r}")
     for size in hidden_layer_sizes:
         checks.at_least_one("hidden_layer_sizes", size)
+
+
+_guard = threading.Lock()
+_fits: list[int] = []
+
+
+@contextmanager
+def _threads(multiplications: int) -> Iterator[None]:
+    """As many of torch's threads as a step with so many multiplications is worth, never more than there were before.
+
+    A thread of Python's that is new to torch begins with the number that another one has set last. So fits at the same time
+    all go back to the number that the first of them has found.
+    """
+    with _guard:
+        before = _fits[0] if _fits else torch.get_num_threads()
+        _fits.append(before)
+    torch.set_num_threads(min(before, 1 + multiplications // MULTIPLICATIONS_OF_THREAD))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        with _guard:
+            _fits.pop()
 
 
 class _NoImprovement(Exception):

@@ -738,6 +738,10 @@ def threads():
 before = threads()
 expected = compute(1)
 assert threads() == before, "one thread starts no others"
+torch.set_num_threads(4)
+anyk.topk_error(scores[:100, :100], target[:100], {1: 0.5, 5: 0.5}, m=None)
+torch.set_num_threads(1)
+assert threads() == before, "so little work is not worth a thread"
 assert compute() == expected
 assert threads() == before + 3, "the parent has a pool"
 for _ in range(5):

@@ -98,6 +98,9 @@ def test_classes_are_folders(images, tmp_path):
     assert calls[0] == (2, 15)
     assert calls[-1] == (15, 15)
     assert calls == sorted(calls)
+    calls.clear()
+    embed(images, "out", "tiny_backbone:pair", force=True, progress=lambda *c: calls.append(c))
+    assert calls[0] == (4, 15)  # by default, on a CPU
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["dataset.json", "train.safetensors"]
     assert not list(tmp_path.glob("out.*"))
     assert json.loads((tmp_path / "out" / "dataset.json").read_text())["backbone"] == "tiny_backbone:pair"
@@ -221,7 +224,7 @@ def test_a_damaged_shard_is_named(images, tmp_path, monkeypatch):
         ("no_such_module:f", r"backbone no_such_module:f cannot be imported .*No module"),
         ("tiny_backbone:f", r"backbone tiny_backbone:f is not found: tiny_backbone has no f"),
         ("tiny_backbone:nothing", r"should return \(module, preprocess\), .* but returned Flatten"),
-        ("tiny_backbone:wrong", r"should give features \(B, d\) or .*, but gave \(45, 4, 4\)"),
+        ("tiny_backbone:wrong", r"should give features \(B, d\) or .*, but gave \(12, 4, 4\)"),
         ("tiny_backbone:large", "the largest of float16: store float32"),
         ("tiny_backbone:infinite", r"values that are NaN or infinite"),
         ("tiny_backbone:uneven", r"images of one size"),

@@ -54,6 +54,7 @@ def test_runs_are_named_by_method_hyperparameters_seed_and_metrics(screen, tmp_p
         "splitter learning rate 0.0005 temperature 0.5 seed 1 top-10 90.0 % top-1 61.2 % top-5 83.0 % 40/400 steps"
     )
     assert shown[3] == "unreadable 1/9 steps"
+    assert out.getvalue().endswith("\n")  # what follows begins on a line of its own
 
 
 def test_ended_runs_leave_and_are_counted(screen, tmp_path):

@@ -1,11 +1,14 @@
 """How a process ends when it is told to: real signals, in processes of their own."""
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import anyk
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 
@@ -112,3 +115,27 @@ atexit._run_exitfuncs()
 tell(signal.SIGINT, signal.SIGTERM)
 """
     assert ended(script) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "quiet"),
+    [(["-m", "anyk", "info"], True), (["bin/anyk", "info"], True), (["-c", "import anyk"], False), (["own.py"], False)],
+)
+def test_a_signal_while_torch_is_imported_shows_no_traceback_of_the_command(
+    words: list[str], quiet: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "anyk").write_text("from anyk.__main__ import main; main()")
+    (tmp_path / "own.py").write_text("import anyk")
+    places = [str(tmp_path), str(Path(anyk.__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=environment, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == -signal.SIGINT  # 130 for a shell
+    assert ("Traceback" not in said) == quiet
+    assert bool(said) != quiet

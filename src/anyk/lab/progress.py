@@ -112,6 +112,9 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._live.is_started:
             self._live.stop()
+            console = self._live.console
+            if not (console.is_terminal or console.is_jupyter):  # rich leaves the last line open: results would begin on it
+                console.line()
 
     def tell(self, message: str) -> None:
         """Print a message above the bars. May be called from any thread."""

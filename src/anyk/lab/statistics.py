@@ -216,6 +216,17 @@ def _sign_test(gained: int, lost: int) -> float:
     return min(1.0, 2 * sum(math.comb(count, hits) for hits in range(fewer + 1)) / 2**count)
 
 
+def fewest_units(tests: int) -> int:
+    """How many test examples, or groups of them, must differ for the smallest p of so many tests to be able to be significant.
+
+    From :data:`ENOUGH_DIFFERING` on, there is no such bound.
+
+    >>> fewest_units(1), fewest_units(4), fewest_units(1000)
+    (6, 8, 10)
+    """
+    return next((n for n in range(1, ENOUGH_DIFFERING) if tests * _sign_test(n, 0) < SIGNIFICANT), ENOUGH_DIFFERING)
+
+
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Correct the p of a family of tests by Holm's method: the chance of even one false finding stays below the level.
 

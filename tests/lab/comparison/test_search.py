@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -192,6 +193,31 @@ def test_the_plan_is_said_before_the_first_run(finished):
     assert model == "Model linear, 4 epochs, batches of 32, on cpu, 2 runs at a time."
     assert re.match(r"softmax, lapsum, .* top-1 and top-5: about \d+ trainings \(--effort quick takes \d+, ", losses)
     assert re.search(r"about [\d.]+ (s|min)", time)
+
+
+@pytest.mark.parametrize(("groups", "said"), [(2, True), (7, False)])
+def test_that_no_test_can_find_anything_is_said_before_the_first_run(groups, said, tmp_path):
+    """Of two tests, one for each k."""
+    inputs, labels = lab_data.examples(4, 20, 5, seed=0)
+    arrays = {"X_train": inputs, "y_train": labels, "X_test": inputs, "y_test": labels}
+    arrays["groups_test"] = np.arange(80) % groups
+    np.savez(tmp_path / "points.npz", **{name: np.asarray(array) for name, array in arrays.items()})
+
+    class EnoughSeen(Exception):
+        pass
+
+    plan = []
+
+    def tell(sentence):
+        plan.append(sentence)
+        if "about" in sentence:
+            raise EnoughSeen
+
+    with pytest.raises(EnoughSeen):
+        search.search(config(str(tmp_path / "points.npz"), tmp_path / "out"), on_plan=tell)
+    warnings = [sentence for sentence in plan if "test examples in 2 groups no difference will count" in sentence]
+    assert len(warnings) == said
+    assert not (tmp_path / "out" / "runs").exists()
 
 
 def test_a_method_that_wins_has_softmax_with_its_rate_as_a_control(finished, data, monkeypatch):

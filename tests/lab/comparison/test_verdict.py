@@ -5,6 +5,8 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import made
 from anyk.lab import tables
@@ -225,6 +227,29 @@ def test_bounds_and_unequal_tuning_are_mentioned():
 def test_ties_on_validation():
     methods = [made.with_validation(made.method(name, made.shifted()), 0.5) for name in ("softmax", "splitter")]
     assert "softmax and splitter are tied" in " ".join(verdict(made.measured(*methods)))
+
+
+@given(
+    hits=st.lists(st.integers(50, 900), min_size=3, max_size=7),
+    moved=st.lists(st.integers(0, 40), min_size=3, max_size=3),
+    more=st.lists(st.sampled_from([0, 0, 0, 1, 5]), min_size=2, max_size=2),
+)
+def test_all_that_is_said_of_validation_agrees(hits, moved, more):
+    """As many hits, on other seeds, are means that may differ in their last bit: that is a tie, in every sentence."""
+    methods, extras = [], dict(zip(("softmax", "splitter", "lapsum"), (0, *more), strict=True))
+    for (name, extra), change in zip(extras.items(), moved, strict=True):
+        scores = [(each + extra) / 997 for each in (hits[0] - change, hits[1] + change, *hits[2:])]
+        tests = [test for test, _ in zip(made.shifted() * 2, scores, strict=False)]
+        method = made.method(name, tests)
+        runs = [dataclasses.replace(run, validation={"mean": each}) for run, each in zip(method.runs, scores, strict=True)]
+        methods.append(dataclasses.replace(method, runs=tuple(runs)))
+    said = verdict(made.comparison(*methods))
+    best = [name for name, extra in extras.items() if extra == max(extras.values())]
+    [choice] = [sentence for sentence in said if sentence.startswith("On validation, ")]
+    assert ("are tied" in choice) == (len(best) > 1)
+    assert all(name in choice for name in best)
+    assert ("is best on validation" in said[0]) == ("softmax" not in best)
+    assert made.comparison(*methods).picked.name == best[0]
 
 
 def test_metrics_that_were_not_measured():

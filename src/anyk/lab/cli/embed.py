@@ -15,8 +15,8 @@ class ModelOptions:
 
     backbone: str = "efficientnet-lite0"
     """efficientnet-lite0, timm:NAME, or module:function that returns an nn.Module and its preprocessing"""
-    batch_size: int = 64
-    """images at once"""
+    batch_size: int | None = None
+    """images at once; by default 4 on a CPU, 64 elsewhere"""
     device: str = "cpu"
     """cpu, cuda, mps"""
 

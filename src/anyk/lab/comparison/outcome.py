@@ -276,12 +276,16 @@ class Comparison:
 
     @property
     def picked(self) -> Method:
-        """The method with the best mean of the validation metric tuned for; of equals the first, softmax before all.
+        """The first of :attr:`best_on_validation`. Validation and not test: the test must not choose what it is to judge."""
+        return self.best_on_validation[0]
 
-        Validation and not test: the test must not choose what it is to judge.
-        """
+    @property
+    def best_on_validation(self) -> list[Method]:
+        """The methods with the best mean of the validation metric tuned for, softmax before all others. They are several where
+        the means are equal but for rounding."""
         ranked = sorted(self.methods, key=lambda method: method.name != BASELINE)
-        return max(ranked, key=self.validation_score)
+        best = max(map(self.validation_score, ranked), default=-math.inf)
+        return [method for method in ranked if math.isclose(self.validation_score(method), best, rel_tol=1e-9)]
 
     @property
     def rival(self) -> Method | None:

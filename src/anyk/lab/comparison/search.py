@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from anyk import info
-from anyk.lab import files
+from anyk.lab import files, statistics
 from anyk.lab.comparison import report_page, results, tuning
 from anyk.lab.comparison.changed_predictions import count_classes, find_moves
 from anyk.lab.comparison.config import BASELINE, ComparisonConfig, metric_of
@@ -527,6 +527,17 @@ def _plan(config: ComparisonConfig, dataset: Dataset, parts: Parts, windows: Win
         f"{len(parts.test_index):,} for the test; {len(dataset.classes):,} classes; {kind}."
     )
     yield from dataset.remarks
+    # Known now, and not only when all has been trained.
+    groups, units = parts.test.groups, len(parts.test_index)
+    if groups is not None:
+        units = len(set(groups[parts.test_index].tolist()))
+    tests = len(config.ks) * (len(config.losses) - 1)
+    if units < (needed := statistics.fewest_units(tests)):
+        what = f"{counted(units, 'test example')}" if groups is None else f"test examples in {counted(units, 'group')}"
+        yield (
+            f"With {what} no difference will count as significant: {counted(tests, 'test')} need at least {needed}. Give more, "
+            "or take the answer for what validation shows."
+        )
     batches = f"batches of {config.batch_size}"
     if windows is not None:
         count = counted(windows_in_batch(config, windows), "window")

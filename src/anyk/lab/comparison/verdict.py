@@ -273,10 +273,8 @@ def _choice(comparison: Comparison) -> list[str]:
     finished = [method for method in comparison.methods if comparison.validation_score(method) > -math.inf]
     if len(finished) < 2:
         return []
-    pick = comparison.picked
-    top = comparison.validation_score(pick)
-    tied = [method.name for method in finished if math.isclose(comparison.validation_score(method), top, rel_tol=1e-9)]
-    value = f"{_tuned_words(comparison)}, {percent(top)} %"
+    pick, tied = comparison.picked, [method.name for method in comparison.best_on_validation]
+    value = f"{_tuned_words(comparison)}, {percent(comparison.validation_score(pick))} %"
     message = f"{_either(tied, 'and')} are tied" if len(tied) > 1 else f"{pick.name} is best"
     sentences = [f"On validation, {message} ({value})."]
     other = [method.name for method in comparison.judged if method is not pick and comparison.confirmed(method)]
