@@ -63,6 +63,10 @@ STORE_SHARE = 0.25
 OWN = "local"
 
 
+class _DataNotThere(LabError):
+    """A node does not have the data under their path."""
+
+
 class _Work(NamedTuple):
     """A run at work, and what makes it again."""
 
@@ -114,7 +118,9 @@ class Cluster(Engine):
             here = self._on(self._ray.get_runtime_context().get_node_id())
             lasting = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": here}
             self._board = self._ray.remote(_board()).options(**lasting).remote()
+            self._news = self._board.read.remote()
             self._check_nodes()
+            self._ray.wait([self._news], timeout=ANSWER_SECONDS)  # so that no run ends before its process has started
             leave.enter_context(stopping.asked_first())
             self._leave = leave.pop_all()
         return self
@@ -126,6 +132,8 @@ class Cluster(Engine):
                 self.stop()
             while self._waiting or self._running:
                 self._turn() if kind is None else self._wait()
+            if self._news is not None:  # a question that is open when it leaves, Ray would complain about
+                self._ray.wait([self._news], timeout=KILLING_SECONDS)
 
     def room(self, config: Setting) -> int:
         places = [
@@ -162,6 +170,8 @@ class Cluster(Engine):
             try:
                 lock.enter_context(Run(folder).locked(LEAVING_SECONDS))
                 data = self._data_of(config)
+            except _DataNotThere:  # which is so for all runs
+                raise
             except LabError as error:
                 self._over.append((folder, Outcome(error=str(error))))
                 return
@@ -245,10 +255,10 @@ class Cluster(Engine):
                 news = self._ray.get(self._news)
                 for work in self._running.values():
                     if work.number in news:
-                        progress, content = news[work.number]
+                        where, content = news[work.number]
                         with suppress(OSError, LabError):  # if it lasts, the end of the run meets it too
                             Run(work.folder).write(content)
-                        self._on_progress(work.folder, progress)
+                        self._on_progress(work.folder, Progress(*where))
         self._news = self._board.read.remote() if self._running else None
 
     # The data --------------------------------------------------------------------------------------------------------------
@@ -271,7 +281,7 @@ class Cluster(Engine):
         """Ask every node whether it has the same data: before hours of training, not after."""
         for name, seen in self._ask(_find_data, fingerprint, config.to_json(), os.getcwd()):
             if isinstance(seen, str):
-                raise LabError(
+                raise _DataNotThere(
                     f"the node {name} {seen} The data are too large for Ray's object store: every node should see them under "
                     "the same path."
                 )
@@ -502,9 +512,9 @@ def _board() -> type:
         def __init__(self) -> None:
             self.news: dict[int, tuple[Any, dict[str, bytes]]] = {}
 
-        def write(self, number: int, progress: Any, content: dict[str, bytes]) -> None:
+        def write(self, number: int, where: Any, content: dict[str, bytes]) -> None:
             before = self.news.get(number, (None, {}))[1]
-            self.news[number] = (progress, {**before, **content})
+            self.news[number] = (where, {**before, **content})
 
         def read(self) -> dict[int, tuple[Any, dict[str, bytes]]]:
             news, self.news = self.news, {}
@@ -590,7 +600,9 @@ def _work(order: _Order, data: _Packed | str, board: Any) -> tuple[Outcome, dict
                 saved = Path(place, "checkpoint.safetensors")
                 state = saved.stat().st_mtime_ns if saved.exists() else 0
                 content = run.content() if state != sent else run.content(["metrics.jsonl"] if progress.line else [])
-                sending, sent = board.write.remote(order.number, progress, content), state
+                # Plain values: the process of the board need not import torch.
+                where = progress.step, progress.steps, progress.line
+                sending, sent = board.write.remote(order.number, where, content), state
 
             run.write(order.content)
             outcome = attempt(order.fields, place, throttled(report, 0.5), stop, 0.0, order.imports, dataset)
