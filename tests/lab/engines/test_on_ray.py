@@ -31,7 +31,7 @@ from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import train
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="loopback addresses, /proc and unshare are Linux's")
-PATIENCE = 120
+PATIENCE = 240
 #: what hides the driver's folder from a node
 ALONE = ["unshare", "--mount"] if hasattr(os, "geteuid") and os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
 
@@ -156,13 +156,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lab_data.write_embedding_set(tmp_path_factory.mktemp("data") / "points")
 
 
-def start(here: Path, *words: object, code: str = "") -> "subprocess.Popen[str]":
+def start(here: Path, *words: object, code: str = "", mark: str = "A=B") -> "subprocess.Popen[str]":
     """The command, or a script, in a folder and a process group of its own."""
     program = ["-c", code] if code else ["-m", "anyk"]
     return subprocess.Popen(
         [sys.executable, "-W", "error", *program, *map(str, words)],
         cwd=here,
-        env=environment(),
+        env={**environment(), **dict([mark.split("=")])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -188,12 +188,20 @@ except LabError as error:
 """
 
 
-def make_runs(nodes: Nodes, here: Path, out: Path, configs: dict[str, Config], **changes: Any) -> tuple[int, str, str]:
-    """Exit code, output and errors of a process in the folder ``here`` that makes these runs."""
+def start_runs(nodes: Nodes, here: Path, out: Path, configs: dict[str, Config], **changes: Any) -> "subprocess.Popen[str]":
+    """A process in the folder ``here`` that makes these runs; ``changes`` of the constants."""
     fields = json.dumps({name: config.to_json() for name, config in configs.items()})
-    driver = start(here, nodes.address, out, fields, json.dumps(changes), code=RUNS)
+    return start(here, nodes.address, out, fields, json.dumps(changes), code=RUNS)
+
+
+def end(driver: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    """Exit code, output and errors."""
     output, errors = driver.communicate(timeout=PATIENCE)
     return driver.returncode, output, errors
+
+
+def make_runs(*given: Any, **changes: Any) -> tuple[int, str, str]:
+    return end(start_runs(*given, **changes))
 
 
 def wait_for(what: Callable[[], Any], process: "subprocess.Popen[str]") -> Any:
@@ -263,29 +271,22 @@ def test_a_comparison_is_that_of_one_machine_though_a_node_dies_and_another_come
 
 @linux
 @pytest.mark.full
-def test_two_comparisons_share_a_cluster(nodes: Nodes, data: Path, tmp_path: Path) -> None:
-    words = ("compare", "points", *SMALL, "--epochs", "4", "--engine", "ray", "--address", nodes.address)
-    both = [start(data.parent, *words, "--out", tmp_path / out) for out in ("one", "two")]
-    for each in both:
-        _, errors = each.communicate(timeout=PATIENCE)
-        assert (each.returncode, errors) == (3, "")
-    assert answer(tmp_path / "one") == answer(tmp_path / "two")
-
-
-@linux
-@pytest.mark.full
 @pytest.mark.parametrize(
-    ("signals", "to_group", "code"),
-    [((signal.SIGINT,), False, 130), ((signal.SIGTERM, signal.SIGTERM), True, 143), ((signal.SIGINT,) * 3, True, 130)],
+    ("own", "signals", "to_group", "code"),
+    [
+        (False, (signal.SIGINT,), False, 130),
+        (False, (signal.SIGTERM, signal.SIGTERM), True, 143),
+        (True, (signal.SIGINT,), True, 130),
+        (True, (signal.SIGTERM,) * 3, True, 143),
+    ],
 )
-@pytest.mark.parametrize("own", [False, True])
-def test_signals_end_the_command_and_its_runs_and_not_the_cluster(
-    signals: tuple[signal.Signals, ...], to_group: bool, code: int, own: bool, nodes: Nodes, data: Path, tmp_path: Path
+def test_signals_end_the_command_and_its_runs_and_not_a_cluster_that_was_there(
+    own: bool, signals: tuple[signal.Signals, ...], to_group: bool, code: int, nodes: Nodes, data: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     words = ("reproduce", "table2", "--smoke", "--seeds", "1", "--out", out, "--engine", "ray", "--quiet")
-    driver = start(data.parent, *words, "--address", "local" if own else nodes.address)
-    before = set(map(int, filter(str.isdigit, os.listdir("/proc"))))
+    mark = f"ANYK_MARK={random.random()}"
+    driver = start(data.parent, *words, "--address", "local" if own else nodes.address, mark=mark)
     wait_for(lambda: any(out.glob("runs/*/metrics.jsonl")), driver)
     for number in signals:
         (os.killpg if to_group else os.kill)(driver.pid, number)
@@ -294,21 +295,22 @@ def test_signals_end_the_command_and_its_runs_and_not_the_cluster(
     assert driver.returncode == code
     assert errors.startswith("Stopped. To go on: anyk reproduce table2")
     assert not list(out.rglob("*.tmp"))
+    if len(signals) == 1:
+        assert list(out.glob("runs/*/checkpoint.safetensors"))
     if not own:
         wait_until(lambda: not nodes.runs())
         assert all(in_session(session) for session in nodes.sessions[:1])
     else:
-        wait_until(lambda: not ray_processes(before))
+        wait_until(lambda: not with_mark(mark))
 
 
-def ray_processes(before: set[int]) -> list[str]:
-    """Those that are new and belong to no node of the fixture's."""
+def with_mark(mark: str) -> list[str]:
+    """The processes whose environment has it: all that a command has started."""
     found = []
-    for process in set(map(int, filter(str.isdigit, os.listdir("/proc")))) - before:
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            title = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if "ray" in title and "pytest" not in title:
-                found.append(title)
+            if mark.encode() in (process / "environ").read_bytes():
+                found.append(process.name)
     return found
 
 
@@ -341,8 +343,11 @@ def test_runs_need_nothing_of_the_drivers_disk_and_one_that_was_interrupted_goes
         stopped = iter([False] * 7 + [True])
         with pytest.raises(Stopped, match="stopped at step 7"):
             train(base, "ray/seed 1", should_stop=lambda: next(stopped))
+    kept = Run(unseen / "ray" / "seed 1").metrics()
+    assert kept
     code, output, errors = make_runs(nodes, unseen, Path("ray"), configs)
     assert (code, errors) == (0, "")
+    assert Run(unseen / "ray" / "seed 1").metrics()[: len(kept)] == kept  # with the times that they took
     lines = sorted(line.partition(" the training")[0] for line in output.splitlines())
     assert lines == ["bad seed", "seed 1 ended", "seed 2 ended"]
     for name in ("seed 1", "seed 2"):
@@ -363,12 +368,17 @@ def test_a_run_whose_process_dies_again_and_again_is_given_up(nodes: Nodes, data
 
 @linux
 @pytest.mark.full
-def test_nodes_find_a_model_of_the_working_folder(nodes: Nodes, data: Path, tmp_path: Path) -> None:
+def test_two_drivers_share_a_cluster_and_the_nodes_find_a_model_of_the_working_folder(
+    nodes: Nodes, data: Path, tmp_path: Path
+) -> None:
     code = "from torch import nn\ndef make(shape, classes):\n    return nn.Sequential(nn.Linear(16, 24), nn.Linear(24, 12))\n"
     (data.parent / "my_ray_models.py").write_text(code)
     config = Config(data=data.name, epochs=1, model="my_ray_models:make")
-    assert make_runs(nodes, data.parent, tmp_path, {"one": config}) == (0, "one ended\n", "")
-    assert (Run(tmp_path / "one").result() or {})["parameters"] == 17 * 24 + 25 * 12
+    drivers = [start_runs(nodes, data.parent, tmp_path / out, {"one": config}) for out in ("first", "second")]
+    for driver in drivers:
+        assert end(driver) == (0, "one ended\n", "")
+    assert substance(tmp_path / "first" / "one") == substance(tmp_path / "second" / "one")
+    assert (Run(tmp_path / "first" / "one").result() or {})["parameters"] == 17 * 24 + 25 * 12
 
 
 @linux

@@ -40,12 +40,12 @@ def make(
         on_progress: called with a run's folder and where it stands.
         out_of_time: asked again and again; True stops the runs.
     """
-    check(engine, address)
     # Neither needs the other's packages.
     if engine == "ray":
         from anyk.lab.engines.on_ray import Cluster
 
         return Cluster(address, jobs, on_progress, out_of_time=out_of_time)
+    check(engine, address)
     from anyk.lab.engines.local import Pool
 
     return Pool(jobs or os.cpu_count() or 1, on_progress, out_of_time=out_of_time)

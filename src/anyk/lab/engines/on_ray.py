@@ -53,8 +53,8 @@ LEAVING_SECONDS = 10.0
 STOPPING_SECONDS, KILLING_SECONDS = 5.0, 1.0
 #: seconds for a node to answer at the start, which includes importing torch
 ANSWER_SECONDS = 120.0
-#: seconds for a Ray that is started here
-STARTING_SECONDS = 120.0
+#: seconds for a Ray that is started here, and for its end
+STARTING_SECONDS, ENDING_SECONDS = 120.0, 10.0
 #: the versions that every node must share
 SAME = ("anyk", "torch", "numpy")
 #: data go through the object store if they take at most this part of the smallest one
@@ -265,11 +265,11 @@ class Cluster(Engine):
 
     def _data_of(self, config: Config) -> Any:
         """What a run is given for its data: the set, as a reference into the object store, or its fingerprint."""
-        key = tuple(getattr(config, name) for name in (*DataFields.__dataclass_fields__, "image_size"))
+        key = tuple(getattr(config, name) for name in DataFields.__dataclass_fields__)
         if key not in self._data:
             dataset = read_data(config)
             packed = _pack(dataset)
-            smallest = min((node["Resources"].get("object_store_memory", 0) for node in self._nodes()), default=0)
+            smallest = min(node["Resources"].get("object_store_memory", 0) for node in self._ray.nodes() if node["Alive"])
             if sum(array.nbytes for array in packed.arrays) <= STORE_SHARE * smallest:
                 self._data[key] = self._ray.put(packed)
             else:
@@ -417,6 +417,10 @@ def _host() -> Iterator[str]:
         finally:
             late.cancel()
             process.stdin.close()
+            try:
+                process.wait(ENDING_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 class _WithoutRay:
