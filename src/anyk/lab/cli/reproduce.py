@@ -1,6 +1,5 @@
 """`anyk reproduce`."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from anyk.lab.cli.words import Flag, Group, say, warn
+from anyk.lab.engines import EngineName
 from anyk.lab.errors import Failure, LabError, failure_sentences, reuse_sentence
 from anyk.lab.tables import Format
 
@@ -32,6 +32,8 @@ def command(
     seeds: int | None = None,
     source: Literal["paper", "official"] = "paper",
     jobs: int = 0,
+    engine: EngineName = "local",
+    address: str | None = None,
     output: Group[Output],
 ) -> int:
     """A table or a figure of the paper, our numbers beside its own.
@@ -42,11 +44,12 @@ def command(
         smoke: the same path in a minute, on small made data in the same formats.
         seeds: how many; by default as many as in the paper.
         source: the paper's settings or the official code's, where they differ.
-        jobs: runs at a time; 0 is one for each core.
+        jobs: runs at a time; 0 is one for each core, or as many as the cluster has room for.
+        engine: where the runs are made: local, in processes of this machine, or ray, on a Ray cluster.
+        address: ray: HOST:PORT of the cluster; none: RAY_ADDRESS, or a Ray on this machine that is started for the command.
     """
-    from anyk.lab import tables
+    from anyk.lab import engines, tables
     from anyk.lab.engines.engine import ended
-    from anyk.lab.engines.local import Pool
     from anyk.lab.paper import experiments
     from anyk.lab.progress import watched
     from anyk.lab.run.batches import check_setting, read_data
@@ -55,6 +58,7 @@ def command(
     if jobs < 0:
         raise LabError(f"--jobs should be at least 0 (0: one for each core), but is {jobs}.")
     chosen = experiments.experiment(experiment)
+    engines.check(engine, address)
     out = output.out or Path("anyk-runs") / (f"{experiment}-smoke" if smoke else experiment)
     places: str | dict[str, str] | None
     if smoke:
@@ -70,7 +74,7 @@ def command(
     before = {folder: ended(folder, config) for folder, config in configs.items()}
     # Before any of them starts; all runs on one data set have the same model and training.
     for config in {config.data: config for folder, config in configs.items() if before[folder] is None}.values():
-        check_setting(config, read_data(config))
+        check_setting(config if engine == "local" else config.replace(device="cpu"), read_data(config))
     if reused := sum(outcome is not None and outcome.result is not None for outcome in before.values()):
         warn(reuse_sentence(reused))
     outcomes = {}
@@ -78,7 +82,7 @@ def command(
         with (
             Run(out / "runs").locked(),
             watched(len(configs), output.quiet) as display,
-            Pool(jobs or os.cpu_count() or 1, display.show) as pool,
+            engines.make(engine, address, jobs, display.show) as pool,
         ):
             outcomes = {folder.name: outcome for folder, outcome in pool.run(configs).items()}
     results = {name: outcome.result for name, outcome in outcomes.items() if outcome.result is not None}

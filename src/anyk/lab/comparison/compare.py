@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anyk.lab import tables
+from anyk.lab import engines, tables
 from anyk.lab.comparison import report_page, results
 from anyk.lab.comparison import verdict as words
 from anyk.lab.comparison.config import WITHOUT_EFFECT, ComparisonConfig, ComparisonFields
@@ -112,7 +112,8 @@ def compare(
         ks: the k that you will show to people. It sets P_K, the metrics, what is tuned for and what is judged. By default
             1 and 5.
         options: the other options of the command, by their names with underscores: ``seeds``, ``budget``, ``time``, ``jobs``,
-            ``out``, ``quiet``, ``epochs``, ``batch_size``, ``device``, …; `anyk compare --help` tells what each does.
+            ``engine``, ``address``, ``out``, ``quiet``, ``epochs``, ``batch_size``, ``device``, …; `anyk compare --help` tells
+            what each does.
 
     Returns:
         The outcome. ``print`` it, show it in a notebook, or ask for its ``verdict``, ``table()``, ``to_frame()``, ``chosen``
@@ -150,6 +151,7 @@ def run(config: ComparisonConfig, command: str) -> Report:
         config: what to compare.
         command: what to type to get the same again.
     """
+    engines.check(config.engine, config.address)  # before the data are read
     ended = {path.parent for path in (config.folder / "runs").glob("*/result.json")}
     reused: set[Path] = set()
 

@@ -14,6 +14,7 @@ import tyro
 
 from anyk.lab import files
 from anyk.lab.comparison.tuning import EFFORTS, Effort
+from anyk.lab.engines import EngineName
 from anyk.lab.errors import LabError
 from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config, Setting
@@ -40,7 +41,11 @@ class ComparisonFields:
     time: str | float | None = None
     """what the whole may take, such as 90s, 10m or 2h; none: as long as it takes"""
     jobs: int = 0
-    """runs at a time; 0: one for each core"""
+    """runs at a time; 0: one for each core, or as many as the cluster has room for"""
+    engine: EngineName = "local"
+    """where the runs are made: local, in processes of this machine, or ray, on a Ray cluster"""
+    address: str | None = None
+    """ray: HOST:PORT of the cluster; none: RAY_ADDRESS, or a Ray on this machine that is started for the command"""
     out: str | None = None
     """folder for the outcome; none: anyk-runs/compare-DATA"""
     log: tuple[LoggerName, ...] = ()
@@ -50,7 +55,7 @@ class ComparisonFields:
 
 
 #: fields that change nothing about what is found
-WITHOUT_EFFECT = ("jobs", "out", "log", "quiet")
+WITHOUT_EFFECT = ("jobs", "engine", "address", "out", "log", "quiet")
 
 
 @dataclass(frozen=True)

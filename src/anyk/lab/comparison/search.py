@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from anyk import info
-from anyk.lab import files, statistics
+from anyk.lab import engines, files, statistics
 from anyk.lab.comparison import report_page, results, tuning
 from anyk.lab.comparison.changed_predictions import count_classes, find_moves
 from anyk.lab.comparison.config import BASELINE, ComparisonConfig, metric_of
@@ -25,7 +25,6 @@ from anyk.lab.comparison.verdict import counted
 from anyk.lab.data import Dataset, Parts
 from anyk.lab.data.tokens import Windows
 from anyk.lab.engines.engine import Engine, Outcome, Task
-from anyk.lab.engines.local import Pool
 from anyk.lab.errors import Failure, LabError, Stopped
 from anyk.lab.run import loss_names, models
 from anyk.lab.run.batches import (
@@ -90,7 +89,7 @@ def search(
     # How the examples are shuffled may depend on a machine's memory: each run finds that out for itself.
     config = resolved(config, dataset).replace(**shuffle_of(config)).with_ks(classes)
     # Before hours of training, not after.
-    check_setting(config, dataset)
+    check_setting(config if config.engine == "local" else config.replace(device="cpu"), dataset)  # the nodes have the GPUs
     config = config.replace(measure=measured_ks(config, classes))
     starts = [started(config.run_config(loss), classes) for loss in config.losses]
     parts = divide(dataset, config)
@@ -106,7 +105,8 @@ def search(
 
     out = config.folder
     limit = _Limit(config, clock)
-    with Run(out).locked(), Pool(jobs, watch, out_of_time=lambda: limit.over) as pool:
+    with Run(out).locked(), engines.make(config.engine, config.address, config.jobs, watch, lambda: limit.over) as pool:
+        jobs = cost.jobs = pool.room(config)
         for sentence in _plan(config, dataset, parts, windows, jobs):
             on_plan(sentence)
         study = _Study(out, dataset.fingerprint, limit)

@@ -11,9 +11,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from anyk.lab import stopping
+from anyk.lab.data import Dataset
 from anyk.lab.errors import Diverged, LabError, Stopped, explain
 from anyk.lab.run import loss_names, training
-from anyk.lab.run.config import Config
+from anyk.lab.run.config import Config, Setting
 from anyk.lab.run.run_folder import FolderTaken, Run
 from anyk.lab.run.training import OnProgress, Progress
 
@@ -95,6 +96,10 @@ class Engine(ABC):
                     advance(number, given)
         return [found[number] for number in range(len(tasks))]
 
+    @abstractmethod
+    def room(self, config: Setting) -> int:
+        """How many runs of such a config can be at work at a time."""
+
     def stop(self) -> None:
         """Let the runs write a checkpoint and end, and start no more."""
         self._stopping = True
@@ -161,6 +166,7 @@ def attempt(
     stop: threading.Event,
     leaving_seconds: float,
     imports: Sequence[str] = (),
+    dataset: Dataset | None = None,
 ) -> Outcome:
     """Run the config with these fields to its end, or until ``stop`` is set. Every error becomes an outcome.
 
@@ -172,6 +178,7 @@ def attempt(
         leaving_seconds: how long to wait for a former process of the same run, which may live although it seemed dead, to
             leave the folder.
         imports: modules that bring losses, imported first.
+        dataset: the config's data, if they need not be read.
     """
     deadline = time.monotonic() + leaving_seconds
     try:
@@ -179,7 +186,10 @@ def attempt(
         config = Config.from_json(fields)
         while True:
             try:
-                return Outcome(training.train(config, folder, on_progress=report, should_stop=stop.is_set, patience=1.0))
+                result = training.train(
+                    config, folder, on_progress=report, should_stop=stop.is_set, patience=1.0, dataset=dataset
+                )
+                return Outcome(result)
             except FolderTaken:
                 if stop.is_set():
                     return Outcome()

@@ -20,7 +20,7 @@ from anyk.lab import stopping
 from anyk.lab.engines.engine import Engine, Outcome, attempt, throttled
 from anyk.lab.errors import LabError, explain
 from anyk.lab.run import loss_names
-from anyk.lab.run.config import Config
+from anyk.lab.run.config import Config, Setting
 from anyk.lab.run.run_folder import Run
 from anyk.lab.run.training import OnProgress
 from anyk.lab.warn_once import forward_to, warn_once
@@ -70,6 +70,9 @@ class Pool(Engine):
             for worker in self._running.values():
                 stopping.kill(worker.process.pid)
                 stopping.end(worker.process.pid)
+
+    def room(self, config: Setting) -> int:
+        return self._jobs
 
     def stop(self) -> None:
         super().stop()

@@ -12,7 +12,7 @@ error.txt               why the run failed
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,18 @@ from anyk.lab.run.config import Config
 FORMAT = 1
 #: what tells that a folder is a run's, of many runs or a comparison's; all have one of the first two, unless copied without it
 TRACES = (".lock", "runs/.lock", "environment.json", "*/environment.json", "runs/*/environment.json")
+#: a run's files, in an order in which they can be copied: whatever is missing at its end was not needed before
+CONTENT = (
+    "config.json",
+    "environment.json",
+    "metrics.jsonl",
+    "best-*.safetensors",
+    "checkpoint.safetensors",
+    "error.txt",
+    "model.safetensors",
+    "test.safetensors",
+    "result.json",
+)
 
 
 class FolderTaken(LabError):
@@ -132,6 +144,22 @@ class Run:
     def _tidy(self) -> None:
         for leftover in (*self.folder.glob("best-*.safetensors"), self.folder / "checkpoint.safetensors"):
             leftover.unlink(missing_ok=True)
+
+    # Copies ----------------------------------------------------------------------------------------------------------------
+
+    def content(self, names: Sequence[str] = CONTENT) -> dict[str, bytes]:
+        """The run's files of these names, for :meth:`write`."""
+        return {path.name: path.read_bytes() for name in names for path in sorted(self.folder.glob(name))}
+
+    def write(self, content: Mapping[str, bytes]) -> None:
+        """Make these the run's files, in their order; a checkpoint goes when there is a result."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, data in content.items():
+            files.write_atomically(self.folder / name, data)
+        if "error.txt" not in content:
+            (self.folder / "error.txt").unlink(missing_ok=True)
+        if "result.json" in content:
+            self._tidy()
 
     # Metrics ---------------------------------------------------------------------------------------------------------------
 

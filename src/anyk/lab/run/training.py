@@ -60,6 +60,7 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     patience: float = 0.0,
     group: ProcessGroup = ALONE,
+    dataset: Dataset | None = None,
 ) -> dict[str, Any]:
     """Train a config to its end and return the content of ``result.json``.
 
@@ -70,6 +71,7 @@ def train(
         should_stop: asked before each step; True saves a checkpoint and raises :class:`Stopped`.
         patience: seconds to wait for another process to leave the folder.
         group: the processes that train together, all of which call this; see :func:`anyk.lab.run.processes.joined`.
+        dataset: the config's data; None: they are read.
     """
     run = Run(folder)
     with ExitStack() as folder_is_ours:
@@ -84,7 +86,7 @@ def train(
             return result
         try:
             with _alone(config), group.readable_errors():
-                training = group.run_on_all(lambda: _Training(config, run, group))
+                training = group.run_on_all(lambda: _Training(config, run, group, dataset))
                 return training.to_the_end(on_progress, should_stop)
         except Exception as error:
             if group.first and not isinstance(error, Stopped):
@@ -121,11 +123,11 @@ class _Batch(NamedTuple):
 
 
 class _Training:
-    def __init__(self, config: Config, run: Run, group: ProcessGroup) -> None:
+    def __init__(self, config: Config, run: Run, group: ProcessGroup, dataset: Dataset | None = None) -> None:
         self.run = run
         self.group = group
         self.device = find_device(group.device(config.device))
-        self.dataset = group.local_first(lambda: read_data(config))
+        self.dataset = group.local_first(lambda: read_data(config)) if dataset is None else dataset
         # By the first rank's machine: how the examples are shuffled may depend on its memory.
         self.given_shuffle = batches.shuffle_of(config)
         self.config = config = group.broadcast(lambda: batches.resolved(config, self.dataset))
