@@ -34,7 +34,7 @@ from anyk.lab.data import keep
 from anyk.lab.engines.engine import Engine, Outcome
 from anyk.lab.errors import Diverged
 from anyk.lab.run.batches import divide, read_data, resolved, shuffle_of, steps_per_epoch, windows_of
-from anyk.lab.run.config import Config
+from anyk.lab.run.config import Config, Setting
 from anyk.lab.run.training import train
 
 OUT = Path(__file__).with_suffix(".md")
@@ -91,6 +91,9 @@ class Recorded(Engine):
         self.file, self.used, self._ended = file, dict[str, Config](), list[tuple[Path, Outcome]]()
         lines = file.read_text().splitlines() if file.exists() else []
         self.known: dict[str, dict[str, Any]] = {run["key"]: run for run in map(json.loads, lines)}
+
+    def room(self, setting: Setting) -> int:
+        return 1
 
     def _has_room(self) -> bool:
         return True

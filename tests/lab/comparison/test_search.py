@@ -272,6 +272,9 @@ class Ended(Engine):
         super().__init__()
         self.ended: list[tuple[Path, Outcome]] = []
 
+    def room(self, config: Any) -> int:
+        return 1
+
     def _has_room(self) -> bool:
         return True
 
