@@ -8,7 +8,7 @@ from types import TracebackType
 import pytest
 
 from anyk.lab.engines.engine import Engine, Outcome, Task
-from anyk.lab.run.config import Config
+from anyk.lab.run.config import Config, Setting
 
 
 class Made(Engine):
@@ -22,8 +22,11 @@ class Made(Engine):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         pass
 
+    def room(self, config: Setting) -> int:
+        return 2
+
     def _has_room(self) -> bool:
-        return len(self.running) < 2
+        return len(self.running) < self.room(Config())
 
     def _start(self, folder: Path, config: Config) -> None:
         self.started.append(folder.name)
