@@ -380,6 +380,7 @@ def kill_if_there(pid: int, how: signal.Signals) -> None:
 
 
 def signals(folder: Path, cases: int, seed: int, only: str | None) -> Section:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and would hand that on
     (folder / "slow.py").write_text(SLOW)
     table = points(folder / "points.npz", 600)
     commands = {

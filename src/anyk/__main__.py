@@ -15,7 +15,12 @@ def main() -> None:
         said = str(error)
         _start_without_lab(said if "anyk[lab]" in said else f'The lab needs the package {error.name}: pip install "anyk[lab]"')
         return
-    start()
+    try:
+        start()
+    except SystemExit as ended:
+        if isinstance(ended.code, str):  # a message, which Python prints
+            raise
+        stopping.finish(ended.code or 0)
 
 
 def _start_without_lab(reason: str) -> None:

@@ -186,6 +186,33 @@ def test_a_killed_run_goes_on_and_ends_the_same(images, tmp_path):
     assert not list(tmp_path.glob("out.*"))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGTERM")
+def test_told_to_end_when_the_set_is_there_it_comes_to_its_end(images, tmp_path):
+    code = """
+        import os, shutil, signal, sys, time
+        from anyk.lab import stopping
+        from anyk.lab.embed import embed
+        stopping.SECONDS = 1e6
+        stopping.listen()
+        plain = shutil.rmtree
+        def told(path, *args, **options):
+            if not stopping.requested():  # once: a second signal ends it at once
+                os.kill(os.getpid(), signal.SIGTERM)
+            while not stopping.requested():
+                time.sleep(0.01)
+            time.sleep(0.2)
+            plain(path, *args, **options)
+        shutil.rmtree = told
+        os.chdir(sys.argv[2])
+        embed(sys.argv[1], "out", "tiny_backbone:pair")
+        stopping.exit_now(0)
+    """
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), str(images), str(tmp_path)]
+    assert subprocess.run(command, cwd=ROOT, timeout=120).returncode == 0
+    assert len(embeddings.read("out").train) == 15
+    assert not list(tmp_path.glob("out.*"))
+
+
 def test_a_run_with_other_images_or_settings_is_not_continued(images, tmp_path):
     def stop(done, total):
         if done > 6:

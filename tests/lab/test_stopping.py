@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ BEGIN = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from anyk.lab import files, stopping
-stopping.SECONDS = 1e6
+stopping.SECONDS = stopping.MOMENT = 1e6
 stopping.listen()
 def tell(*numbers):
     for number in numbers:
@@ -115,6 +116,80 @@ atexit._run_exitfuncs()
 tell(signal.SIGINT, signal.SIGTERM)
 """
     assert ended(script) == (0, "", "")
+
+
+def test_the_process_that_forks_is_killed_even_if_it_is_just_being_started(tmp_path: Path) -> None:
+    """Between its start and the moment at which its number is known."""
+    script = """
+from multiprocessing import util
+from anyk.lab.engines.local import Pool
+from anyk.lab.run.config import Config
+plain = util.spawnv_passfds
+def spawn(path, words, descriptors):
+    if not any("forkserver" in str(word) for word in words):
+        return plain(path, words, descriptors)
+    pid = plain(path, [words[0], "-c", "import time; time.sleep(600)"], descriptors)
+    print(pid, flush=True)
+    tell(signal.SIGTERM)
+    until_told()
+    time.sleep(0.2)
+    return pid
+util.spawnv_passfds = spawn
+Pool(1)._start(Path(sys.argv[1]), Config())
+"""
+    code, out, _ = ended(script, tmp_path / "run")
+    assert code == 128 + signal.SIGTERM
+    assert has_ended(int(out))
+
+
+def test_a_command_that_is_done_ends_whatever_python_would_take_apart(tmp_path: Path) -> None:
+    lines = ["import atexit, time", "class Slow:", "    def __del__(self): time.sleep(600)", "slow = Slow()"]
+    (tmp_path / "slow_end.py").write_text("\n".join([*lines, "atexit.register(print, 'at the end')"]))
+    command = [sys.executable, "-m", "anyk", "--import", "slow_end", "--version"]
+    places = [str(tmp_path), str(Path(anyk.__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"anyk {anyk.__version__}\nat the end\n", "")
+
+
+def has_ended(pid: int) -> bool:
+    """Within twenty seconds; if not, it is killed."""
+    for _ in range(200):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    return False
+
+
+@pytest.mark.parametrize("moment", ["rename", "rmtree"])
+def test_a_set_that_is_being_replaced_is_there_and_nothing_beside_it(moment: str, tmp_path: Path) -> None:
+    """Told to end between the two renames, or while the former set is being removed."""
+    script = """
+import shutil
+from anyk.lab.data import embeddings
+def tells_first(plain):
+    def replacement(*args, **options):
+        if threading.current_thread() is threading.main_thread() and "replaced" in str(args):
+            tell(signal.SIGTERM)
+            until_told()
+            time.sleep(0.2)
+        return plain(*args, **options)
+    return replacement
+place = {"rename": os, "rmtree": shutil}[sys.argv[2]]
+setattr(place, sys.argv[2], tells_first(getattr(place, sys.argv[2])))
+with embeddings._appears_whole(Path(sys.argv[1])) as building:
+    (building / "new").touch()
+time.sleep(600)
+"""
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "old").touch()
+    assert ended(script, tmp_path / "set", moment)[0] == 128 + signal.SIGTERM
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["set", "set/new"]
 
 
 @pytest.mark.parametrize(

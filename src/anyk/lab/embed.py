@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from anyk.lab import files
+from anyk.lab import files, stopping
 from anyk.lab.data import embeddings, image_folders
 from anyk.lab.data.images import decode_all, read_image
 from anyk.lab.data.sets import Dataset, Split
@@ -115,8 +115,9 @@ def embed(
             work.rmdir()  # where it is empty
     if progress is not None:
         progress(total, total)
-    summary = _assemble(shards, out, classes, backbone, force)
-    shutil.rmtree(work)
+    with stopping.asked_first():  # told to end now, it comes to its end: the same command would find a set that is there
+        summary = _assemble(shards, out, classes, backbone, force)
+        shutil.rmtree(work)
     return summary
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import secrets
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from anyk.lab.errors import LabError
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: files and folders that are being written under another name, to be removed if the process ends before they are whole
 unfinished: set[Path] = set()
+#: held for moments in which a signal must not end the process
+uninterrupted = threading.Lock()
 
 
 def read_object(path: Path, remedy: str) -> dict[str, Any]:

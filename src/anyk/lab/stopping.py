@@ -24,6 +24,8 @@ from anyk.lab.run import processes
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: seconds for what is at work to save and end, the command with it
 SECONDS = 8.0
+#: seconds for what must not be interrupted
+MOMENT = 1.0
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has the second alone, which kills
 
 _guard = threading.Lock()
@@ -102,14 +104,26 @@ def exit_now(code: int) -> None:
     os._exit(code)
 
 
+def finish(code: int) -> None:
+    """All is done: end the process. Not as Python does it, which takes apart what torch has made, ten seconds of a machine that
+    is busy, in which nobody listens."""
+    atexit._run_exitfuncs()
+    with suppress(BrokenPipeError):  # the reader of a pipe has seen enough
+        sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _deafen() -> None:
-    """All is done: while Python ends, with nobody to listen, a signal should not change the exit code."""
+    """All is done: from here on a signal should not change the exit code."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     _kill_helpers()
 
 
 def _kill_helpers() -> None:
+    # For good: the process ends. So that no helper is just being started, or is started again as soon as it is killed.
+    files.uninterrupted.acquire(timeout=MOMENT)
     # The process that forks the workers would notice by itself, but late, that there is nobody to work for.
     server = getattr(getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None), "_forkserver_pid", None)
     for pid in {*_at_work, server or os.getpid()} - {os.getpid()}:

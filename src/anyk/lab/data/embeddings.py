@@ -374,13 +374,14 @@ def _appears_whole(folder: Path) -> Iterator[Path]:
         yield building
         for path in building.iterdir():
             files.flush(path)
-        if folder.exists():
-            retired = folder.with_name(f".{folder.name}.{os.getpid()}.replaced")
-            os.rename(folder, retired)
+        retired = folder.with_name(f".{folder.name}.{os.getpid()}.replaced")
+        with files.uninterrupted:
+            if folder.exists():
+                os.rename(folder, retired)
             os.rename(building, folder)
-            shutil.rmtree(retired)
-        else:
-            os.rename(building, folder)
+            files.unfinished.add(retired)
+        shutil.rmtree(retired, ignore_errors=True)
+        files.unfinished.discard(retired)
         files.flush(folder.parent)
     except OSError as error:
         raise LabError(f"{folder} cannot be written ({error.strerror}): make room or name another folder.") from None

@@ -9,14 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from anyk import _compat
-from anyk.lab import stopping
+from anyk.lab import files, stopping
 from anyk.lab.engines.engine import Engine, Outcome, attempt, throttled
 from anyk.lab.errors import LabError, explain
 from anyk.lab.run import loss_names
@@ -91,6 +91,9 @@ class Pool(Engine):
             process = self._context.Process(target=_work, args=arguments, daemon=True)
             try:
                 with _signals_wait(), _without_main():
+                    if self._context.get_start_method() == "forkserver":
+                        with files.uninterrupted:  # until its number is known, by which it is killed with this process
+                            forkserver.ensure_running()
                     process.start()
             except (OSError, EOFError) as error:  # as when the process that forks was killed just now
                 here.close()
