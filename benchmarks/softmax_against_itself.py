@@ -1,10 +1,10 @@
 """Real comparisons of softmax with softmax, tuned and trained with other seeds: how many end with a finding?
 
-    python benchmarks/softmax_against_itself.py [--tables 30] [--effort normal] [--folder FOLDER]    writes the .md file
+    python benchmarks/softmax_against_itself.py [--tables 30] [--first 0] [--effort normal] [--folder FOLDER]
 
 There is nothing to find. Each table is made anew: 1,000 to 2,000 rows, 12 to 32 features, 10 to 40 classes. Both sides are
 tuned as `anyk compare` does it, each on seeds of its own, and trained with five seeds of its own; the test is the verdict's,
-over top-1 and top-5. Takes some five minutes on a core; a second call goes on in the same folder.
+over top-1 and top-5. Writes the .md file beside it. Takes some five minutes on a core; a second call goes on in the same folder.
 """
 
 from __future__ import annotations
@@ -71,12 +71,13 @@ def side(start: Config, examples: int, folder: Path, offset: int, effort: Effort
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=30)
+    parser.add_argument("--first", type=int, default=0, help="number of the first table")
     parser.add_argument("--effort", choices=EFFORTS, default="normal")
     parser.add_argument("--folder", type=Path)
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp(prefix="anyk-itself-"))
     rows, findings = [], 0
-    for number in range(given.tables):
+    for number in range(given.first, given.first + given.tables):
         data = table(number)
         word = keep((data["X"], data["y"]), folder / str(number) / "data")
         dataset = load(word)
@@ -96,7 +97,7 @@ def main() -> None:
         points = [f"{100 * pair.difference:+.2f}" for pair in found]
         rows.append((shape, *points, *("-" if p is None else f"{p:.3f}" for p in corrected), "finding" if finding else ""))
     header = ("table", "Δ top-1, points", "Δ top-5, points", "p, top-1", "p, top-5", "")
-    command = f"Command: `python benchmarks/{Path(__file__).name} --tables {given.tables} --effort {given.effort}`"
+    command = f"Command: `python benchmarks/{Path(__file__).name} --tables {given.tables} --first {given.first} --effort {given.effort}`"
     parts = ["# Softmax against itself", __doc__.splitlines()[0], command, f"{findings} of {given.tables}."]
     OUT.write_text("\n\n".join([*parts, markdown_table(header, rows)]) + "\n")
 

@@ -287,6 +287,21 @@ def test_a_long_run_may_want_a_lower_rate_than_a_short_one(short, shift, smoothi
     assert abs(offset) <= kind[0].step(1) / kind[0].step(0) + 1e-9
 
 
+def test_of_points_within_half_a_standard_error_the_lowest_rate_is_taken():
+    """At 0.8 of 100 examples, half a standard error is 0.02; a rate that is three times lower lies in it, or not."""
+    kind = [learning_rates(1e-3), SMOOTHING]
+    start, lower = kind[0].start, kind[0].start - kind[0].step(1)
+    for gap, taken in ((0.019, lower), (0.021, start)):
+
+        def landscape(trial: Trial, gap: float = gap) -> float:
+            if trial.short:
+                return 0.8 - abs(trial.point[0] - start) / 100 - trial.point[1] / 10
+            return {start: 0.8, lower: 0.8 - gap}.get(trial.point[0], 0.5) - trial.point[1] / 10
+
+        tuner = find(kind, landscape, examples=100)
+        assert tuner.best == (taken, 0)
+
+
 def test_what_diverges_in_every_long_run_that_was_good_in_a_short_one_is_left_for_lower_rates():
     kind = [learning_rates(1e-3), SMOOTHING]
     early, late = hill(kind, [0.0, 0.0]), hill(kind, [-5.0, 0.0], cliff=-4.5)

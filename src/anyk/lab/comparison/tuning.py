@@ -165,7 +165,13 @@ class Tuner:
 
     @property
     def best(self) -> Point | None:
-        """The best point so far: of those tried on all seeds, if there are any; None if every run diverged."""
+        """The best point so far: of those tried on all seeds, if there are any; None if every run diverged.
+
+        After a search in short runs, of the points within half a standard error the one with the lowest learning rate: on few
+        validation examples, a rate that is too high is often best by luck.
+        """
+        if self.short and (top := self._top(short=False)) is not None:
+            return min(self._within(self._ranked(short=False), 0.5 * self._noise(top)))
         complete = [point for point in self._finalists if len(self.seeds(point)) == self.tuning_seeds]
         top = max(complete, key=self.mean, default=None)
         if top is not None and self.mean(top) > -math.inf:
@@ -272,7 +278,6 @@ class Tuner:
             if not made:
                 break
             yield [Trial(point) for point in made]
-        yield from self._settle()
 
     def _around(self, point: Point) -> list[Point]:
         """What may be better at full length than a point that was good in short runs, most likely first: lower learning rates,
@@ -358,11 +363,16 @@ class Tuner:
                 return
 
     def _contenders(self, top: Point) -> list[Point]:
-        """The points that noise alone could have put behind the top, the best few: a standard error of the hits counted."""
-        highest = self._first(top)
-        noise = math.sqrt(max(highest * (1 - highest), 0.0) / self.examples)
-        ranked = self._ranked(short=False)[: self.effort.finalists]
-        return [point for point in ranked if self._first(point) >= highest - noise]
+        """The points that noise alone could have put behind the top, the best few."""
+        return self._within(self._ranked(short=False)[: self.effort.finalists], self._noise(top))
+
+    def _noise(self, point: Point) -> float:
+        """A standard error of the hits counted."""
+        score = self._first(point)
+        return math.sqrt(max(score * (1 - score), 0.0) / self.examples)
+
+    def _within(self, ranked: list[Point], noise: float) -> list[Point]:
+        return [point for point in ranked if self._first(point) >= self._first(ranked[0]) - noise]
 
     def _neighbours(self, point: Point, stage: int) -> list[Point]:
         """On both sides along each axis, a step of the stage away or less: the nearest that was tried, or else one to try.
