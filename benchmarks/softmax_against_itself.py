@@ -4,7 +4,8 @@
 
 There is nothing to find. Each table is made anew: 1,000 to 2,000 rows, 12 to 32 features, 10 to 40 classes. Both sides are
 tuned as `anyk compare` does it, each on seeds of its own, and trained with five seeds of its own; the test is the verdict's,
-over top-1 and top-5. Writes the .md file beside it. Takes some five minutes on a core; a second call goes on in the same folder.
+over top-1 and top-5. Writes the .md file beside it. Takes some five minutes on a core; a second call goes on in the same
+folder.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def main() -> None:
         points = [f"{100 * pair.difference:+.2f}" for pair in found]
         rows.append((shape, *points, *("-" if p is None else f"{p:.3f}" for p in corrected), "finding" if finding else ""))
     header = ("table", "Δ top-1, points", "Δ top-5, points", "p, top-1", "p, top-5", "")
-    command = f"Command: `python benchmarks/{Path(__file__).name} --tables {given.tables} --first {given.first} --effort {given.effort}`"
+    options = f"--tables {given.tables} --first {given.first} --effort {given.effort}"
+    command = f"Command: `python benchmarks/{Path(__file__).name} {options}`"
     parts = ["# Softmax against itself", __doc__.splitlines()[0], command, f"{findings} of {given.tables}."]
     OUT.write_text("\n\n".join([*parts, markdown_table(header, rows)]) + "\n")
 
