@@ -140,7 +140,7 @@ def run(name: str, folder: Path, word: str | None, efforts: dict[str, Effort]) -
     starts = [started(config.run_config(loss), classes) for loss in config.losses]
     parts = divide(dataset, config)
     windows = windows_of(dataset, parts, dataset.train.labels, config)
-    able = shortens(config, config.epochs * steps_per_epoch(config, parts, windows))
+    able = shortens(config.epochs * steps_per_epoch(config, parts, windows))
     for repeat in range(REPEATS):
         for level, effort in efforts.items():
             searching.TUNING_SEED_NUMBERS = tuple(100 * repeat + seed for seed in TUNING_SEEDS)

@@ -64,7 +64,7 @@ def test_speed_measures(tmp_path):
 def test_the_page_of_the_tools(tmp_path):
     run("tools.py", "--quick", "--out", tmp_path / "page.md")
     told = (tmp_path / "page.md").read_text()
-    assert re.findall("^## (.*)", told, re.MULTILINE) == ["Time", "Memory", "Sums", "Launches"]
+    assert re.findall("^## (.*)", told, re.MULTILINE) == ["Time", "Two threads", "Memory", "Sums", "Launches"]
     launched = told.partition("## Launches")[2]
     assert len(re.findall(r"^\| (?:soft|sample).*\| 0 \| (?:1|–) \|$", launched, re.MULTILINE)) == 12  # no waits, one graph
     for row in ("splitter network", "q = 0.5", "budget_bisect", "subset operator", "perturbed", "straight-through"):
@@ -77,7 +77,7 @@ def test_verdicts_are_simulated(tmp_path):
     kept = (BENCHMARKS / "verdict_error_rates.md").read_text()
     rates = [float(rate) for row in re.findall(r"^\| (?:itself|as good|in groups) .*", kept, re.MULTILINE)
              for cell in row.split("|")[3:] for rate in cell.split("/") if rate.strip()]  # fmt: skip
-    assert len(rates) == 78
+    assert len(rates) == 104
     assert max(rates) <= 5 + 2 * 0.7
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,8 +207,9 @@ def test_a_signal_while_torch_is_imported_shows_no_traceback_of_the_command(
     (tmp_path / "own.py").write_text("import anyk")
     places = [str(tmp_path), str(Path(anyk.__file__).parents[1])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=environment, **pipes) as process:  # type: ignore[call-overload]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's job in the background ignores it
+    with subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=environment, **pipes) as process:
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=60)[1]

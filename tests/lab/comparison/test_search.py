@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import re
 import shutil
 import signal
@@ -76,9 +77,9 @@ def test_a_comparison_from_end_to_end(finished):
             (tried for tried in full if len(tried.scores) == len(taken.scores)),
             key=lambda tried: sum(tried.scores) / len(tried.scores),
         )
-        assert sum(best.scores) == pytest.approx(sum(taken.scores))
+        assert best.scores[0] - 0.5 * math.sqrt(0.25 / 24) <= taken.scores[0] <= best.scores[0]  # of 24, within noise
         rates = sorted({tried.learning_rate for tried in method.tries})
-        assert rates[0] < method.config.learning_rate < rates[-1]
+        assert rates[0] <= method.config.learning_rate <= rates[-1]
         for run in method.runs:
             assert run.test == json.loads((out / run.folder / "result.json").read_text())["test"]
         assert method.tuned_in
@@ -253,14 +254,19 @@ def test_more_seeds_are_trained_only_where_they_could_change_the_answer():
     assert stopped(same, better) == {"splitter"}
     assert stopped(gce, error) == set()  # the control of an error loss goes on with it
     assert stopped(gce, same) == {"softmax", "gce", "splitter"}
+    # The leader on validation goes on with the others, so that it is not picked by the luck of three seeds.
+    ahead = made.with_validation(same, 0.99)
+    assert stopped(ahead, better) == set()
+    # A seed that diverged says nothing.
+    assert stopped(dataclasses.replace(same, runs=same.runs[:2])) == set()
 
 
 def test_by_default_the_seeds_end_where_more_could_not_change_the_answer(data, tmp_path, monkeypatch):
     monkeypatch.setattr(search, "futile", lambda comparison: {"lapsum"})
-    done = search.search(config(data, tmp_path, effort="normal", budget=1))
+    done = search.search(config(data, tmp_path, effort="normal"))
     assert [len(method.runs) for method in done.methods] == [5, 3]
     assert [method.settled for method in done.methods] == [False, True]
-    quick = search.search(config(data, tmp_path, effort="quick", budget=1))
+    quick = search.search(config(data, tmp_path, effort="quick"))
     assert [len(method.runs) for method in quick.methods] == [3, 3]
     assert not any(method.settled for method in quick.methods)
 
@@ -306,9 +312,8 @@ def test_where_there_are_too_few_epochs_a_short_run_has_a_part_of_the_examples()
     start = config("points").run_config("softmax")
     assert search.shortened(start.replace(epochs=9)) == start.replace(epochs=2)
     assert search.shortened(start.replace(epochs=3)) == start.replace(epochs=3, train_fraction=0.25)
-    assert search.shortens(start.replace(epochs=3), 32)
-    assert not search.shortens(start.replace(epochs=3), 31)
-    assert search.shortens(start.replace(epochs=4), 4)
+    assert search.shortens(20)
+    assert not search.shortens(19)
 
 
 def test_moved_examples_are_counted(data, tmp_path):

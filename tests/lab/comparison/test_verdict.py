@@ -125,6 +125,10 @@ def test_runs_that_are_too_short():
     ahead = dataclasses.replace(made.longer(splitter(0.701, top5=0.02), 0.001), config=Config(loss="splitter", epochs=20))
     turned = made.measured(made.longer(made.with_validation(made.SOFTMAX, 0.7), 0.02), ahead)
     assert re.match(r"Not decided: .*softmax gains 2\.00 points .* and splitter 0\.10.* --epochs 40", verdict(turned)[0])
+    # The one ahead may have been found to have converged, without a run of twice the epochs.
+    converged = dataclasses.replace(ahead, longer=None, same_length=None, half={"mean": 0.7})
+    turned = made.measured(made.longer(made.with_validation(made.SOFTMAX, 0.7), 0.02), converged)
+    assert re.match(r"Not decided: .*softmax gains 2\.00 points .* and splitter 0\.00", verdict(turned)[0])
 
 
 def test_before_the_first_seed_the_tuning_tells_what_is_known():

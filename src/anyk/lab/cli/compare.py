@@ -27,8 +27,8 @@ def command(
 ) -> int:
     """Does top-k training help on your data, which variant, by how much, and is that luck?
 
-    Tunes every loss on validation until its best learning rate, and the best value of the one hyperparameter it has of its own,
-    lie inside what was tried; trains it with several seeds, and tells what the test says. Writes results.json, report.html and
+    Tunes the learning rate of every loss, and the one hyperparameter it has of its own, on validation, all with as many tries;
+    trains it with several seeds, and tells what the test says. Writes results.json, report.html and
     the model to use. Ends with 0 if there is an answer ("no difference" is one), 3 if there is none yet, 1 if runs failed.
     The same command goes on where it was stopped.
 

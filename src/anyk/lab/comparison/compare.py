@@ -98,8 +98,8 @@ def compare(
 ) -> Report:
     """Find out whether top-k training helps on some data, by how much, and whether that is luck.
 
-    Every loss is tuned on validation until its best learning rate, and the best value of the one hyperparameter it has of its
-    own, lie inside what was tried. Then it is trained with several seeds, and the test tells. Runs are processes of
+    The learning rate of every loss, and the one hyperparameter it has of its own, are tuned on validation, all with as many
+    tries. Then it is trained with several seeds, and the test tells. Runs are processes of
     their own and keep their state in ``out``: the same call goes on where it was stopped.
 
     Args:
@@ -111,9 +111,9 @@ def compare(
         losses: what to compare; softmax is always among them, and gce beside error losses.
         ks: the k that you will show to people. It sets P_K, the metrics, what is tuned for and what is judged. By default
             1 and 5.
-        options: the other options of the command, by their names with underscores: ``seeds``, ``budget``, ``time``, ``jobs``,
-            ``engine``, ``address``, ``out``, ``quiet``, ``epochs``, ``batch_size``, ``device``, …; `anyk compare --help` tells
-            what each does.
+        options: the other options of the command, by their names with underscores: ``effort``, ``seeds``, ``budget``, ``time``,
+            ``jobs``, ``engine``, ``address``, ``out``, ``quiet``, ``epochs``, ``batch_size``, ``device``, …; what each does is
+            in `anyk compare --help`.
 
     Returns:
         The outcome. ``print`` it, show it in a notebook, or ask for its ``verdict``, ``table()``, ``to_frame()``, ``chosen``

@@ -33,7 +33,7 @@ class ComparisonFields:
     losses: tuple[str, ...] = (BASELINE, BOUNDED, "error", "splitter")
     """what to compare; softmax is always among them, and gce beside error losses"""
     effort: Literal["quick", "normal", "thorough"] = "normal"
-    """how thoroughly to look: some 8, 13 or 35 trainings of each loss"""
+    """how thoroughly to look: some 8, 12 or 32 trainings of each loss"""
     seeds: int | None = None
     """runs of each tuned loss; none: by the effort, and fewer where more could hardly change the answer"""
     budget: int | None = None

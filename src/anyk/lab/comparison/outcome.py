@@ -75,6 +75,8 @@ class Method:
     """the validation metrics of a run of twice the epochs with the tuned config, on the tuning seed"""
     same_length: Mapping[str, float] | None = None
     """those of the tuned config itself, on the same seed: what ``longer`` is to be compared with"""
+    half: Mapping[str, float] | None = None
+    """those of half the epochs; if they are close, there is no run of twice the epochs"""
     settled: bool = False
     """whether more seeds could hardly have changed the answer, and it was trained on fewer than others"""
     tuned_in: str = ""
@@ -282,8 +284,10 @@ class Comparison:
     @property
     def best_on_validation(self) -> list[Method]:
         """The methods with the best mean of the validation metric tuned for, softmax before all others. They are several where
-        the means are equal but for rounding."""
-        ranked = sorted(self.methods, key=lambda method: method.name != BASELINE)
+        the means are equal but for rounding. Those that were settled on fewer seeds are not among them, unless all were: on the
+        seeds that all have, they were behind."""
+        open_ = [method for method in self.methods if not method.settled] or self.methods
+        ranked = sorted(open_, key=lambda method: method.name != BASELINE)
         best = max(map(self.validation_score, ranked), default=-math.inf)
         return [method for method in ranked if math.isclose(self.validation_score(method), best, rel_tol=1e-9)]
 
@@ -365,7 +369,7 @@ class Comparison:
         """What twice the epochs gain in the validation metric tuned for; None where that was not tried."""
         metric = self.tuned_metric
         if method.longer is None or method.same_length is None:
-            return None
+            return None if method.half is None else 0.0  # the second half of the epochs gained little: as many again, less
         longer, own = method.longer.get(metric), method.same_length.get(metric)
         return None if longer is None or own is None else longer - own
 
@@ -391,7 +395,10 @@ class Comparison:
         found = []
         for method in self.judged:
             assert baseline is not None
-            behind, ahead = sorted((method, baseline), key=self.validation_score)
+            pairs = zip(
+                (method, baseline), zip(*((own, other) for other, own in self.shared(method)), strict=True), strict=True
+            )
+            behind, ahead = sorted((dataclasses.replace(one, runs=runs) for one, runs in pairs), key=self.validation_score)
             gains = [self.gain_of_longer(one) for one in (behind, ahead)]
             if behind.name not in late or gains[0] is None or gains[1] is None:
                 continue

@@ -4,7 +4,6 @@ The template says what is on the page and how it looks; here are the numbers it 
 """
 
 import base64
-import collections
 import html
 import math
 from collections.abc import Mapping, Sequence
@@ -51,7 +50,7 @@ def render(comparison: Comparison) -> str:
         shares=SHARES,
         coverage=_coverage_chart(comparison),
         curves=_curve_chart(comparison),
-        tunings=[_tuning(method) for method in comparison.methods if method.tries],
+        tunings=[grid for method in comparison.methods for grid in _tunings(method)],
         classes=_classes(comparison),
         confusions=sorted(by_class.confusions, key=lambda pair: -pair.before - pair.after) if by_class else [],
         baseline=BASELINE,
@@ -161,12 +160,15 @@ def _largest_and_first(comparison: Comparison) -> list[str]:
 _COLOURED = 0.05
 
 
-def _tuning(method: Method) -> dict[str, Any]:
-    """A method's tries of the length that most have: mean scores by learning rate (rows) and by its own hyperparameter
-    (columns)."""
+def _tunings(method: Method) -> list[dict[str, Any]]:
+    """A method's tries, those of the longest runs first."""
+    lengths = sorted({point.epochs for point in method.tries}, reverse=True)
+    return [_tuning(method, [point for point in method.tries if point.epochs == length]) for length in lengths]
+
+
+def _tuning(method: Method, full: Sequence[Try]) -> dict[str, Any]:
+    """Tries of one length: mean scores by learning rate (rows) and by the method's own hyperparameter (columns)."""
     config, hyperparameter = method.config, method.hyperparameter or ""
-    lengths = collections.Counter(point.epochs for point in method.tries)
-    full = [point for point in method.tries if point.epochs == max(lengths, key=lambda length: (lengths[length], length))]
     scores: dict[tuple[float, float | None], float | None] = {}
     for point in full:  # of two that differ in the smoothing of the cross-entropy, the better one
         place, score = (point.learning_rate, point.hyperparameter), _mean_score(point)

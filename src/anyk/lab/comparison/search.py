@@ -39,7 +39,7 @@ from anyk.lab.run.batches import (
     windows_in_batch,
     windows_of,
 )
-from anyk.lab.run.config import Config, Setting
+from anyk.lab.run.config import Config
 from anyk.lab.run.losses import criterion, trained_ks
 from anyk.lab.run.run_folder import Run
 from anyk.lab.run.summaries import METRICS
@@ -52,11 +52,13 @@ TUNING_SEED_NUMBERS = (0, 10_001, 10_002)
 #: a short run has this part of the epochs, or of the training examples if there are too few epochs to divide
 SHORT = 4
 #: a short run of fewer steps would tell nothing
-FEWEST_STEPS = 8
+FEWEST_STEPS = 5
 #: settings that say how far a comparison goes, not what is compared
 CAPS = {"effort", "seeds", "budget", "time"}
 #: what starting a process and reading the data take, roughly, and how long to look before the time is told
 START_SECONDS, LOOK_SECONDS = 0.5, 30.0
+#: a run of half the epochs, in trainings
+HALF = 0.5
 #: after so many seeds, those whose p is above this in every metric are not trained on further ones
 FIRST_LOOK, FUTILE = 3, 0.3
 
@@ -70,8 +72,7 @@ def search(
     on_cost: Callable[[float, float], None] = lambda done, total: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Comparison:
-    """Tune every loss on validation until its best point lies inside what was tried, train it with further seeds, and write
-    the report.
+    """Tune every loss on validation, all with as many tries, train it with further seeds, and write the report.
 
     Runs that an earlier call has finished in the same folder are not run again, so a larger cap goes on where a smaller one
     ended.
@@ -116,14 +117,18 @@ def search(
             starts,
             effort=config.level,
             examples=len(parts.validation),
-            shortens=shortens(config, steps),
+            shortens=shortens(steps),
             budget=config.budget,
             expired=lambda: limit.is_near(cost.reserve()),
         )
 
+        check = 0.0 if config.effort == "quick" else HALF * len(searches)
+
         def judge(seeds: Mapping[str, int]) -> Comparison:
             """The comparison with so many seeds of each method."""
-            cost.expect(sum(seeds.values()))
+            tuned = [(one.at(one.best), seeds[one.start.loss]) for one in searches if one.best is not None]
+            runs = [study.folder(config) for start, count in tuned for config in _seeded(start, count)]
+            cost.expect(sum(not cost.has(folder) for folder in runs) + check)
             methods = pool.run_tasks([study.method(one, seeds[one.start.loss]) for one in searches])
             found = Comparison(
                 data=describe(dataset, parts, config),
@@ -135,16 +140,17 @@ def search(
             )
             return dataclasses.replace(found, contrasts=contrasts(found, out))
 
-        # One of each before the next: what is there when the time is over can be compared.
-        judge(dict.fromkeys(config.losses, 1))
+        if config.seconds is not None:  # one of each before the next: what is there when the time is over can be compared
+            judge(dict.fromkeys(config.losses, 1))
         seeds = dict.fromkeys(config.losses, config.most_seeds)
         if config.seeds is None and config.most_seeds > FIRST_LOOK:
             early = futile(judge(dict.fromkeys(config.losses, FIRST_LOOK)))
             seeds |= dict.fromkeys(early, FIRST_LOOK)
         outcome = judge(seeds)
-        settled = [dataclasses.replace(one, settled=seeds[one.name] < config.most_seeds) for one in outcome.methods]
-        outcome = dataclasses.replace(outcome, methods=tuple(settled))
-        if config.effort != "quick":
+        settled = {name for name, count in seeds.items() if count < config.most_seeds and not outcome.capped}
+        methods = [dataclasses.replace(one, settled=one.name in settled) for one in outcome.methods]
+        outcome = dataclasses.replace(outcome, methods=tuple(methods))
+        if check:
             methods = pool.run_tasks([study.check_length(one) for one in outcome.methods])
             outcome = dataclasses.replace(outcome, methods=tuple(methods))
         softmax = outcome.methods[0]
@@ -194,9 +200,9 @@ def tune(engine: Engine, runs: "Runs", starts: Sequence[Config], **settings: Any
     return searches
 
 
-def shortens(setting: Setting, steps: int) -> bool:
-    """Whether there can be short runs of a setting whose runs have so many steps."""
-    return setting.epochs >= SHORT or steps >= SHORT * FEWEST_STEPS
+def shortens(steps: int) -> bool:
+    """Whether there can be short runs, where a run has so many steps."""
+    return steps >= SHORT * FEWEST_STEPS
 
 
 def shortened(config: Config) -> Config:
@@ -244,8 +250,8 @@ def expected_trainings(config: ComparisonConfig, effort: Effort | None = None) -
     short, points, repeats = level.usual
     if effort is None and config.budget is not None:
         points, repeats = min(points, config.budget), min(repeats, 4 * (config.budget - 1))  # of one, nothing is chosen
-    seeds = config.most_seeds if effort is None else effort.seeds
-    check = 0.0 if level is EFFORTS["quick"] else 2.0 if level is EFFORTS["thorough"] else 0.5
+    seeds = config.seeds or level.seeds
+    check = 0.0 if level is EFFORTS["quick"] else HALF
     return len(config.losses) * (short / SHORT + points + repeats + seeds + check)
 
 
@@ -260,8 +266,11 @@ def futile(comparison: Comparison) -> set[str]:
     for method in comparison.compared:
         for metric in comparison.judged_metrics:
             found = comparison.difference(method, comparison.methods[0], metric)
-            if found is not None and found.p is not None and found.p < FUTILE:
+            few = found is None or found.count < statistics.ENOUGH_SEEDS  # nothing is known, as after a seed that diverged
+            if few or (found is not None and found.p is not None and found.p < FUTILE):
                 open_ |= {method.name, BASELINE, *(control.name for control in comparison.controls_of(method))}
+    if open_:  # what is best on validation is picked: it must not be that by the luck of fewer seeds
+        open_.add(comparison.picked.name)
     return {method.name for method in comparison.methods} - open_
 
 
@@ -395,15 +404,19 @@ class _Study(Runs):
             return method
         same = method.config.replace(seed=TUNING_SEED_NUMBERS[0], tested=False)
         metric, epochs = metric_of(same), same.epochs
+
+        def late(*outcomes: Outcome) -> str:
+            return self.limit.option if Outcome() in outcomes else ""
+
         if epochs > 1:
             own, half = yield from self.run([same, same.replace(epochs=epochs // 2)])
             if own.result is None or half.result is None:
-                return method
+                return dataclasses.replace(method, capped=method.capped or late(own, half))
             if own.result["validation"][metric] - half.result["validation"][metric] <= MUCH_LONGER:
-                return method
+                return dataclasses.replace(method, half=half.result["validation"])
         own, longer = yield from self.run([same, same.replace(epochs=2 * epochs)])
         if own.result is None or longer.result is None:
-            return method
+            return dataclasses.replace(method, capped=method.capped or late(own, longer))
         return dataclasses.replace(method, longer=longer.result["validation"], same_length=own.result["validation"])
 
     def control(self, softmax: Method, winner: Method, seeds: int) -> Task[Method]:
@@ -464,7 +477,7 @@ class _Cost:
         show: Callable[[float, float], None],
     ) -> None:
         self.config, self.steps, self.jobs, self.tell, self.show = config, max(steps, 1), jobs, tell, show
-        self.total, self.after = expected_trainings(config), len(config.losses) * float(config.most_seeds)
+        self.total, self.after = expected_trainings(config), len(config.losses) * (config.most_seeds + HALF)
         self.training_seconds: float | None = None
         self._done: dict[Path, float] = {}
         self._found: dict[Path, float] = {}
@@ -475,18 +488,24 @@ class _Cost:
         """Trainings so far."""
         return math.fsum(self._done.values())
 
+    def has(self, folder: Path) -> bool:
+        """Whether a run has begun."""
+        return folder in self._done
+
     def expect(self, trainings: float) -> None:
-        """The search is over, and so much is left, of which some may be done."""
-        self.total, self.after = max(self.total, self.done), trainings
+        """So much is left."""
+        self.total = self.done + trainings
+        self.show(self.done, self.total)
 
     def see(self, folder: Path, progress: Progress) -> None:
         """Take note of where a run stands."""
         now = time.monotonic()
-        if folder not in self._done and progress.step == progress.steps:
-            self._found[folder] = progress.steps / self.steps  # of an earlier call
-        elif self._started is None:
-            self._started = now
-        self._done[folder] = progress.step / self.steps
+        if folder not in self._done and progress.step == progress.steps:  # of an earlier call
+            config, full = Run(folder).config(), self.config.epochs * self.config.train_fraction
+            self._done[folder] = self._found[folder] = config.epochs * config.train_fraction / full
+        elif folder not in self._found:
+            self._started = now if self._started is None else self._started
+            self._done[folder] = max(self._done.get(folder, 0.0), progress.step / self.steps)
         self.total = max(self.total, self.done)
         self.show(self.done, self.total)
         if self.training_seconds is not None or self._started is None:
@@ -563,14 +582,15 @@ def _write(outcome: Comparison, out: Path) -> None:
         before = files.read_object(out / "results.json", "")
         earlier = f"the outcome of `{before['command']}`"
         ended, ended_before = (sum(len(method["runs"]) for method in each["methods"]) for each in (content, before))
+        decided_before = before["derived"]["decided"]
         same = all(before["settings"].get(name) == content["settings"][name] for name in content["settings"].keys() - CAPS)
     except (LabError, KeyError, TypeError, AttributeError):  # there is none that could be read
-        ended, ended_before, same, earlier = 1, 0, True, ""
+        ended, ended_before, same, earlier, decided_before = 1, 0, True, "", False
     best = _best_run(outcome, out)
     if ended_before and not ended:
         warn_once(f"There is nothing to report yet, and {out} keeps {earlier}.")
         return
-    if ended_before and not (same and ended >= ended_before):
+    if ended_before and not (same and ended >= ended_before and (outcome.decided or not decided_before)):
         warn_once(f"{out} held {earlier}, which is now in {_set_aside(out)}.")
     files.write_object(out / "results.json", content)
     files.write_atomically(out / "report.html", page)

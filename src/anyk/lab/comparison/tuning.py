@@ -171,7 +171,7 @@ class Tuner:
         validation examples, a rate that is too high is often best by luck.
         """
         if self.short and (top := self._top(short=False)) is not None:
-            return min(self._within(self._ranked(short=False), 0.5 * self._noise(top)))
+            return min(self._within(self._ranked(short=False), 0.5 * self._noise(top)), key=lambda point: point[0])
         complete = [point for point in self._finalists if len(self.seeds(point)) == self.tuning_seeds]
         top = max(complete, key=self.mean, default=None)
         if top is not None and self.mean(top) > -math.inf:
@@ -420,8 +420,8 @@ class Tuner:
         """As many of the points as the caps allow."""
         if not points or self._out_of_time():
             return []
-        if self.short and short:
-            return points[: max(MOST_LOOKS - self.looks, 0)]
+        if short == self.short and self.effort.points is not None:
+            points = points[: max(MOST_LOOKS - self.looks, 0)]
         if short or self.budget is None:
             return points
         left = max(self.budget - self.tries, 0)

@@ -315,6 +315,8 @@ def _tuned_words(comparison: Comparison) -> str:
 def _caveats(comparison: Comparison) -> list[str]:
     """What weakens the comparison."""
     sentences = []
+    if comparison.decided and comparison.settings.get("effort") == "quick":
+        sentences.append("Whether the training was long enough was not checked; --effort normal does.")
     settled = [method for method in comparison.methods if method.settled]
     if settled:
         names, seeds = _either((method.name for method in settled), "and"), max(len(method.runs) for method in settled)
