@@ -259,7 +259,7 @@ class Told:
                 raise SystemExit("compare: the undisturbed run has no controls, though a loss was taken for a winner")
         shutil.rmtree(self.out)
         self.problems: list[str] = []
-        self.told = self.gently = self.killed = self.ended = self.early = self.in_controls = 0
+        self.cases = self.told = self.gently = self.killed = self.ended = self.early = self.at_work = self.in_controls = 0
         self.longest = 0.0
 
     def start(self, pause: float | None = None) -> "subprocess.Popen[bytes]":
@@ -274,11 +274,14 @@ class Told:
         return len([*self.out.glob("result.json"), *self.out.glob("runs/*/result.json")])
 
     def case(self) -> None:
-        draw, before = self.draw, self.finished()
-        slow, loaded, stuck, death, early, late = (draw.random() < chance for chance in (0.15, 0.3, 0.1, 0.2, 0.1, 0.15))
+        draw = self.draw
+        if 0 < self.runs == self.finished() and draw.random() < 0.8:  # else most cases would find nothing left to do
+            self.to_the_end(self.start(), f"{self.name}, all runs done")
+        before = self.finished()
+        slow, loaded, stuck, death, early, late = (draw.random() < chance for chance in (0.15, 0.3, 0.1, 0.35, 0.1, 0.25))
         wanted = before if slow or early else draw.randint(before, min(before + 1 + self.runs // 4, self.runs))
-        if late and self.controls and not (slow or early):
-            wanted = max(wanted, self.runs - self.controls)
+        if late and before < self.runs - self.controls and self.controls and not (slow or early):
+            wanted = draw.randrange(self.runs - self.controls, self.runs)
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range((os.cpu_count() or 1) * loaded)]
         process = self.start(pause=20.0 if slow else None)
         try:
@@ -289,15 +292,17 @@ class Told:
             moment = draw.uniform(0, 0.5 if early or wanted == self.runs > 0 else self.whole / max(self.runs, 2))
             time.sleep(moment)
             workers, server = helpers(process.pid)
-            what = f"{self.name}, case {self.told + self.killed}: {wanted} runs and {moment:.2f} s, {slow=} {loaded=} {early=}"
+            self.at_work += bool(workers)
+            what = f"{self.name}, case {self.cases}: {wanted} runs and {moment:.2f} s, {slow=} {loaded=} {early=}"
             self.early += early
             self.in_controls += self.runs - self.controls <= self.finished() < self.runs
             if death and not slow and (workers or server):
                 victim = draw.choice(draw.choice([each for each in (workers, server) if each]))
                 kill_if_there(victim, signal.SIGKILL)
                 what += f", killed {'a worker' if victim in workers else 'the server'}"
+                self.killed += 1
                 if draw.random() < 0.5:
-                    self.killed += 1
+                    self.cases += 1
                     return self.to_the_end(process, what)
             elif stuck and workers:
                 kill_if_there(draw.choice(workers), signal.SIGSTOP)
@@ -321,7 +326,7 @@ class Told:
             sent.append(how)
         if not sent:
             return self.to_the_end(process, what)
-        self.told += 1
+        self.cases, self.told = self.cases + 1, self.told + 1
         what += f", sent {[how.name for how in sent]}"
         try:
             code = process.wait(max(SECONDS - (time.monotonic() - began), 0))
@@ -369,8 +374,9 @@ class Told:
 
     def row(self) -> list[object]:
         command = f"`anyk {self.words.replace(f'{self.folder}/', '')}`"
-        right = self.told + self.killed - len(self.problems)
-        counts = [self.told, self.gently, self.early, self.in_controls if self.controls else "–", self.killed, self.ended]
+        right = self.cases - len(self.problems)
+        stages = [self.early, self.at_work, self.in_controls] if self.controls else [self.early, self.at_work or "–", "–"]
+        counts = [self.told, self.gently, *stages, self.killed, self.ended]
         return [command, *counts, f"{self.longest:.1f}", right]
 
 
@@ -393,15 +399,15 @@ def signals(folder: Path, cases: int, seed: int, only: str | None) -> Section:
     for name, words in commands.items():
         if only in (None, name):
             told = Told(name, words, folder, random.Random(f"{seed} {name}"))
-            while told.told + told.killed < cases:
+            while told.cases < cases:
                 told.case()
-                print(f"{name}: {told.told + told.killed} of {cases}", file=sys.stderr, flush=True)
+                print(f"{name}: {told.cases} of {cases}", file=sys.stderr, flush=True)
             if told.out.exists():  # after the last one it goes on to its end
                 told.to_the_end(told.start(), f"{name}, after all")
             rows.append(told.row())
             well &= not told.problems
-    counts = ["told to end", "by one signal", "while importing", "in controls", "helpers killed", "times at its end, same bits"]
-    head = ["", *counts, "longest, s", "right"]
+    stages = ["while importing", "workers at work", "in controls"]
+    head = ["", "told to end", "by one signal", *stages, "helpers killed", "times at its end, same bits", "longest, s", "right"]
     return [markdown_table(head, rows)], well
 
 
