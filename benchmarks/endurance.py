@@ -9,7 +9,7 @@ kills: the command runs once undisturbed. Then it is started again and again and
 seed, with its workers or without them, which then notice by themselves. Whenever it comes to its end, its folder must be that
 of the undisturbed run, byte for byte but for times; then it begins anew.
 signals: the same with one to three of SIGINT and SIGTERM, to the process or to its group, gaps of 0 to 0.5 s, from the import
-of torch to its last file: a number of finished runs is drawn to wait for, and a moment after it. Some cases have steps of 20 s,
+of torch to its last file: a number of finished runs is drawn to wait for, and a moment after it. Some cases have steps of 12 s,
 a worker that is stopped and cannot answer, or as many busy processes as the machine has cores. It must end within ten seconds,
 with the exit code of a signal that it got, no traceback and no process left over. In some cases a worker, or the process that
 forks them, is killed, and the command must come to its end, or end when it is told to after that. The comparison takes a loss
@@ -160,6 +160,8 @@ def kills(folder: Path, number: int, seed: int) -> Section:
 
 SECONDS = 10.0
 """for a command that was told to end"""
+SLOW_SECONDS = 12.0
+"""of a step that takes longer than that"""
 SLOW = """
 import os, time
 import torch
@@ -283,13 +285,15 @@ class Told:
         if late and before < self.runs - self.controls and self.controls and not (slow or early):
             wanted = draw.randrange(self.runs - self.controls, self.runs)
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range((os.cpu_count() or 1) * loaded)]
-        process = self.start(pause=20.0 if slow else None)
+        process = self.start(pause=SLOW_SECONDS if slow else None)
         try:
             begun = loads_torch if early else listens
             while process.poll() is None and (self.finished() < wanted or not begun(process.pid)):
                 time.sleep(0.01)
             # Of a single run or none, what comes after the imports.
-            moment = draw.uniform(0, 0.5 if early or wanted == self.runs > 0 else self.whole / max(self.runs, 2))
+            usual = 0.5 if early or wanted == self.runs > 0 else self.whole / max(self.runs, 2)
+            # A slow one is long in what it tries before the first step.
+            moment = draw.uniform(0, 5 * SLOW_SECONDS if slow and not early else usual)
             time.sleep(moment)
             workers, server = helpers(process.pid)
             self.at_work += bool(workers)
