@@ -346,7 +346,10 @@ class Told:
         if left:
             os.killpg(process.pid, signal.SIGKILL)
             self.problem(f"{what}: left {left}")
-        self.longest = max(self.longest, time.monotonic() - began)
+        took = time.monotonic() - began
+        self.longest = max(self.longest, took)
+        if took > SECONDS and not left:
+            self.problem(f"{what}: it was {took:.1f} s until all its processes were gone")
         if code in ENDS:  # in its last moments
             return self.to_the_end(process, what)
         log = self.log.read_text()
