@@ -98,7 +98,9 @@ def search(
         check_seen(start, dataset, parts, max(trained_ks(criterion(start, classes), start)))
     windows = windows_of(dataset, parts, dataset.train.labels, config)
     jobs, steps = config.jobs or os.cpu_count() or 1, config.epochs * steps_per_epoch(config, parts, windows)
-    cost = _Cost(config, steps, jobs, on_plan, on_cost)
+    # A look at an example takes about a third of a step with it; that at the test comes with the seeds alone.
+    tested = len(parts.test_index) / (3 * config.epochs * len(parts.train) + len(parts.validation))
+    cost = _Cost(config, steps, jobs, tested, on_plan, on_cost)
 
     def watch(folder: Path, progress: Progress) -> None:
         cost.see(folder, progress)
@@ -122,7 +124,7 @@ def search(
             expired=lambda: limit.is_near(cost.reserve()),
         )
 
-        check = 0.0 if config.effort == "quick" else HALF * len(searches)
+        check = 0.0 if config.effort == "quick" else (2.0 if config.epochs == 1 else HALF) * len(searches)
 
         def judge(seeds: Mapping[str, int]) -> Comparison:
             """The comparison with so many seeds of each method."""
@@ -251,7 +253,7 @@ def expected_trainings(config: ComparisonConfig, effort: Effort | None = None) -
     if effort is None and config.budget is not None:
         points, repeats = min(points, config.budget), min(repeats, 4 * (config.budget - 1))  # of one, nothing is chosen
     seeds = config.seeds or level.seeds
-    check = 0.0 if level is EFFORTS["quick"] else HALF
+    check = 0.0 if level is EFFORTS["quick"] else 2.0 if config.epochs == 1 else HALF  # of one epoch there is no half
     return len(config.losses) * (short / SHORT + points + repeats + seeds + check)
 
 
@@ -473,11 +475,13 @@ class _Cost:
         config: ComparisonConfig,
         steps: int,
         jobs: int,
+        tested: float,
         tell: Callable[[str], None],
         show: Callable[[float, float], None],
     ) -> None:
         self.config, self.steps, self.jobs, self.tell, self.show = config, max(steps, 1), jobs, tell, show
         self.total, self.after = expected_trainings(config), len(config.losses) * (config.most_seeds + HALF)
+        self.tested = len(config.losses) * config.most_seeds * tested
         self.training_seconds: float | None = None
         self._done: dict[Path, float] = {}
         self._found: dict[Path, float] = {}
@@ -514,7 +518,7 @@ class _Cost:
         if made > 0 and (made >= 1 or seconds >= LOOK_SECONDS):
             started = (len(self._done) - len(self._found)) * START_SECONDS / self.jobs
             self.training_seconds = max(seconds - started, seconds / 2) / made
-            self.tell(f"That will take about {self._duration(self.total - self.done)}, as the first runs show.")
+            self.tell(f"That will take about {self._duration(self.total - self.done + self.tested)}, as the first runs show.")
 
     def _duration(self, trainings: float) -> str:
         """So many trainings, of which about half are short."""
