@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import softmax_against_itself
 import torch
 from measuring import markdown_table
 
@@ -44,12 +45,8 @@ TUNING_SEEDS = searching.TUNING_SEED_NUMBERS
 
 
 def table(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Classes around centres that are too close to tell them all apart."""
-    random = np.random.default_rng(number)
-    rows, features, classes = random.integers(1000, 2001), random.integers(12, 33), random.integers(10, 41)
-    labels = np.arange(rows) % classes
-    centres = random.normal(size=(classes, features))
-    return (centres[labels] + random.normal(size=(rows, features)) * 1.5).astype(np.float32), labels
+    made = softmax_against_itself.table(number)
+    return made["X"], made["y"]
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:

@@ -31,6 +31,7 @@ from anyk.lab.errors import Diverged, LabError
 from anyk.lab.run import models, training
 from anyk.lab.run.config import Config
 from anyk.lab.run.loss_names import CANDIDATES, names
+from anyk.lab.run.training import Progress
 
 
 @pytest.fixture(scope="module")
@@ -306,6 +307,34 @@ def test_twice_the_epochs_are_tried_only_if_the_second_half_of_them_gained_somet
     [checked] = Made().run_tasks([task])
     assert set(asked) == ({3, 6} if gain < 0.005 else {3, 6, 12})
     assert checked.longer == (None if gain < 0.005 else {"mean": 0.51})
+    assert checked.half == ({"mean": 0.5} if gain < 0.005 else None)
+
+
+def test_a_check_of_the_length_for_which_there_was_no_time_leaves_nothing_decided(data, tmp_path):
+    class Late(Ended):
+        def _start(self, folder: Path, config: Config) -> None:
+            self.ended.append((folder, Outcome()))
+
+    study = search._Study(tmp_path, "abc", search._Limit(config(data, time="1s"), itertools.count().__next__))
+    [checked] = Late().run_tasks([study.check_length(made.method("softmax", made.shifted(), config=Config(epochs=6)))])
+    assert checked.capped == "--time 1s"
+
+
+def test_a_run_counts_by_its_part_of_a_training_and_once(tmp_path):
+    told: list[str] = []
+    shown: list[tuple[float, float]] = []
+    setting = config("points", epochs=8, effort="quick")
+    cost = search._Cost(setting, 100, 1, 0.0, told.append, lambda done, total: shown.append((done, total)))
+    cost.see(tmp_path / "a", Progress(10, 25))
+    cost.see(tmp_path / "a", Progress(25, 25))
+    cost.see(tmp_path / "a", Progress(1, 1))  # a run that has ended may say so once more
+    assert cost.done == 0.25
+    made.run_folder(tmp_path / "before", Config(epochs=4))
+    cost.see(tmp_path / "before", Progress(1, 1))  # of an earlier call: half of the epochs
+    assert cost.done == 0.75
+    cost.expect(3)
+    assert shown[-1] == (0.75, 3.75)
+    assert cost.has(tmp_path / "a")
 
 
 def test_where_there_are_too_few_epochs_a_short_run_has_a_part_of_the_examples():

@@ -300,6 +300,9 @@ def test_of_points_within_half_a_standard_error_the_lowest_rate_is_taken():
 
         tuner = find(kind, landscape, examples=100)
         assert tuner.best == (taken, 0)
+    # At one rate the score decides, not the smaller hyperparameter.
+    same = find(kind, lambda trial: 0.8 + (trial.point == (start, 1)) * 0.001 - abs(trial.point[0] - start) / 9, examples=100)
+    assert same.best == (start, 1)
 
 
 def test_what_diverges_in_every_long_run_that_was_good_in_a_short_one_is_left_for_lower_rates():

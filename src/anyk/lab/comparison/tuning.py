@@ -357,7 +357,7 @@ class Tuner:
             best = self.best
             if best is None:  # on a further seed, all have failed
                 return
-            if not self.short and (made := self._allowed(self._missing_neighbours(best, self._last))):
+            if made := self._allowed(self._missing_neighbours(best, self._last)):
                 yield [Trial(point) for point in made]
             if known == (len(self.scores), len(self._finalists)):
                 return
