@@ -160,6 +160,18 @@ def test_what_another_comparison_has_written_is_not_lost(finished, data, tmp_pat
     assert sorted(place.name for place in out.glob("earlier-*")) == ["earlier-1", "earlier-2", "earlier-3"]
 
 
+def test_an_outcome_that_decides_nothing_puts_one_that_does_aside(finished, data, tmp_path):
+    """Though it has as many runs."""
+    out = tmp_path / "out"
+    shutil.copytree(finished[1], out, ignore=shutil.ignore_patterns("earlier-*"))
+    decided = search.search(config(data, out, seeds=3), command="anyk compare points")
+    before = (out / "results.json").read_bytes()
+    capped = search.search(config(data, out, seeds=3, budget=2), command="anyk compare points --budget 2")
+    assert (decided.decided, capped.decided) == (True, False)
+    assert [len(method.runs) for method in decided.methods] == [len(method.runs) for method in capped.methods]
+    assert (out / "earlier-1" / "results.json").read_bytes() == before
+
+
 def test_a_comparison_on_sequences(tmp_path, monkeypatch):
     """Its plan, its estimate and its report."""
     monkeypatch.setenv("ANYK_CACHE", str(tmp_path / "cache"))
