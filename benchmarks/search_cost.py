@@ -136,7 +136,7 @@ def run(name: str, folder: Path, word: str | None, efforts: dict[str, Effort]) -
     config = config.replace(measure=measured_ks(config, classes))
     starts = [started(config.run_config(loss), classes) for loss in config.losses]
     parts = divide(dataset, config)
-    windows = windows_of(dataset, parts, dataset.train.labels, config)
+    windows = windows_of(dataset, parts, config)
     able = shortens(config.epochs * steps_per_epoch(config, parts, windows))
     for repeat in range(REPEATS):
         for level, effort in efforts.items():

@@ -22,7 +22,7 @@ from anyk.lab.run.losses import criterion
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "evidence"))
 
-from pays import heads, page, plan, rule, runner  # noqa: E402
+from pays import confusions, heads, page, plan, rule, runner  # noqa: E402
 from pays.plan import BASE, DECIDE, METHODS, SETS  # noqa: E402
 from pays.summaries import SUMMARIES, Summaries, own  # noqa: E402
 
@@ -32,9 +32,9 @@ CLASSES = {"completion": 2000, "items": 3416, "pixels": 100, "embeddings": 100, 
 # The plan ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", plan.EVERY)
 def test_every_config_of_the_plan_can_be_made(name):
-    each = SETS[name]
+    each, classes = plan.EVERY[name], CLASSES[name.partition("-wrong")[0]]
     assert set(each.methods) <= set(METHODS)
     for method in each.methods:
         start = each.start(method)
@@ -43,7 +43,7 @@ def test_every_config_of_the_plan_can_be_made(name):
         assert rate.name == "learning_rate"
         assert [axis.name for axis in axes] == list(METHODS[method].hyperparameters)
         for point in itertools.product(*([axis.values[axis.start]] for axis in (rate, *axes))):
-            criterion(start.replace(**dict(zip([axis.name for axis in (rate, *axes)], point, strict=True))), CLASSES[name])
+            criterion(start.replace(**dict(zip([axis.name for axis in (rate, *axes)], point, strict=True))), classes)
     for question in plan.QUESTIONS:
         cells = plan.cells(question, name)
         assert len({cell.id for cell in cells}) == len(cells)
@@ -51,11 +51,11 @@ def test_every_config_of_the_plan_can_be_made(name):
             assert cell.method in each.methods
             for choice in cell.choices or ((),):
                 config = cell.config(each.start(cell.method).replace(label_smoothing=0.1), choice)
-                criterion(config, CLASSES[name])
+                criterion(config, classes)
 
 
 def test_what_is_compared_is_there_and_the_seeds_are_fresh():
-    for name, each in SETS.items():
+    for name, each in plan.EVERY.items():
         rows = {f"main: {method}" for method in each.methods}
         for question in ("main", *plan.QUESTIONS):
             rows |= {cell.id for cell in (plan.cells(question, name) if question != "main" else [])}
@@ -63,7 +63,7 @@ def test_what_is_compared_is_there_and_the_seeds_are_fresh():
             assert {row for pair in pairs for row in pair} <= rows
             assert len(set(pairs)) == len(pairs)
             assert all(one != other for one, other in pairs)
-        for *_, one, other in page.claims(name):
+        for *_, one, other in page.claims(name) if name in SETS else ():
             assert {one, other} <= rows
             assert any((one, other) in plan.pairs(question, name) for question in ("main", *plan.QUESTIONS)), (one, other)
         chosen_by = {plan.CHOOSING, *plan.FRESH, *heads.SEEDS}
@@ -84,6 +84,13 @@ def test_places_are_those_that_were_given():
         **{"embeddings": "a", "embeddings-mlp": "a", "glyphs": "glyphs:200"},
     }
     assert runner.places(["items=sequences:b"], ["items"]) == {"items": "sequences:b"}
+    noisy = runner.places(["embeddings=a", "confusions=c.npy"], [])
+    assert {name: place for name, place in noisy.items() if "-wrong" in name} == {
+        **dict.fromkeys(("completion-wrong40", "completion-wrong20"), "completion:2000"),
+        **dict.fromkeys([f"{name}-wrong{wrong}" for name in ("embeddings", "embeddings-mlp") for wrong in (40, 20)], "a"),
+    }
+    with pytest.raises(LabError, match="--data should say where pixels is"):
+        runner.places([], ["pixels-wrong40"])
     with pytest.raises(LabError, match="--data should say where pixels is"):
         runner.places([], ["pixels"])
     with pytest.raises(LabError, match="there is no set 'pixel'"):
@@ -138,6 +145,46 @@ def test_the_runner_keeps_what_the_pages_need(small):
     assert str(data) not in text
     assert str(folder) not in text
     assert not list((folder / "runs").rglob("model.safetensors"))  # the study does not read them
+
+
+def test_wrong_labels_are_those_of_the_matrix(small, tmp_path):
+    clean, data, _ = small
+    changes = {"wrong": 0.4, "methods": ("softmax",), "seeds": (1,), "fields": {**clean.fields, "epochs": 8}}
+    each = dataclasses.replace(clean, name="embeddings-wrong40", **changes)
+    np.save(tmp_path / "people.npy", np.eye(12) + 9 * np.roll(np.eye(12), 1, axis=1))
+    for people, message in (("", "confusions=FILE.npy"), (str(tmp_path / "people.npy"), "")):
+        arguments = ({each.name: each}, {each.name: str(data)}, tmp_path / "runs", tmp_path, 1, ["main"], people)
+        if message:
+            with pytest.raises(LabError, match=message):
+                runner.run(*arguments)
+        else:
+            runner.run(*arguments)
+    matrix = np.load(tmp_path / "runs" / "embeddings-wrong40-confusions.npy")
+    np.testing.assert_allclose(matrix, 0.6 * np.eye(12) + 0.4 * np.roll(np.eye(12), 1, axis=1))
+    summaries = Summaries(each, tmp_path)
+    [line] = summaries.runs("main: softmax").values()
+    results = [json.loads(path.read_text()) for path in (tmp_path / "runs" / each.name).glob("*/result.json")]
+    assert len(results) == len(summaries.lines)
+    assert all(result["config"]["label_noise"].endswith("embeddings-wrong40-confusions.npy") for result in results)
+    assert line.test["guesses90"] <= line.test["guesses95"]
+    assert str(tmp_path) not in summaries.path.read_text()
+    assert summaries.data["fingerprint"] != Summaries(clean, small[2] / "summaries").data["fingerprint"]
+
+
+def test_confusions_have_the_share_that_was_asked_for():
+    generator = np.random.default_rng(0)
+    matrix = generator.exponential(size=(9, 9)) + 9 * np.eye(9)
+    some = confusions.with_share(matrix, 0.2)
+    np.testing.assert_allclose(some.sum(1), 1)
+    assert 1 - np.diag(some).mean() == pytest.approx(0.2)
+    ratios = (some / (matrix / matrix.sum(1, keepdims=True)))[~np.eye(9, dtype=bool)]
+    np.testing.assert_allclose(ratios, ratios[0])
+    with pytest.raises(LabError, match="would leave a class none"):
+        confusions.with_share(matrix, 0.99)
+    matrix[3] = np.eye(9)[3]  # a class that is never taken for another
+    same = confusions.same_share(matrix, 0.4)
+    np.testing.assert_allclose(same.sum(1), 1)
+    np.testing.assert_allclose(np.diag(same), 0.6)
 
 
 def test_what_has_ended_is_not_made_again(small, capsys):
@@ -355,7 +402,7 @@ def test_the_committed_summaries_hold_no_paths():
 
 
 def test_doctests():
-    for module in (plan, page, heads):
+    for module in (plan, page, heads, confusions):
         found = doctest.testmod(module, extraglobs={"torch": torch})
         assert found.attempted > 0
         assert found.failed == 0

@@ -28,20 +28,22 @@ import numpy as np
 from anyk import info
 from anyk.lab import statistics
 from anyk.lab.comparison.search import Runs, Search
-from anyk.lab.data import load
+from anyk.lab.coverage import Coverage
 from anyk.lab.engines.engine import Outcome, Task
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError, Stopped
-from anyk.lab.run.batches import describe, divide
+from anyk.lab.run.batches import describe, divide, read_data
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import Run
 from anyk.lab.tables import duration
-from pays import plan
+from pays import confusions, plan
 from pays.plan import Cell, Set
 from pays.summaries import SUMMARIES, Line, Summaries, key, own
 
 #: what the message of a run says that diverged
 DIVERGED = "lower the learning rate"
+#: the word for the file with what people answered for each class
+PEOPLE = "confusions"
 #: cells that are worked on at a time
 AT_ONCE = 6
 
@@ -64,7 +66,7 @@ class RunsFor(Runs):
         outcomes = {place: outcome for config in configs if (outcome := _diverged(place := self.folder(config)))}
         missing = {place: config for config in configs if (place := self.folder(config)) not in outcomes}
         fresh = {place for place in missing if Run(place).result() is None}
-        outcomes |= yield {place: config.replace(data=self.study.place) for place, config in missing.items()}
+        outcomes |= yield {place: config.replace(**self.study.local) for place, config in missing.items()}
         for config in configs:
             place = self.folder(config)
             outcome = outcomes[place]
@@ -76,8 +78,18 @@ class RunsFor(Runs):
             _slim(Run(place))
             if place in fresh:
                 self.study.report(self.purpose, config, outcome)
-            self.study.summaries.add(config, outcome.result, self.purpose)
+            self.study.summaries.add(config, _covered(Run(place), outcome.result), self.purpose)
         return [outcomes[self.folder(config)] for config in configs]
+
+
+def _covered(run: Run, result: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The result with how many guesses cover 90 and 95 % of the test examples, if these were looked at."""
+    found = run.load_tensors("test.safetensors", ("ranks",)) if result else None
+    if result is None or found is None:
+        return result
+    needed = Coverage.of("", found[0]["ranks"].numpy(), result["data"]["classes"]).guesses
+    guesses = {f"guesses{share}": float(k) for share in (90, 95) if (k := needed[share]) is not None}
+    return {**result, "test": {**result["test"], **guesses}}
 
 
 def _diverged(place: Path) -> Outcome | None:
@@ -94,12 +106,17 @@ def _slim(run: Run) -> None:
 
 
 class Study:
-    """One set of the study. What makes runs is a task for a pool."""
+    """One set of the study. What makes runs is a task for a pool.
 
-    def __init__(self, each: Set, place: str, folder: Path, summaries: Summaries, started: float) -> None:
-        self.set, self.place, self.folder, self.summaries = each, place, folder / each.name, summaries
+    ``noise`` is a file with the confusion matrix of wrong labels; empty if they are right.
+    """
+
+    def __init__(self, each: Set, place: str, folder: Path, summaries: Summaries, started: float, noise: str = "") -> None:
+        self.set, self.folder, self.summaries = each, folder / each.name, summaries
+        #: what is of this machine, and not of the study
+        self.local = {"data": place} | ({"label_noise": noise} if noise else {})
         self.shared, self.started = each.config, started
-        dataset = load(place, self.shared.image_size)
+        dataset = read_data(self.shared.replace(**self.local))
         self.fingerprint = dataset.fingerprint
         parts = divide(dataset, self.shared)
         self.validation = len(parts.validation)
@@ -219,23 +236,35 @@ def places(words: Sequence[str], on: Sequence[str]) -> dict[str, str]:
     """The data of the sets that were asked for; without ``on``, of those whose data are given."""
     given = dict(word.partition("=")[::2] for word in words)
     for name in (*given, *on):
-        if name not in plan.SETS:
-            raise LabError(f"there is no set {name!r}; there are {', '.join(plan.SETS)}.")
+        if name not in plan.EVERY and name != PEOPLE:
+            raise LabError(f"there is no set {name!r}; there are {', '.join(plan.EVERY)}.")
     given.setdefault("embeddings-mlp", given.get("embeddings", ""))
     found = {}
-    for name in on or plan.SETS:
-        place, prefix = plan.SETS[name].place, plan.SETS[name].place.partition("{}")[0]
+    for name in on or (plan.EVERY if PEOPLE in given else plan.SETS):
+        place, prefix = plan.EVERY[name].place, plan.EVERY[name].place.partition("{}")[0]
+        source = name.partition("-wrong")[0]
         if "{}" not in place:
             found[name] = place
-        elif given.get(name):
-            found[name] = place.format(given[name].removeprefix(prefix))
+        elif given.get(source):
+            found[name] = place.format(given[source].removeprefix(prefix))
         elif on:
-            raise LabError(f"--data should say where {name} is, as {name}=PLACE.")
+            raise LabError(f"--data should say where {source} is, as {source}=PLACE.")
     return found
 
 
-def run(sets: Mapping[str, Set], data: Mapping[str, str], folder: Path, out: Path, jobs: int, only: Sequence[str]) -> None:
-    """Make the runs that are missing: the main table on every set, then the questions."""
+def run(
+    sets: Mapping[str, Set],
+    data: Mapping[str, str],
+    folder: Path,
+    out: Path,
+    jobs: int,
+    only: Sequence[str],
+    people: str = "",
+) -> None:
+    """Make the runs that are missing: the main table on every set, then the questions.
+
+    ``people`` is the file with what people answered for each class.
+    """
     for word in only:
         if word not in plan.PARTS:
             raise LabError(f"--only should be of {', '.join(plan.PARTS)}, but is {word!r}.")
@@ -254,7 +283,8 @@ def run(sets: Mapping[str, Set], data: Mapping[str, str], folder: Path, out: Pat
                         locks.enter_context(filelock.FileLock(folder / f"{name}.lock", timeout=0))
                     except filelock.Timeout:
                         raise LabError(f"another process makes the runs of {name} in {folder}.") from None
-                    studies[name] = Study(sets[name], place, folder, Summaries(sets[name], out), started)
+                    noise = confusions.write(sets[name], place, folder, people) if sets[name].wrong else ""
+                    studies[name] = Study(sets[name], place, folder, Summaries(sets[name], out), started, noise)
                 study = studies[name]
                 if methods:
                     pool.run_tasks([study.method(method) for method in methods])
@@ -268,26 +298,28 @@ def run(sets: Mapping[str, Set], data: Mapping[str, str], folder: Path, out: Pat
 
 def status(out: Path) -> Iterator[str]:
     """What is there, and what is missing."""
-    for name, each in plan.SETS.items():
+    for name, each in plan.EVERY.items():
         summaries = Summaries(each, out)
         for method in each.methods:
             state = "tuned" if method in summaries.tuned else "not tuned"
             seeds = len(summaries.runs(f"main: {method}"))
-            yield f"{name:15} main  {method:22} {state:9} {seeds:2} of {len(each.seeds)} seeds"
+            yield f"{name:23} main  {method:22} {state:9} {seeds:2} of {len(each.seeds)} seeds"
         for question in plan.QUESTIONS:
             if cells := plan.cells(question, name):
                 complete = sum(len(summaries.runs(cell.id)) >= len(cell.seeds) for cell in cells)
-                yield f"{name:15} {question}    {complete} of {len(cells)} rows"
+                yield f"{name:23} {question}    {complete} of {len(cells)} rows"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", nargs="?", choices=("run", "status"), default="run")
-    parser.add_argument("--data", nargs="+", default=[], metavar="SET=PLACE", help="where data are: embeddings=FOLDER …")
+    parser.add_argument(
+        "--data", nargs="+", default=[], metavar="SET=PLACE", help="where data are: embeddings=FOLDER confusions=FILE.npy …"
+    )
     parser.add_argument("--runs", type=Path, help="the run folders")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=[], help=f"parts: {', '.join(plan.PARTS)}")
-    parser.add_argument("--on", nargs="*", default=[], help=f"sets, the most important first: {', '.join(plan.SETS)}")
+    parser.add_argument("--on", nargs="*", default=[], help=f"sets, the most important first: {', '.join(plan.EVERY)}")
     parser.add_argument("--summaries", type=Path, help="where the summaries are; by default evidence/summaries")
     parser.add_argument("--rehearse", action="store_true", help="one epoch and few tries, the summaries beside the runs")
     arguments = parser.parse_args()
@@ -297,9 +329,10 @@ def main() -> None:
             return
         if arguments.runs is None:
             raise LabError("--runs should say where the run folders are.")
-        sets = {name: each.rehearsed() if arguments.rehearse else each for name, each in plan.SETS.items()}
+        sets = {name: each.rehearsed() if arguments.rehearse else each for name, each in plan.EVERY.items()}
         out = arguments.summaries or (arguments.runs / "summaries" if arguments.rehearse else SUMMARIES)
-        run(sets, places(arguments.data, arguments.on), arguments.runs, out, arguments.jobs, arguments.only)
+        people = dict(word.partition("=")[::2] for word in arguments.data).get(PEOPLE, "")
+        run(sets, places(arguments.data, arguments.on), arguments.runs, out, arguments.jobs, arguments.only, people)
     except (LabError, Stopped) as error:
         sys.exit(str(error) or "stopped")
 

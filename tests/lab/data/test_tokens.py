@@ -117,7 +117,7 @@ def test_windows_have_every_target_once_an_epoch(seed, length):
     split = examples_from_second(stream, begins)
     pick = random.Random(seed)
     index = torch.tensor(sorted(pick.sample(range(len(split)), max(1, len(split) // 2))))
-    windows = Windows(split, index, split.labels, length)
+    windows = Windows(split, index, length)
     generator = torch.Generator().manual_seed(seed)
     epochs = set()
     for _ in range(4):
@@ -155,7 +155,7 @@ def test_every_place_of_a_window_is_trained_where_sequences_are_short():
     """A model is asked at the last place. It must have learned there, though validation and test keep the last two tokens."""
     _, stream, begins = made(3, shortest=4, longest=9)
     dataset = divided(stream, begins)
-    windows = Windows(dataset.train, dataset.training, dataset.train.labels, 12)
+    windows = Windows(dataset.train, dataset.training, 12)
     generator = torch.Generator().manual_seed(0)
     trained = sum((windows.take(windows.shifted(generator))[1] != IGNORED).sum(0) for _ in range(60))
     assert bool((trained > 0).all()), trained
@@ -165,7 +165,7 @@ def test_windows_of_sequences_without_a_target_are_left_out():
     _, stream, begins = made(1, shortest=6)
     split = examples_from_second(stream, begins)
     of_second = ((split.places >= begins[1]) & (split.places < begins[2])).nonzero().flatten()
-    windows = Windows(split, of_second, split.labels, 3)
+    windows = Windows(split, of_second, 3)
     assert len(windows) == (int(begins[2] - begins[1]) - 1) // 3 + 1
 
 

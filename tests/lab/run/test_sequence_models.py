@@ -359,7 +359,7 @@ def test_the_masks_of_windows_are_those_of_their_places() -> None:
     train = dataset.train
     assert isinstance(train, SequenceSplit)
     parts = batches.divide(dataset, quick())
-    windows = batches.windows_of(dataset, parts, train.labels, quick(model="gru"))
+    windows = batches.windows_of(dataset, parts, quick(model="gru"))
     assert windows is not None
     _, labels, places = windows.take(windows.shifted(torch.Generator().manual_seed(0)))
     where = labels != IGNORED
@@ -367,7 +367,7 @@ def test_the_masks_of_windows_are_those_of_their_places() -> None:
     found = batches.mask_seen(scores, train, places[where], labels[where])
     examples = torch.searchsorted(train.places, places[where])
     assert_close(found, slow_mask(scores, train, examples, labels[where]))
-    assert batches.windows_of(dataset, parts, train.labels, quick(model="context")) is None
+    assert batches.windows_of(dataset, parts, quick(model="context")) is None
     assert batches.steps_per_epoch(quick(model="gru", batch_size=33), parts, windows) == math.ceil(len(windows) / 4)
     assert batches.steps_per_epoch(quick(model="gru", batch_size=1), parts, windows) == len(windows)
     assert batches.steps_per_epoch(quick(), parts, None) == math.ceil(len(parts.train) / 32)

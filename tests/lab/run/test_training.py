@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 
 import lab_data
 import made
-from anyk.lab.data import split
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, loss_names, losses, summaries, training
 from anyk.lab.run.config import Config
@@ -278,14 +277,6 @@ def test_what_p_k_trains_for_is_measured(data: str, tmp_path: Path) -> None:
     result = training.train(moving, tmp_path / "moving")
     assert list(result["test"])[:6] == ["top1", "top2", "top3", "top5", "top7", "top10"]  # not 12 of 12
     assert all(line["validation"].keys() == result["validation"].keys() for line in Run(tmp_path / "moving").metrics())
-
-
-def test_label_noise_touches_so_many_training_labels_and_no_others(data: str) -> None:
-    config = quick(data, label_noise=0.25)
-    dataset = training.read_data(config)
-    parts = split(dataset, config.validation, config.test, config.split_seed)
-    changed = training.noisy_labels(dataset, parts, config) != dataset.train.labels
-    assert int(changed.sum()) == int(changed[parts.train].sum()) == round(0.25 * len(parts.train))
 
 
 def test_a_run_leaves_the_callers_generator_and_threads_alone(data: str, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def search(
     parts = divide(dataset, config)
     for start in starts:
         check_seen(start, dataset, parts, max(trained_ks(criterion(start, classes), start)))
-    windows = windows_of(dataset, parts, dataset.train.labels, config)
+    windows = windows_of(dataset, parts, config)
     jobs, steps = config.jobs or os.cpu_count() or 1, config.epochs * steps_per_epoch(config, parts, windows)
     # A look at an example takes about a third of a step with it; that at the test comes with the seeds alone.
     tested = len(parts.test_index) / (3 * config.epochs * len(parts.train) + len(parts.validation))

@@ -87,14 +87,13 @@ class Windows:
     Args:
         examples: what to train with.
         index: (B,) positions of the examples that count.
-        labels: (N,), of all examples.
         length: of a window.
     """
 
-    def __init__(self, examples: SequenceSplit, index: Tensor, labels: Tensor, length: int) -> None:
+    def __init__(self, examples: SequenceSplit, index: Tensor, length: int) -> None:
         self.examples, self.length = examples, length
         self.labels = torch.full((len(examples.stream),), IGNORED)
-        self.labels[examples.places[index]] = labels[index]
+        self.labels[examples.places[index]] = examples.labels[index]
         begins, ends = examples.begins[:-1], examples.begins[1:]
         counted = torch.zeros(len(examples.stream) + 1, dtype=torch.int64)
         counted[1:] = (self.labels != IGNORED).cumsum(0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anyk import info
-from anyk.lab.data import Dataset, Parts, Split, load, split
+from anyk.lab.data import Dataset, Parts, Split, label_noise, load, split
 from anyk.lab.data.features import Statistics, statistics
 from anyk.lab.data.streaming import Stream
 from anyk.lab.data.tokens import SequenceSplit, Windows
@@ -28,7 +28,8 @@ AnySetting = TypeVar("AnySetting", bound=Setting)
 def read_data(setting: Setting) -> Dataset:
     """The data set of a setting."""
     columns, log = setting.table_options, setting.log_columns
-    return load(setting.data, setting.image_size, setting.split, (setting.validation, setting.test), columns, log)
+    dataset = load(setting.data, setting.image_size, setting.split, (setting.validation, setting.test), columns, log)
+    return label_noise.marked(dataset, setting.label_noise, setting.noise_seed)
 
 
 def divide(dataset: Dataset, setting: Setting) -> Parts:
@@ -159,20 +160,19 @@ def describe(dataset: Dataset, parts: Parts, setting: Setting | None = None) -> 
     }
 
 
-def windows_of(dataset: Dataset, parts: Parts, labels: Tensor, setting: Setting) -> Windows | None:
+def windows_of(dataset: Dataset, parts: Parts, setting: Setting) -> Windows | None:
     """For a causal model of sequences, the windows it trains on, with a target at every position; None for other models, of
     which an example is one position.
 
     Args:
         dataset: its data.
         parts: the split of it.
-        labels: (N,), of all training examples.
         setting: resolved.
     """
     train = dataset.train
     if not isinstance(train, SequenceSplit) or not CAUSAL.get(setting.model, False):
         return None
-    return Windows(train, parts.train, labels, setting.context)
+    return Windows(train, parts.train, setting.context)
 
 
 def steps_per_epoch(setting: Setting, parts: Parts, windows: Windows | None) -> int:

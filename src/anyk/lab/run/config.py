@@ -176,8 +176,11 @@ class TrainingFields:
     """images: crop (pad by an eighth and crop), flip (left-right), affine (turn, scale, shift); auto: by the data"""
     mixup: float = 0.0
     """alpha of mixup's Beta distribution; 0: none"""
-    label_noise: float = 0.0
-    """fraction of training labels replaced by another class, seeded"""
+    label_noise: float | str = 0.0
+    """wrong labels for training and validation, to see what they cost: the share that is replaced by another class, or a file
+    with a confusion matrix to draw them from (.npy, .csv; row c: what people said for class c); the test keeps its own"""
+    noise_seed: int = 0
+    """which draw of wrong labels; all losses and seeds have the same"""
 
     device: str = "cpu"
     """cpu, cuda, cuda:1, mps"""
@@ -369,7 +372,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("validation", "test"), (0.0, 0.9)),
     **dict.fromkeys(("ce_weight", "ce_weight_end", "q", "label_smoothing", "label_noise"), (0.0, 1.0)),
     **dict.fromkeys(("temperature", "temperature_end", "clip"), _POSITIVE),
-    **dict.fromkeys(("seed", "split_seed"), (0, 2**32 - 1)),
+    **dict.fromkeys(("seed", "split_seed", "noise_seed"), (0, 2**32 - 1)),
     "train_fraction": (1e-9, 1.0),
     "image_size": (0, LARGEST_IMAGE),
     "context": (0, LONGEST_CONTEXT),

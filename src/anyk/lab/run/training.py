@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from anyk import _compat, info
-from anyk.lab.data import Dataset, Parts, Split
+from anyk.lab.data import Dataset, Split, label_noise
 from anyk.lab.data.streaming import block_order
 from anyk.lab.data.tokens import IGNORED, SequenceSplit
 from anyk.lab.errors import Diverged, LabError, Stopped, explain
@@ -136,8 +136,8 @@ class _Training:
         batches.check_batches(config, self.dataset, self.parts)
         mean, std = group.broadcast(lambda: batches.standardization(self.dataset, self.parts, config))
         self.dataset = dataclasses.replace(self.dataset, feature_mean=mean, feature_std=std)
-        self.labels = noisy_labels(self.dataset, self.parts, config)
-        self.windows = batches.windows_of(self.dataset, self.parts, self.labels, config)
+        self.dataset = label_noise.noisy(self.dataset, self.parts, config.label_noise, config.noise_seed)
+        self.windows = batches.windows_of(self.dataset, self.parts, config)
         self.steps_per_epoch = batches.steps_per_epoch(config, self.parts, self.windows)
         self.steps = config.epochs * self.steps_per_epoch
         self.reader = Reader(self.dataset, self.device, config)
@@ -246,7 +246,7 @@ class _Training:
         train = self.dataset.train
         asked: dict[str, Any] = {} if self.head is None else {"scored": False}
         if self.windows is None:
-            inputs, target = self.reader(train, part), self.labels[part]
+            inputs, target = self.reader(train, part), train.labels[part]
             places = train.places[part] if isinstance(train, SequenceSplit) else part
         else:
             tokens, labels, places = self.windows.take(part)
@@ -457,19 +457,6 @@ class _Training:
         if saved is None:
             raise LabError(f"best-{metric}.safetensors is gone: delete {self.run.folder} and run again.")
         return saved[0]
-
-
-def noisy_labels(dataset: Dataset, parts: Parts, config: Config) -> Tensor:
-    """The training labels, of which a fraction was replaced by another class; validation and test keep theirs."""
-    if not config.label_noise:
-        return dataset.train.labels
-    generator = torch.Generator().manual_seed(_seed(config.seed, "noise"))
-    labels = dataset.train.labels.clone()
-    order = torch.randperm(len(parts.train), generator=generator)
-    wrong = parts.train[order[: round(config.label_noise * len(parts.train))]]
-    shift = torch.randint(1, len(dataset.classes), (len(wrong),), generator=generator)
-    labels[wrong] = (labels[wrong] + shift) % len(dataset.classes)
-    return labels
 
 
 def learning_rate(config: Config, progress: float) -> float:
