@@ -111,6 +111,7 @@ def test_configs_are_valid(name, smoke, source):
 def test_seeds_of_the_paper():
     counts = {name: len(EXPERIMENTS[name].configs(places(name))) for name in TRAINED}
     assert counts["table1"] == 10 * 2
+    assert counts["table1-small"] == (10 + 5) * 5
     assert counts["table2"] == 10 * 10 + 10 * 2
     assert counts["table3"] == 16 * 10 + 16 * 2
     assert counts["table4"] == 16 * 2
@@ -133,6 +134,7 @@ def test_hyperparameters_of_the_paper_and_the_official_code():
         swap="logistic_art",
         wires="given",
         learning_rate=1e-3,
+        schedule="constant",
         batch_size=100,
         epochs=200,
         select="each",
@@ -146,6 +148,7 @@ def test_hyperparameters_of_the_paper_and_the_official_code():
     head = runs["imagenet1k-diffsortnets-top1x50-top5x50-seed0"]
     assert (head.model, head.batch_size, head.epochs, head.m, head.evaluate_every) == ("linear", 500, 100, 16, 100)
     assert head.learning_rate == pytest.approx(10**-4.5)
+    assert head.schedule == "constant"
     assert (head.top1, head.softmax_over, head.temperature, head.swap) == ("mixed", "candidates", 1.0, "logistic_art")
     assert head.data == "/data/imagenet1k"
     large = runs["imagenet21kp-diffsortnets-top1x50-top5x50-seed0"]
@@ -310,13 +313,39 @@ def test_compare_puts_our_numbers_beside_the_papers():
     assert all(len(row) == len(smoke.columns) for row in smoke.rows)
 
 
+def test_the_small_table_compares_the_differences_to_softmax():
+    experiment = EXPERIMENTS["table1-small"]
+    large = EXPERIMENTS["table1"].configs(seeds=1)["cifar100-diffsortnets-top1to5-seed0"]
+    small = experiment.configs(seeds=1)["cifar100-16px-diffsortnets-top1to5-seed0"]
+    assert set(large.differences(small)) == {"image_size", "width", "epochs"}
+    smoothed = experiment.configs("images.npz", seeds=1)["cifar100-16px-diffsortnets-top1to5-smoothing10-seed0"]
+    assert set(small.differences(smoothed)) == {"data", "label_smoothing"}
+
+    gained = {"softmax": 0.0, "diffsortnets": 0.02}
+
+    def accuracies(run):
+        gain = next((value for name, value in gained.items() if name in run), -0.1)
+        return (0.4 + gain, 0.7) if "smoothing" not in run else (0.42 + gain / 2, 0.71)
+
+    table = experiment.compare(made_results("table1-small", accuracies))
+    titles = [column.title for column in table.columns]
+    assert titles[5:] == ["top1", "std", "paper", "Δ", "Δ paper", "top5", "std", "paper", "Δ", "Δ paper"]
+    rows = {(row[1], row[2]): row[5:] for row in table.rows}
+    assert rows["Softmax", "[1]"] == (40.0, 0.0, 61.27, None, None, 70.0, 0.0, 85.31, None, None)
+    even = "[.2,.2,.2,.2,.2]"
+    assert rows["DiffSortNets", even] == pytest.approx((42, 0, 62, 2, 0.73, 70, 0, 86.73, 0, 1.42), abs=1e-9)
+    assert rows["DiffSortNets, smoothing 0.1", even][0] == pytest.approx(43.0)
+    assert rows["DiffSortNets, smoothing 0.1", even][2:5] == (None, pytest.approx(1.0), None)
+    assert len(experiment.compare(made_results("table1-small", accuracies), smoke=True).columns) == 11
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_compare_without_results_is_what_the_paper_says(name):
     table = EXPERIMENTS[name].compare({"something-else-seed0": {"test": {"top1": 1.0}}})
     assert len(table.rows) == len(EXPERIMENTS[name].cells)
     for cell, row in zip(EXPERIMENTS[name].cells, table.rows, strict=True):
         assert row[4] == 0
-        assert row[7::4] == cell.paper
+        assert row[7 :: 5 if EXPERIMENTS[name].small else 4] == cell.paper
 
 
 def test_compare_of_a_part_and_of_an_unknown_backbone():

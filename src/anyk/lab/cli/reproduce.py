@@ -39,7 +39,7 @@ def command(
     """A table or a figure of the paper, our numbers beside its own.
 
     Args:
-        experiment: table1, table2, table3, table4, table5, table6, alpha, set-size, backbones or depths.
+        experiment: table1, table1-small, table2, table3, table4, table5, table6, alpha, set-size, backbones or depths.
         data: where the data sets are that it needs: a path, or NAME=PATH for each.
         smoke: the same path in a minute, on small made data in the same formats.
         seeds: how many; by default as many as in the paper.

@@ -82,7 +82,8 @@ class ModelFields:
     dropout: float | None = None
     """dropout before the last layer (mlp, cnn) and in the models of sequences; none: 0, or 0.2 on sequences"""
     width: int = 32
-    """cnn: channels of the first convolution; the next have twice and four times as many"""
+    """cnn: channels of the first convolution; the next have twice and four times as many. resnet18: half of the channels of its
+    first convolution"""
     context: int = 0
     """sequences: how many tokens the model sees; 0: 6 (context), 50 (attention) or 32 (gru, and models of yours)"""
     embedding: int = 0

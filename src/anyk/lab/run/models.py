@@ -171,7 +171,9 @@ class Plan:
         if self.model in SEQUENCE_MODELS:
             return self._sequence_model()
         cnn = self.model == "cnn"
-        model: Any = SmallCNN(self.shape, classes, self.dropout, self.width) if cnn else ResNet18(self.shape[0], classes)
+        model: Any = (
+            SmallCNN(self.shape, classes, self.dropout, self.width) if cnn else ResNet18(self.shape[0], classes, 2 * self.width)
+        )
         return model.to(memory_format=torch.channels_last)  # faster convolutions, on the CPU too
 
     def _sequence_model(self) -> nn.Module:
@@ -440,17 +442,20 @@ class SmallCNN(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet18 as the paper trains it on CIFAR: a 3 x 3 stem of stride 1, then max-pooling and the usual four stages."""
+    """ResNet18 as the paper trains it on CIFAR: a 3 x 3 stem of stride 1, then max-pooling and the usual four stages.
 
-    def __init__(self, channels: int, classes: int) -> None:
+    ``width`` is the number of channels of the stem and the first stage, 64 in the paper.
+    """
+
+    def __init__(self, channels: int, classes: int, width: int = 64) -> None:
         super().__init__()
-        self.stem = nn.Sequential(_conv(channels, 64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
-        widths = (64, 64, 128, 256, 512)
+        self.stem = nn.Sequential(_conv(channels, width), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        widths = (width, width, 2 * width, 4 * width, 8 * width)
         stages = []
         for inputs, outputs, stride in zip(widths, widths[1:], (1, 2, 2, 2), strict=False):
             stages += [_Residual(inputs, outputs, stride), _Residual(outputs, outputs, 1)]
         self.stages = nn.Sequential(*stages)
-        self.head = nn.Linear(512, classes)
+        self.head = nn.Linear(8 * width, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
