@@ -372,6 +372,11 @@ def test_select_topk():
         (lambda s: anyk.soft_quantile(s, 0.5, "permutahedron"), TypeError, "Permutahedron has no threshold"),
         (lambda s: anyk.sample_k_subset(s, 2, method="other"), ValueError, "method: expected one of"),
         (lambda s: anyk.select_topk(s, s, 2), ValueError, r"values: expected shape \(..., n, d\)"),
+        (
+            lambda s: anyk.select_topk(s[..., None], torch.full_like(s, -torch.inf), 2),
+            ValueError,
+            r"scores: expected at least k = 2 entries above -inf in every row, got 0",
+        ),
         (lambda s: anyk.TopKErrorLoss(2.0 and {2: 1.0}, "permutahedron")(s, torch.tensor([0, 1])), TypeError, "Permutahedron"),
     ],
 )

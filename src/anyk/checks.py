@@ -147,15 +147,15 @@ def class_indices(target: object, batch_shape: torch.Size, n: int, ignore_index:
     return target
 
 
-def real_classes(real: Tensor | None, k: int, rows: Tensor | None = None) -> None:
-    """Every row (of those marked in ``rows``) has at least k classes that are not padding."""
+def real_classes(real: Tensor | None, k: int, rows: Tensor | None = None, of: str = "classes") -> None:
+    """Every row (of those marked in ``rows``) has at least k classes that are not padding; ``of`` is what they are called."""
     if real is None or not readable(real):
         return
     counts = real.sum(-1)
     if rows is not None:
         counts = counts[rows]
     if counts.numel() and counts.min() < k:
-        raise ValueError(f"scores: expected at least k = {k} classes above -inf in every row, got {counts.min().item()}")
+        raise ValueError(f"scores: expected at least k = {k} {of} above -inf in every row, got {counts.min().item()}")
 
 
 def how_many(k: object, scores: Tensor) -> int | Tensor:

@@ -220,7 +220,7 @@ def select_topk(
             f"values: expected shape (..., n, d) with (..., n) = {tuple(rows.shape)} of scores, got {tuple(values.shape)}"
         )
     k = checks.count("k", k, 1, rows.shape[-1], "n")
-    checks.real_classes(real_mask(rows), k)
+    checks.real_classes(real_mask(rows), k, of="entries")
     indices = _best(rows, k)
     learned = operator.temperature if isinstance(operator.temperature, Tensor) else None
     if checks.eager(values) and checks.eager(rows):

@@ -57,6 +57,10 @@ def test_compare_prints_a_verdict_and_code_that_runs(anyk, data, tmp_path):
     code, out, _ = anyk(*words, *QUICK, "--json")
     assert code == 0
     assert [method["name"] for method in json.loads(out)["methods"]] == ["softmax", "ksubset"]
+    # One that has nothing to tell leaves the report of the other there, and does not pass it off as its own.
+    code, out, _ = anyk(*words, *QUICK, "--learning-rate", "0.3", "--time", "0.001s")
+    assert code == 3
+    assert "Report:" not in out
 
 
 def test_train_then_report_in_every_format(anyk, data, tmp_path):

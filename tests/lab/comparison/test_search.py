@@ -559,3 +559,6 @@ def test_the_cost_that_is_announced_knows_the_effort_the_caps_and_the_control():
     assert expected("error") == 3 * (short / 4 + points + 5 + 0.5) <= 3 * 15
     assert expected("error", effort="quick") < expected("error") < expected("error", effort="thorough") / 2
     assert expected("error", budget=1000) == expected("error") > expected("lapsum")
+    # Without short runs all points are tried at full length.
+    long = expected_trainings(config("points", losses=("lapsum",)), short_runs=False)
+    assert long == 2 * (sum(EFFORTS["thorough"].usual[:2]) + 5 + 0.5)

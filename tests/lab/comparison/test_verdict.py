@@ -137,7 +137,7 @@ def test_before_the_first_seed_the_tuning_tells_what_is_known():
     methods[1] = dataclasses.replace(methods[1], bounds=("temperature 256, the largest that is tried",))
     failed = dataclasses.replace(methods[1], name="lapsum", tries=(Try(1e-3, 0.5, 20, (None,)), Try(1e-3, 1.0, 5, (0.9,))))
     compared = made.comparison(*methods, failed)
-    everything = assert_not_decided(compared, "--time 4m ended the tuning of softmax, splitter and lapsum", "larger --time")
+    everything = assert_not_decided(compared, "--time 4m ended the runs of softmax, splitter and lapsum", "larger --time")
     shown = tables.render(table(compared), "csv").splitlines()
     assert shown[0].startswith("method,")
     assert [line.split(",")[1] for line in shown[1:4]] == ["0.65", "0.65", "0.9"]  # the longest run of lapsum has diverged

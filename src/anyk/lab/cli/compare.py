@@ -1,14 +1,19 @@
 """`anyk compare`."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from anyk.lab import files
 from anyk.lab.cli.words import Flag, say, say_json, warn
 from anyk.lab.comparison.config import ComparisonConfig, ComparisonFields
-from anyk.lab.errors import reuse_sentence
+from anyk.lab.errors import LabError, reuse_sentence
 from anyk.lab.run import processes
 from anyk.lab.run.config import DataFields, LossFields, ModelFields, TrainingFields
+
+if TYPE_CHECKING:
+    from anyk.lab.comparison.compare import Report
 
 NOT_DECIDED = 3
 """the exit code of a comparison that has no answer yet"""
@@ -18,6 +23,14 @@ def _config(
     data: DataFields, comparison: ComparisonFields, model: ModelFields, loss: LossFields, training: TrainingFields
 ) -> ComparisonConfig:
     return ComparisonConfig(**vars(data), **vars(comparison), **vars(model), **vars(loss), **vars(training))
+
+
+def _is_of(report: "Report", folder: Path) -> bool:
+    """Whether the report in the folder is of this comparison: one that has nothing to tell leaves an earlier one there."""
+    try:
+        return bool(files.read_object(folder / "results.json", "")["command"] == report.command)
+    except (LabError, KeyError):
+        return False
 
 
 def command(
@@ -48,7 +61,7 @@ def command(
         if report.decided:
             say(f"\nTo paste: {report.chosen}\n")
             say(report.code)
-        if any(method.tries for method in report.methods):
+        if _is_of(report, config.folder):
             say(f"Report: {config.folder / 'report.html'}")
     # Too few runs because of the time are no failure: the same command goes on.
     failed = report.failures or any(not method.runs and not method.capped for method in report.methods)

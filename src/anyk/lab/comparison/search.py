@@ -3,6 +3,7 @@ seeds, and only these runs are measured on the test examples.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -241,15 +242,19 @@ def axes(start: Config) -> list[Axis]:
     return found
 
 
-def expected_trainings(config: ComparisonConfig, effort: Effort | None = None) -> float:
+def expected_trainings(config: ComparisonConfig, effort: Effort | None = None, short_runs: bool = True) -> float:
     """What a comparison costs, roughly, in trainings of full length: it depends on where the best points lie.
 
     Args:
         config: what to compare.
         effort: another than the config's.
+        short_runs: whether there can be such.
     """
     level = effort or config.level
     short, points, repeats = level.usual
+    if not short_runs:  # all points are tried at full length
+        first, others, _ = EFFORTS["thorough"].usual
+        short, points = 0, first + others
     if effort is None and config.budget is not None:
         points, repeats = min(points, config.budget), min(repeats, 4 * (config.budget - 1))  # of one, nothing is chosen
     seeds = config.seeds or level.seeds
@@ -480,7 +485,8 @@ class _Cost:
         show: Callable[[float, float], None],
     ) -> None:
         self.config, self.steps, self.jobs, self.tell, self.show = config, max(steps, 1), jobs, tell, show
-        self.total, self.after = expected_trainings(config), len(config.losses) * (config.most_seeds + HALF)
+        self.total = expected_trainings(config, short_runs=shortens(steps))
+        self.after = len(config.losses) * (config.most_seeds + HALF)
         self.tested = len(config.losses) * config.most_seeds * tested
         self.training_seconds: float | None = None
         self._done: dict[Path, float] = {}
@@ -569,10 +575,12 @@ def _plan(config: ComparisonConfig, dataset: Dataset, parts: Parts, windows: Win
     yield f"Model {config.model}, {counted(config.epochs, 'epoch')}, {batches}, on {config.device}, {at_once}."
     metric, shown = metric_of(config), " and ".join(title(f"top{k}") for k in config.ks)
     meaning = title(metric) if metric != "mean" else shown if len(config.ks) == 1 else f"the mean of {shown}"
-    costs = {name: expected_trainings(config, effort) for name, effort in EFFORTS.items() if name != config.effort}
+    steps = config.epochs * steps_per_epoch(config, parts, windows)
+    cost = functools.partial(expected_trainings, config, short_runs=shortens(steps))
+    costs = {name: cost(effort) for name, effort in EFFORTS.items() if name != config.effort}
     others = [f"--effort {name} takes {trainings:.0f}" for name, trainings in costs.items()]
     yield (
-        f"{', '.join(config.losses)}, each tuned on validation for {meaning}: about {expected_trainings(config):.0f} trainings "
+        f"{', '.join(config.losses)}, each tuned on validation for {meaning}: about {cost():.0f} trainings "
         f"({', '.join(others)})."
     )
 

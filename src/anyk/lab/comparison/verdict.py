@@ -136,9 +136,11 @@ def _capped_words(methods: Iterable[Method]) -> str:
     caps: dict[str, list[str]] = {}
     for method in methods:
         caps.setdefault(method.capped, []).append(method.name)
-    ended = _either((f"{cap} ended the tuning of {_either(names, 'and')}" for cap, names in caps.items()), "and")
+    # What the time cut short may have been the tuning or the seeds.
+    what = {cap: "the runs" if cap.startswith("--time") else "the tuning" for cap in caps}
+    ended = _either((f"{cap} ended {what[cap]} of {_either(names, 'and')}" for cap, names in caps.items()), "and")
     options = dict.fromkeys(cap.split()[0] if cap.startswith("--") else "cap" for cap in caps)
-    return f"{ended} before it was done; the same command with a larger {_either(options, 'and')}, or without, goes on."
+    return f"{ended} too early; the same command with a larger {_either(options, 'and')}, or without, goes on."
 
 
 def _headline(comparison: Comparison) -> str:
