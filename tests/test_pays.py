@@ -353,6 +353,48 @@ def test_nothing_is_decided_while_runs_are_missing(tmp_path):
         assert rule.default(every) is None
 
 
+def wrong_labels(folder, gains, gce):
+    """The sets of the rule for wrong labels, with the gains (top-1, top-K) of the methods on softmax; and on gce."""
+    sets = {}
+    for name in rule.WRONG:
+        summaries = sets[name] = Summaries(plan.NOISY[name], folder)
+        pairs = []
+        for method in summaries.set.methods:
+            for k, gain in zip(summaries.set.ks, gains(method, name), strict=True):
+                pairs += [counted(f"main: {method}", "main: softmax", f"top{k}", gain)] if method != "softmax" else []
+                pairs += [counted(f"main: {method}", "main: gce", f"top{k}", gce)] if method != "gce" else []
+        summaries.count(pairs)
+    return sets
+
+
+MIX = "error:lapsum mix"
+LINES = [
+    # what the methods gain; what is gained on gce; the line for wrong labels, and whether it goes beyond gce
+    (lambda method, name: (90, 60) if method == MIX else (60, 0), 60, MIX, True),
+    (lambda method, name: (90, 60) if method == MIX else (60, 0), 0, MIX, False),
+    (lambda method, name: (90, 90) if method == "gce" else (60, 60), 0, "gce", False),
+    (lambda method, name: (90, -90 if name == "completion-wrong20" else 60) if method == MIX else (0, 60), 0, "gce", False),
+    (lambda method, name: (90, 90) if name.startswith("embeddings-mlp") else (0, 0), 0, None, False),
+]
+
+
+@pytest.mark.parametrize(("gains", "gce", "line", "beyond"), LINES)
+def test_the_rule_for_wrong_labels(gains, gce, line, beyond, tmp_path):
+    judged = rule.judge_wrong(wrong_labels(tmp_path, gains, gce))
+    found = rule.line_for_wrong_labels(judged)
+    assert (found and found.method) == line
+    assert line is None or bool(found.beyond_gce) == beyond
+    assert {one.method for one in judged} == {"gce", "splitter mix", MIX, "error:lapsum pure"}
+
+
+def test_the_line_for_wrong_labels_is_open_while_runs_are_missing(tmp_path):
+    sets = wrong_labels(tmp_path, LINES[0][0], 60)
+    del sets["completion-wrong20"].contrasts["main: splitter mix", "main: softmax", "top5"]
+    judged = rule.judge_wrong(sets)
+    assert [one.helps for one in judged if one.method == "splitter mix"] == [None]
+    assert rule.line_for_wrong_labels(judged) is None
+
+
 # The page ------------------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from anyk.lab import statistics
 from anyk.lab.statistics import Paired
-from pays.plan import DECIDE, METHODS, SETS
+from pays.plan import DECIDE, METHODS, NOISY, SETS
 from pays.summaries import Summaries
 
 #: the loss of top-1 that the interval must exclude, and the p that a gain of top-k must have
@@ -141,3 +141,72 @@ def default(judged: Sequence[Judged]) -> Judged | None:
     if any(one.passes is None for one in judged) or len(ranked) < len(passed or judged):
         return None
     return max(ranked, key=lambda one: one.mean if one.mean is not None else 0.0)
+
+
+# Wrong labels --------------------------------------------------------------------------------------------------------------
+
+#: the sets of the rule for wrong labels, and the sets on which a loss must gain
+WRONG = tuple(name for name in NOISY if not name.startswith("pixels"))
+ENOUGH_WRONG = 4
+#: what all of them have beside softmax
+CONTENDERS = tuple(name for name in METHODS if name != "softmax" and all(name in NOISY[each].methods for each in WRONG))
+
+
+@dataclass(frozen=True)
+class Helped:
+    """What the rule for wrong labels says of a loss. ``helps`` is None while a set is not measured."""
+
+    method: str
+    helps: bool | None
+    gained: tuple[str, ...]
+    """the sets on which top-1 or top-K is gained for sure"""
+    lost: tuple[str, ...]
+    """the sets on which one of them is lost for sure"""
+    mean: float | None
+    """the mean of both differences to softmax over all sets"""
+    beyond_gce: tuple[str, ...]
+    """the sets on which one of both is surely better than gce's"""
+
+
+def judge_wrong(sets: Mapping[str, Summaries]) -> list[Helped]:
+    """The rule for wrong labels, for every loss that all of its sets have."""
+    softmax, gce = ({name: main_differences(sets[name], control) for name in WRONG} for control in ("softmax", "gce"))
+    judged = []
+    for method in CONTENDERS:
+        pairs = {name: [softmax[name].get((method, k)) for k in NOISY[name].ks] for name in WRONG}
+        known = {name: [one for one in pair if one is not None] for name, pair in pairs.items()}
+        gained = tuple(name for name in WRONG if any(one.sure and one.paired.difference > 0 for one in known[name]))
+        lost = tuple(name for name in WRONG if any(one.sure and one.paired.difference < 0 for one in known[name]))
+        # Holm over both k alone: whether k adds something to being bounded is asked of each loss by itself.
+        beyond = tuple(
+            name
+            for name in WRONG
+            if any(
+                one.sure and one.paired.difference > 0
+                for one in corrected(
+                    {k: gce[name][method, k].paired for k in NOISY[name].ks if (method, k) in gce[name]}
+                ).values()
+            )
+        )
+        complete_ = all(len(pair) == 2 for pair in known.values()) and all(complete(sets[name]) for name in WRONG)
+        every = [one.paired.difference for pair in known.values() for one in pair]
+        judged.append(
+            Helped(
+                method,
+                (len(gained) >= ENOUGH_WRONG and not lost) if complete_ else None,
+                gained,
+                lost,
+                statistics.mean(every) if complete_ else None,
+                beyond,
+            )
+        )
+    return judged
+
+
+def line_for_wrong_labels(judged: Sequence[Helped]) -> Helped | None:
+    """What README shows for wrong labels: of what helps, the best by the mean of both; None if nothing does, or while that is
+    open."""
+    helping = [one for one in judged if one.helps and one.mean is not None]
+    if any(one.helps is None for one in judged) or not helping:
+        return None
+    return max(helping, key=lambda one: one.mean if one.mean is not None else 0.0)
