@@ -65,6 +65,23 @@ def cost(results: str) -> str:
     return markdown_table(["batch, classes, m", "cross-entropy, ms", *columns], rows)
 
 
+def front(results: str) -> str:
+    """What README shows of the losses."""
+    shapes: dict[str, Row] = {}
+    splitters: dict[str, Row] = {}
+    for row in tables("Losses", results)[0]:
+        if row["operator"] in ("LapSum", "splitter"):
+            (shapes if row["operator"] == "LapSum" else splitters)[row["batch, n, m"]] = row
+    rows = []
+    for shape, row in shapes.items():
+        batch, classes, m = shape.split(", ")
+        ranked = "all" if m == "none" else m
+        cells = [row["native error"], splitters[shape]["native default"], row["plain error"]]
+        rows.append([f"{batch} x {int(classes):,}, {ranked}", row["CE ms"], *map(figure, cells)])
+    head = ["batch x classes, ranked", "cross-entropy, ms", "`TopKErrorLoss`", "`TopKCrossEntropyLoss`"]
+    return markdown_table([*head, "`TopKErrorLoss` without C"], rows)
+
+
 def part(
     title: str, number: int = 0, *, only: tuple[str, str] = ("", ""), without: tuple[str, ...] = ()
 ) -> Callable[[str], str]:
@@ -88,6 +105,7 @@ SPLITTER = ("loss", "default, splitter")
 QUOTES: dict[str, Callable[[str], str]] = {
     "machine": machine,
     "cost": cost,
+    "front": front,
     "parts": part("Where the time goes", only=SPLITTER),
     "floor": part("Where the time goes", 1, without=("a maximum of each row", "zeros (B, n)")),
     "half": part("bfloat16", only=SPLITTER),

@@ -231,6 +231,32 @@ def main_table(evidence: Evidence) -> str:
     return "\n".join([*overview(evidence, SHOWN), *paragraph(note)]).rstrip()
 
 
+#: the rows of README's table: what the data are, and the set
+FRONT = {
+    "Next token of Python code, 2,000 classes": "completion",
+    "The same, 40 % of the labels wrong": "completion-wrong40",
+    "CIFAR-100 features, linear layer": "embeddings",
+    "The same, 40 % wrong as people err": "embeddings-wrong40",
+    "CIFAR-100 images of 16 px, from scratch": "pixels",
+    "Next film, 3,416 classes (top-10)": "items",
+}
+
+
+def front_table(evidence: Evidence) -> str:
+    """What README shows: right and wrong labels, and where nothing is gained."""
+    head = [
+        "top-1 \\| top-5",
+        "cross-entropy, best label smoothing, %",
+        "bounded loss without k, points",
+        "`TopKErrorLoss({1: .5, 5: .5})`, points",
+    ]
+    rows = [
+        (words, softmax_text(evidence, name), *(both_text(evidence, name, method) for method in ("gce", "error:lapsum mix")))
+        for words, name in FRONT.items()
+    ]
+    return "\n".join(table(head, rows)).rstrip()
+
+
 def gain_at_each_k(evidence: Evidence, name: str = "completion") -> str:
     """What the guide quotes: the points that P_K brings at each k."""
     rows = []
@@ -240,7 +266,9 @@ def gain_at_each_k(evidence: Evidence, name: str = "completion") -> str:
     return "\n".join(table(["P_K", *(f"top-{k}" for k in plan.KS)], rows)).rstrip()
 
 
-QUOTES: Mapping[str, Callable[[Evidence], str]] = {"main": main_table, "sentence": sentence, "which k": gain_at_each_k}
+QUOTES: Mapping[str, Callable[[Evidence], str]] = {
+    **{"main": main_table, "sentence": sentence, "front": front_table, "which k": gain_at_each_k},
+}
 
 
 def quoted(text: str, evidence: Evidence, guide: bool = False) -> str:
@@ -563,6 +591,64 @@ def draw(evidence: Evidence, name: str, dimensions: Sequence[str], path: Path) -
         figure.savefig(path, metadata={"Date": None}, facecolor="white")
 
 
+#: of the picture of the front page: what is drawn, and how it is called
+DRAWN = {"gce": ("bounded, without k", "#888888", "s"), "error:lapsum mix": ("TopKErrorLoss({1: .5, K: .5})", "#0072B2", "o")}
+
+
+def draw_front(evidence: Evidence, path: Path) -> None:
+    """The sets from top to bottom, right labels first: points against softmax with their intervals, at 1 and at K."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    names = [name for name in (*DECIDE, *NOISY) if evidence.sets[name].runs("main: error:lapsum mix")]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8, 0.9 + 0.32 * len(names)), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        for number, (panel, word) in enumerate(zip(panels, ("top-1", "top-5 (films: top-10)"), strict=True)):
+            panel.axvline(0, color="#888888", linewidth=1)
+            for offset, (method, (words, colour, marker)) in zip((0.13, -0.13), DRAWN.items(), strict=True):
+                found = [
+                    rule.difference(evidence.sets[name], f"main: {method}", "main: softmax", EVERY[name].metrics[number])
+                    for name in names
+                ]
+                known = [(len(names) - 1 - place + offset, one) for place, one in enumerate(found) if one is not None]
+                panel.errorbar(
+                    [100 * one.difference for _, one in known],
+                    [place for place, _ in known],
+                    xerr=[100 * (one.difference - (one.difference if one.low is None else one.low)) for _, one in known],
+                    label=words if number == 0 else None,
+                    color=colour,
+                    marker=marker,
+                    linestyle="none",
+                    markersize=4,
+                    capsize=2,
+                )
+            panel.set_title(word, fontsize="medium")
+            panel.grid(axis="x", alpha=0.3)
+        panels[0].set_yticks(range(len(names)), [_short_title(name) for name in reversed(names)])
+        figure.supxlabel("points against cross-entropy with the best label smoothing", fontsize="medium")
+        figure.legend(loc="outside upper center", ncols=len(DRAWN), frameon=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None}, facecolor="white")
+
+
+def _short_title(name: str) -> str:
+    """As the picture calls a set.
+
+    >>> _short_title("embeddings-mlp-wrong40")
+    'features, small network, 40 % wrong'
+    """
+    source, _, wrong = name.partition("-wrong")
+    titles = {
+        "completion": "next token",
+        "items": "next film",
+        "pixels": "images of 16 px",
+        "embeddings": "features, linear",
+        "embeddings-mlp": "features, small network",
+    }
+    return titles[source] + (f", {wrong} % wrong" if wrong else "")
+
+
 # Heads, claims, settings ---------------------------------------------------------------------------------------------------
 
 
@@ -678,6 +764,7 @@ def _field_text(value: Any) -> str:
 
 def main() -> None:
     evidence = Evidence()
+    draw_front(evidence, ROOT / "docs" / "images" / "evidence.svg")
     (ROOT / "docs" / "pays.md").write_text(page(evidence, ROOT / "docs" / "images"), encoding="utf-8")
     for path, text in pages(ROOT, evidence).items():
         path.write_text(text, encoding="utf-8")

@@ -219,7 +219,7 @@ def substance(folder: Path) -> tuple[Any, ...]:
     metrics = Run(folder).metrics()
     for part in (result, *metrics):
         part.pop("seconds")
-    return result, metrics, (folder / "model.safetensors").read_bytes()
+    return result, metrics, *(path.read_bytes() for path in sorted(folder.glob("*.safetensors")))
 
 
 def answer(out: Path) -> Any:
@@ -267,6 +267,54 @@ def test_a_comparison_is_that_of_one_machine_though_a_node_dies_and_another_come
     for folder in sorted((unseen / "local" / "runs").iterdir()):
         assert substance(runs / folder.name) == substance(folder)
         assert {path.name for path in (runs / folder.name).iterdir()} == {path.name for path in folder.iterdir()}
+
+
+FROM_PYTHON = """
+import sys
+import numpy as np
+import anyk.lab
+
+random = np.random.default_rng(0)
+y = np.arange(240) % 8
+x = random.standard_normal((8, 5))[y] + random.standard_normal((240, 5))
+options = dict(losses=["lapsum"], budget=1, seeds=1, epochs=20, quiet=True)
+report = anyk.lab.compare((x, y), out=sys.argv[1], **options, **dict(word.split("=") for word in sys.argv[2:]))
+print(report.verdict[0])
+"""
+
+
+@linux
+@pytest.mark.full
+def test_two_comparisons_at_a_time_one_of_them_pythons_with_arrays_in_memory(three: Nodes, data: Path, unseen: Path) -> None:
+    shutil.copytree(data, unseen / "points")
+    words = ("compare", "points", *SMALL, "--epochs", "20")
+    python = {name: unseen / name for name in ("local arrays", "ray arrays")}
+    for folder in python.values():
+        folder.mkdir()
+    local = [start(unseen, *words, "--out", "local"), start(python["local arrays"], "out", code=FROM_PYTHON)]
+    codes = [end(driver)[0] for driver in local]
+    assert codes == [3, 0]
+    on_cluster = [
+        start(unseen, *words, "--out", "ray", "--engine", "ray", "--address", three.address),
+        start(python["ray arrays"], "out", "engine=ray", f"address={three.address}", code=FROM_PYTHON),
+    ]
+    for driver, code in zip(on_cluster, codes, strict=True):
+        ended, output, errors = end(driver)
+        assert (ended, errors) == (code, ""), output
+    assert answer(unseen / "ray") == answer(unseen / "local")
+    assert answer(python["ray arrays"] / "out") == answer(python["local arrays"] / "out")
+
+
+@linux
+@pytest.mark.full
+def test_a_table_of_the_paper_is_that_of_one_machine(three: Nodes, tmp_path: Path) -> None:
+    words = ("reproduce", "alpha", "--smoke", "--seeds", "1", "--format", "csv", "--quiet")
+    tables = [end(start(tmp_path, *words, "--out", "local"))]
+    tables.append(end(start(tmp_path, *words, "--out", "ray", "--engine", "ray", "--address", three.address)))
+    assert tables[0][0] == 0
+    assert tables[0] == tables[1]
+    for folder in sorted((tmp_path / "local" / "runs").glob("*/")):
+        assert substance(tmp_path / "ray" / "runs" / folder.name)[1:] == substance(folder)[1:]
 
 
 @linux
