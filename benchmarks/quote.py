@@ -82,14 +82,12 @@ def front(results: str) -> str:
     return markdown_table([*head, "`TopKErrorLoss` without C"], rows)
 
 
-def part(
-    title: str, number: int = 0, *, only: tuple[str, str] = ("", ""), without: tuple[str, ...] = ()
-) -> Callable[[str], str]:
-    """One table of a section: the rows that have this in this column, all columns but that one and some."""
+def part(title: str, *, only: tuple[str, str] = ("", ""), without: tuple[str, ...] = ()) -> Callable[[str], str]:
+    """The first table of a section: the rows that have this in this column, all columns but that one and some."""
 
     def quote(results: str) -> str:
         column, value = only
-        rows = [row for row in tables(title, results)[number] if row.get(column, value) == value]
+        rows = [row for row in tables(title, results)[0] if row.get(column, value) == value]
         header = [name for name in rows[0] if name not in (column, *without)]
         return markdown_table(header, [[row[name] for name in header] for row in rows])
 
@@ -101,19 +99,11 @@ def of(file: str, quote: Callable[[str], str]) -> Callable[[str], str]:
     return lambda results: quote((RESULTS.parent / file).read_text(encoding="utf-8"))
 
 
-SPLITTER = ("loss", "default, splitter")
 QUOTES: dict[str, Callable[[str], str]] = {
     "machine": machine,
     "cost": cost,
     "front": front,
-    "parts": part("Where the time goes", only=SPLITTER),
-    "floor": part("Where the time goes", 1, without=("a maximum of each row", "zeros (B, n)")),
-    "half": part("bfloat16", only=SPLITTER),
-    "threads": part("Two threads", only=SPLITTER),
     "head": part("Training a head"),
-    "false verdicts": of("verdict_error_rates.md", part("False verdicts")),
-    "search cost": of("search_cost.md", part("Trainings and points")),
-    "found gains": of("verdict_error_rates.md", part("Gains that are found")),
     "start": of("temperature.md", part("By the temperature at the start", without=("undecided at the half",))),
     "schedule": of("temperature.md", part("How it goes on", without=("sizes",))),
     "varied": of("temperature.md", part("What else was varied", without=("sizes",))),

@@ -3,7 +3,7 @@
     python benchmarks/verdict_error_rates.py [--comparisons N]                   writes the .md file beside it
     python benchmarks/verdict_error_rates.py --calibrate DATA EPOCHS FOLDER      trains and prints the numbers of a Kind
 
-Takes two to three minutes on one core; docs/lab.md quotes the tables.
+Takes two to three minutes on one core; docs/lab.md tells the result.
 
 An example i has a chance p(i) to be hit: logit-normal, so that most examples are hit by nearly every run or by nearly none.
 A run moves all chances a little (its seed is good or bad), and a loss moves each one for itself (it sees examples in its own

@@ -1,7 +1,7 @@
 """The site: `make docs` builds it from these pages with Sphinx. Every warning is an error.
 
 The pages are plain Markdown, to be read on a code host as well. What the site adds stands here: docstrings in the place of the
-lists of reference.md, links from code names to them, formulae as MathML (formulae.py), and the page to play with, at work.
+lists of reference.md, links from code names to them, formulae as MathML (formulae.py), and the page to play with beside them.
 """
 
 import importlib
@@ -48,44 +48,20 @@ html_copy_source = False
 html_show_copyright = False
 
 CONTENTS = {
-    "Use it": (
-        "start",
-        "choosing",
-        "settings",
-        "operators",
-        "explore",
-        "gallery",
-        "own-data",
-        "lab",
-        "tools",
-        "imagenet",
-        "performance",
-        "scale",
-    ),
-    "By name": ("recommenders", "smoothing", "multi-label", "imbalance", "clam"),
-    "Know it": ("pays", "results", "results-tables", "mathematics", "numerics", "extending", "migrating", "reference"),
+    "Use it": ("start", "operators", "choosing", "recipes", "tools"),
+    "On your data": ("lab", "own-data", "scale"),
+    "Know it": ("pays", "mathematics", "reference"),
 }
-"""The pages in their order; a page that is missing here, or there, fails the build."""
+"""The pages in their order: with the index, twelve at most. A page that is missing here, or there, fails the build."""
+
+UNLISTED = ("results", "results-tables")
+"""Pages that others link to, and that are not in the contents."""
 
 PUBLIC_MODULES = ("anyk", "anyk.lab", "anyk.networks", "anyk.parallel", "anyk.ranking", "anyk.registry", "anyk.sklearn")
 """Every name in their __all__ must be documented in reference.md."""
 
 LISTED = re.compile(r"^- `(anyk\.[\w.]+)`.*\n((?:  .*\n)*)", re.MULTILINE)
 """An entry of reference.md: the name, and a few words that the docstring replaces on the site."""
-
-FRAME = """
-```{raw} html
-<script>
-addEventListener("message", ({ data, source }) => {
-  const frame = document.querySelector("iframe.play");
-  if (source === frame.contentWindow && data.height > 0) frame.style.height = data.height + "px";
-});
-</script>
-<iframe class="play" src="play.html" title="The page to play with"></iframe>
-<p><a href="play.html">The page alone</a>, in the whole window. It is one HTML file that needs no network and nothing else.</p>
-```
-"""
-"""What stands in the place of its picture in explore.md. It tells its height: a frame that scrolls is a nuisance on a phone."""
 
 SHORT = 28
 """Cells so long are not broken, of figures twice this. Longer ones get room for a few words a line; the table scrolls."""
@@ -118,18 +94,15 @@ def directive(name):
 
 
 def add_to_page(app, page, source):
-    """What a code host could not show: the table of contents, docstrings in the place of the list in reference.md, the page to
-    play with in the place of its picture."""
+    """What a code host could not show: the table of contents, docstrings in the place of the list in reference.md."""
     if page == "index":
         for caption, pages in CONTENTS.items():
             lines = [":hidden:", f":caption: {caption}", "", *pages]
             source[0] += "\n```{toctree}\n" + "\n".join(lines) + "\n```\n"
+    if page in UNLISTED:
+        source[0] = f"---\norphan: true\n---\n\n{source[0]}"
     if page == "reference":
         source[0] = LISTED.sub(lambda entry: directive(entry[1]), source[0])
-    if page == "explore":
-        text, pictures = re.subn(r"^!\[.*\]\(images/explore\.png\)\n\n.*\n", lambda _: FRAME, source[0], flags=re.MULTILINE)
-        assert pictures == 1, "explore.md has one picture of the page"
-        source[0] = f"---\nhide-toc: true\n---\n\n{text}"
 
 
 def typeset(app, what, name, thing, options, lines):

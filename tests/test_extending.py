@@ -1,4 +1,4 @@
-"""docs/extending.md: every block, added in one place, makes a thing that can be trained, tuned and written down."""
+"""The last section of docs/tools.md: every block, added in one place, makes a thing that can be trained, tuned and written down."""
 
 import json
 import os
@@ -13,13 +13,13 @@ import pytest
 from lab_data import write_embedding_set
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "extending.md").read_text()
+PAGE = (ROOT / "docs" / "tools.md").read_text().partition("\n## Extending\n")[2]
 SECTIONS = {
     re.search(r"^(.+)", section)[1]: (
         re.search(r"`src/anyk/(\S+?)`", section)[1],
         re.search(r"```python\n(.*?)```", section, re.DOTALL)[1],
     )
-    for section in PAGE.split("\n## ")[1:]
+    for section in PAGE.split("\n### ")[1:]
 }
 #: section -> how the new thing is asked for
 ASKED = {

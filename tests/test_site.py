@@ -98,20 +98,7 @@ def test_what_does_not_fit_would_be_noticed(tab, tmp_path):
 
 @pytest.mark.full
 def test_wide_tables_scroll_by_themselves(tab, site):
-    tab.open(site / "settings.html", width=390, height=900, touch=True)
+    tab.open(site / "choosing.html", width=390, height=900, touch=True)
     room = tab.evaluate('[...document.querySelectorAll(".table-wrapper")].map(box => [box.clientWidth, box.scrollWidth])')
     assert any(scrolled > own for own, scrolled in room)
     assert all(own <= 390 for own, _ in room)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
-def test_the_frame_of_the_page_to_play_with_is_as_high_as_the_page(tab, site, width):
-    tab.open(site / "explore.html", width=width, height=900, touch=width < 600)
-    for _ in range(50):  # frames load on their own
-        height, own = tab.evaluate('(f => [f.style.height, f.clientWidth])(document.querySelector("iframe.play"))')
-        if height:
-            break
-    tab.open(site / "play.html", width=own, height=900, touch=width < 600)
-    whole = tab.evaluate('document.querySelector("main").getBoundingClientRect().height')
-    assert float(height.removesuffix("px")) == pytest.approx(whole, abs=40)
