@@ -48,9 +48,9 @@ html_copy_source = False
 html_show_copyright = False
 
 CONTENTS = {
-    "Use it": ("start", "operators", "choosing", "recipes", "tools"),
+    "Use it": ("start", "operators", "choosing", "pays", "recipes"),
     "On your data": ("lab", "own-data", "scale"),
-    "Know it": ("pays", "mathematics", "reference"),
+    "Behind it": ("mathematics", "tools", "reference"),
 }
 """The pages in their order: with the index, twelve at most. A page that is missing here, or there, fails the build."""
 
@@ -63,7 +63,7 @@ PUBLIC_MODULES = ("anyk", "anyk.lab", "anyk.networks", "anyk.parallel", "anyk.ra
 LISTED = re.compile(r"^- `(anyk\.[\w.]+)`.*\n((?:  .*\n)*)", re.MULTILINE)
 """An entry of reference.md: the name, and a few words that the docstring replaces on the site."""
 
-SHORT = 28
+SHORT, SHORT_TITLE = 28, 12
 """Cells so long are not broken, of figures twice this. Longer ones get room for a few words a line; the table scrolls."""
 
 HIDDEN = {
@@ -145,7 +145,9 @@ def tables_scroll(app, doctree):
     for cell in doctree.findall(nodes.entry):
         text = cell.astext()
         figures = 4 * sum(map(str.isalpha, text)) < len(text)
-        cell["classes"].append("short" if len(text) <= SHORT * (1 + figures) else "long")
+        title = isinstance(cell.parent.parent, nodes.thead)
+        most = SHORT_TITLE if title else SHORT * (1 + figures)
+        cell["classes"].append("short" if len(text) <= most else "long")
 
 
 def nothing_undocumented(app, environment):

@@ -1,4 +1,4 @@
-"""The last section of docs/tools.md: every block, added in one place, makes a thing that can be trained, tuned and written down."""
+"""The last section of docs/tools.md: every block, added in one place, makes what can be trained, tuned and written down."""
 
 import json
 import os
