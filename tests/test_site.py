@@ -46,6 +46,18 @@ def test_formulae_are_typeset(site):
         assert not re.search(r"<script[^>]*(?:mathjax|katex)", text, re.IGNORECASE)
 
 
+def test_the_contents_have_twelve_pages_at_most(site):
+    listed = re.findall(
+        r'<li class="toctree-l1[^"]*"><a class="reference internal" href="([\w-]+)\.html"', (site / "index.html").read_text()
+    )
+    assert 5 < len(set(listed)) == len(listed) <= 11  # and the index
+
+
+def test_the_index_leads_to_the_page_to_play_with(site):
+    assert 'href="play.html"' in (site / "index.html").read_text()
+    assert (site / "play.html").exists()
+
+
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 SIDEWAYS = """(() => {
@@ -102,3 +114,25 @@ def test_wide_tables_scroll_by_themselves(tab, site):
     room = tab.evaluate('[...document.querySelectorAll(".table-wrapper")].map(box => [box.clientWidth, box.scrollWidth])')
     assert any(scrolled > own for own, scrolled in room)
     assert all(own <= 390 for own, _ in room)
+
+
+SCROLLING = """selector => [...document.querySelectorAll(selector)].filter(box => box.scrollWidth > box.clientWidth + 1)
+  .map(box => box.textContent.trim().slice(0, 60))"""
+
+
+@pytest.mark.full
+def test_tables_are_whole_on_a_desktop(tab, site):
+    """But for what is written from studies."""
+    for name in ("index", "start", "choosing", "recipes", "lab", "own-data", "scale", "mathematics", "tools"):
+        tab.open(site / f"{name}.html", width=1280, height=900, touch=False)
+        assert tab.evaluate(f'({SCROLLING})(".table-wrapper")') == [], name
+
+
+@pytest.mark.full
+def test_the_line_to_write_is_whole_on_a_phone(tab, site):
+    for name in ("index", "start", "choosing"):
+        tab.open(site / f"{name}.html", width=390, height=900, touch=True)
+        whole, *_ = tab.evaluate(
+            "[...document.querySelectorAll('div.highlight-python pre')].map(e => e.scrollWidth <= e.clientWidth)"
+        )
+        assert whole, name
