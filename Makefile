@@ -10,7 +10,7 @@
 # make bench   measures speed and memory beside cross-entropy, writes benchmarks/results.md and the pages that quote it
 # make docs    builds the guide into site/; a broken link or an undocumented name is an error
 # make pictures draws the guide's pictures again
-# make evidence writes docs/pays.md from the run summaries in evidence/summaries, and what other pages quote of it
+# make evidence writes evidence/tables/pays.md from the run summaries in evidence/summaries, and what other pages quote of it
 # make torture runs hundreds of thousands of hard cases, by each backend
 # make fuzz    reads damaged and hostile files of every kind, a minute each
 PYTHON ?= python3

@@ -48,14 +48,14 @@ html_copy_source = False
 html_show_copyright = False
 
 CONTENTS = {
-    "Use it": ("start", "operators", "choosing", "pays", "recipes"),
+    "Use it": ("start", "operators", "choosing", "evidence", "recipes"),
     "On your data": ("lab", "own-data", "scale"),
     "Behind it": ("mathematics", "tools", "reference"),
 }
 """The pages in their order: with the index, twelve at most. A page that is missing here, or there, fails the build."""
 
-UNLISTED = ("results", "results-tables")
-"""Pages that others link to, and that are not in the contents."""
+OUTSIDE = re.compile(r"\[([^\]]+)\]\((\.\./[^)]+\.md)\)")
+"""A link to a page of the repository that is none of the guide: on the site, a file to download."""
 
 PUBLIC_MODULES = ("anyk", "anyk.lab", "anyk.networks", "anyk.parallel", "anyk.ranking", "anyk.registry", "anyk.sklearn")
 """Every name in their __all__ must be documented in reference.md."""
@@ -99,8 +99,7 @@ def add_to_page(app, page, source):
         for caption, pages in CONTENTS.items():
             lines = [":hidden:", f":caption: {caption}", "", *pages]
             source[0] += "\n```{toctree}\n" + "\n".join(lines) + "\n```\n"
-    if page in UNLISTED:
-        source[0] = f"---\norphan: true\n---\n\n{source[0]}"
+    source[0] = OUTSIDE.sub(r"{download}`\1 <\2>`", source[0])
     if page == "reference":
         source[0] = LISTED.sub(lambda entry: directive(entry[1]), source[0])
 

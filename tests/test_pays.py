@@ -404,7 +404,7 @@ def evidence():
 
 
 def test_the_committed_pages_are_what_the_summaries_say(evidence):
-    assert (ROOT / "docs" / "pays.md").read_text(encoding="utf-8") == page.page(evidence), "run `make evidence`"
+    assert (page.TABLES / "pays.md").read_text(encoding="utf-8") == page.page(evidence), "run `make evidence`"
     for path, text in page.pages(ROOT, evidence).items():
         assert path.read_text(encoding="utf-8") == text, f"{path}: run `make evidence`"
 
@@ -432,8 +432,8 @@ def test_what_a_page_quotes_stands_between_its_marks(evidence):
     assert "former" not in new
     assert new.endswith("<!-- end -->\nafter <!-- bench: cost -->\nkept\n<!-- end -->\n")
     assert page.quoted(new, evidence) == new
-    assert "(docs/pays.md)" in new
-    assert "(pays.md)" in page.quoted(text, evidence, guide=True)
+    assert "(evidence/tables/pays.md)" in new
+    assert "(../evidence/tables/pays.md)" in page.quoted(text, evidence, guide=True)
 
 
 def test_the_committed_summaries_hold_no_paths():

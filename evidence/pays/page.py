@@ -1,4 +1,4 @@
-"""Write docs/pays.md and its figures from the summaries in the repository, and what other pages quote of it.
+"""Write evidence/tables/pays.md and its figures from the summaries in the repository, and what other pages quote of it.
 
     python evidence/pays/page.py          # or: make evidence
 
@@ -27,6 +27,7 @@ from pays.rule import Tested
 from pays.summaries import SUMMARIES, Summaries
 
 ROOT = Path(__file__).resolve().parents[2]
+TABLES = ROOT / "evidence" / "tables"
 COMMAND = "python evidence/pays/runner.py --data embeddings=FOLDER items=FILE pixels=FILE.npz --runs RUNS --jobs 2"
 PLACE = re.compile(r"(?<=<!-- pays: )([\w -]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 #: the methods of the README's table, and how it calls them
@@ -125,7 +126,7 @@ class Evidence:
 
 
 def page(evidence: Evidence, images: Path | None = None) -> str:
-    """The whole of docs/pays.md. Figures are drawn to ``images`` if it is given."""
+    """The whole of evidence/tables/pays.md. Figures are drawn to ``images`` if it is given."""
     lines = [
         *("# Where it pays", ""),
         *paragraph(sentence(evidence)),
@@ -227,7 +228,7 @@ def both_text(evidence: Evidence, name: str, method: str, against: str = "softma
 def main_table(evidence: Evidence) -> str:
     """What the README quotes."""
     note = """Points against softmax with tuned learning rate and label smoothing; bold: p < .01 after Holm, over seeds and test
-    examples. All methods, intervals and the differences to gce: [where it pays](docs/pays.md)."""
+    examples. All methods, intervals and the differences to gce: [all tables](evidence/tables/pays.md)."""
     return "\n".join([*overview(evidence, SHOWN), *paragraph(note)]).rstrip()
 
 
@@ -277,7 +278,7 @@ def quoted(text: str, evidence: Evidence, guide: bool = False) -> str:
 
     def filled(place: re.Match[str]) -> str:
         words = QUOTES[place[1]](evidence)
-        return f"{place[1]}{place[2]}\n{words.replace('(docs/', '(') if guide else words}\n\n"
+        return f"{place[1]}{place[2]}\n{words.replace('(docs/', '(').replace('(evidence/', '(../evidence/') if guide else words}\n\n"
 
     return PLACE.sub(filled, text)
 
@@ -522,7 +523,7 @@ def _stops(evidence: Evidence, name: str, images: Path | None) -> list[str]:
         if images is not None:
             draw(evidence, name, dimensions, images / f"{file}.svg")
         told = " and ".join(f"the {AXES[dimension]}" for dimension in dimensions)
-        lines += [f"![Points against softmax over {told}](images/{file}.svg)", ""]
+        lines += [f"![Points against softmax over {told}]({file}.svg)", ""]
     for dimension, levels in plan.levels(name).items():
         cells = {level: f"q4: {dimension} {level}, " for level in levels}
         pairs = {
@@ -710,7 +711,7 @@ def claims(name: str) -> list[tuple[str, str, str, str]]:
 
 def _claims(evidence: Evidence) -> list[str]:
     told = """From the runs above: points of the first against the second, p after Holm over a set's table. The paper speaks of
-    its own loss, -log T: see [results](results.md) for that."""
+    its own loss, -log T: see [its study](paper-loss.md)."""
     lines = ["## The paper's claims, with the bounded form", "", *paragraph(told)]
     for name, each in SETS.items():
         listed = claims(name)
@@ -765,7 +766,7 @@ def _field_text(value: Any) -> str:
 def main() -> None:
     evidence = Evidence()
     draw_front(evidence, ROOT / "docs" / "images" / "evidence.svg")
-    (ROOT / "docs" / "pays.md").write_text(page(evidence, ROOT / "docs" / "images"), encoding="utf-8")
+    TABLES.joinpath("pays.md").write_text(page(evidence, TABLES), encoding="utf-8")
     for path, text in pages(ROOT, evidence).items():
         path.write_text(text, encoding="utf-8")
 

@@ -70,7 +70,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ``anyk.Operator``, which then brings its own temperature; None: that of the loss, "lapsum" or "splitter".
         loss: "error", one minus the probability that the label is among the first k, which is bounded
             (:func:`anyk.topk_error`), or "cross_entropy", -log of it (:func:`anyk.topk_cross_entropy`), the paper's,
-            which has less top-1 on all four data sets where both were run (docs/pays.md).
+            which has less top-1 on all four data sets where both were run (docs/evidence.md).
         temperature: of an operator given by name; smaller is harder.
         m: number of best classes of each example that are ranked; None: all; "auto": 64, or four times the k of P_K if that is
             more.
