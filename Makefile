@@ -1,4 +1,4 @@
-# make demo    sets everything up and compares softmax with a top-k loss: the next token of Python's own library, by a tiny model
+# make demo    sets everything up and shows both doors: which pixels a mask keeps, and losses compared on wrong labels
 # make test    sets everything up, checks lint, format and types, and runs the tests
 # make test-full make test, then the tests that take long, the torture and release-check
 # make native  builds the native library, src/anyk/kernels/_native.so, if a C file changed; the targets that use it do so too
@@ -23,8 +23,13 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .PHONY: demo test test-full check native wheel dist release-check floor bench docs pictures evidence torture fuzz format clean
 
 demo: $(VENV)/demo $(LIBRARY)
-	$(BIN)/anyk compare completion --losses softmax gce error --train-fraction 0.1 --epochs 1 --learning-rate 0.05 \
-		--context 4 --embedding 16 --hidden 24 --dropout 0 --out demo
+	@echo "1. An operator: soft_topk learns which pixels to keep."
+	@$(BIN)/python examples/keep_pixels.py
+	@echo
+	@echo "2. A loss: the next token of Python's own library, by a tiny model. Of the labels that it learns from and is tuned by,"
+	@echo "40 % are wrong; those of the test are right. Softmax with label smoothing, a bounded loss without k (gce), and with k (error)."
+	@$(BIN)/anyk compare completion --losses softmax gce error --label-noise 0.4 --effort quick --train-fraction 0.1 --epochs 1 \
+		--learning-rate 0.05 --context 4 --embedding 16 --hidden 24 --dropout 0 --out demo
 
 test: $(VENV)/test $(LIBRARY) check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not full"
@@ -98,7 +103,7 @@ $(VENV)/torch: constraints.txt
 	touch $@
 
 $(VENV)/demo: $(VENV)/torch pyproject.toml
-	$(INSTALL) --editable .[lab]
+	$(INSTALL) --editable .[lab,sklearn]
 	touch $@
 
 $(VENV)/test: $(VENV)/torch pyproject.toml

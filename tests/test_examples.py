@@ -21,6 +21,7 @@ NEEDS = {
     "export_onnx": ("onnx", "onnxruntime", "onnxscript"),
     "find_patch": (),
     "hf_trainer": ("accelerate", "transformers"),
+    "keep_pixels": ("sklearn",),
     "lightning_module": ("pytorch_lightning",),
     "next_item": (),
     "quickstart": (),
@@ -156,6 +157,17 @@ def test_the_patch_is_found(tmp_path):
     assert abs(chance - 6.25) < 3
     assert learned > 12
     assert len(re.findall(rf"^(attention|straight-through): {pattern}", text, re.MULTILINE)) == 2
+
+
+def test_pixels_are_kept(tmp_path):
+    text = run("keep_pixels", "--steps", "300", "--splits", "1", cwd=tmp_path)
+    rows = re.findall(r"^([·█ ]+)$", text, re.MULTILINE)
+    assert len(rows) == 8
+    for start in (0, 21, 42):
+        assert "".join(row.ljust(60)[start : start + 16] for row in rows).count("██") == 8
+    for way in ("TopKSelector", "RFE", "mutual information"):
+        (mean, only) = numbers(text, rf"(?m)^  {way} +([\d.]+) % +([\d.]+)$")
+        assert mean == only > 70
 
 
 @pytest.mark.parametrize("tail", [(), ("--heavy",)])

@@ -1,8 +1,5 @@
 """The selector of features: scikit-learn's own checks, exactly k, and features of which it is known which matter."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,8 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "evidence"))
-from selector import TopKSelector
+from anyk.sklearn import TopKSelector
 
 
 @parametrize_with_checks(
