@@ -278,7 +278,8 @@ def quoted(text: str, evidence: Evidence, guide: bool = False) -> str:
 
     def filled(place: re.Match[str]) -> str:
         words = QUOTES[place[1]](evidence)
-        return f"{place[1]}{place[2]}\n{words.replace('(docs/', '(').replace('(evidence/', '(../evidence/') if guide else words}\n\n"
+        words = words.replace("(docs/", "(").replace("(evidence/", "(../evidence/") if guide else words
+        return f"{place[1]}{place[2]}\n{words}\n\n"
 
     return PLACE.sub(filled, text)
 
