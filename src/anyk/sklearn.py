@@ -693,7 +693,7 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
             outcome = _later_layers(parameters[2:], some * mask @ parameters[0] + parameters[1])
             loss = criterion(outcome if outputs > 1 else outcome[:, 0], target[rows])
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             if self.bound is not None:
                 with torch.no_grad():
