@@ -194,6 +194,14 @@ def test_what_gce_gains_too_is_not_due_to_k(gce, error, counted, end):
         assert beside[0].endswith(end)
 
 
+def test_one_sentence_for_a_control_and_without_the_counts_that_the_table_has():
+    gce, error = (made.method(name, made.shifted(top1=gain, top5=gain)) for name, gain in (("gce", 0.005), ("error", 0.03)))
+    compared = made.measured(made.SOFTMAX, gce, made.with_validation(error, 0.95), between=[("error", "gce")])
+    [sentence] = [sentence for sentence in verdict(compared) if sentence.startswith("Against the control gce")]
+    assert re.search(r"gains top-1 \+2\.\d\d points \(.*\) and top-5 \+2\.\d\d points \(.*\): more than luck\.$", sentence)
+    assert "test examples" not in sentence
+
+
 def test_a_gain_that_comes_from_the_learning_rate():
     name, config = "softmax, learning rate of splitter", Config(loss="softmax", learning_rate=0.016)
 

@@ -205,10 +205,10 @@ def _seen(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def _difference_words(one: Difference) -> str:
+def _difference_words(one: Difference, counts: bool = True) -> str:
     found = one.paired
     words = [f"{points(found.difference)} points"]
-    if found.hits is not None and found.examples is not None:
+    if counts and found.hits is not None and found.examples is not None:
         words.append(f"{hits(found.hits)} of {found.examples:,} test examples")
     if found.low is not None and found.high is not None:
         words.append(f"{100 * CONFIDENCE:.0f} % interval {interval(found.low, found.high)}")
@@ -256,14 +256,15 @@ def _controls(comparison: Comparison) -> list[str]:
             too = [metric for metric in gains if _has_it_too(comparison, method, control, [metric])]
             if too and not (method is comparison.picked and len(too) == len(gains) and comparison.confirmed(method)):
                 sentences.append(f"{method.name} gains {_either(map(title, too), 'and')}, but {_cause(control)}.")
-            for metric in gains:
-                found = comparison.difference(method, control, metric)
-                if metric not in too and found is not None:
-                    more = "more than luck" if _surely_more(found) else "which may be luck"
-                    sentences.append(
-                        f"Against the control {control.name}, {method.name} gains {title(metric)} "
-                        f"{_difference_words(Difference(found, found.p))}: {more}."
-                    )
+            beside = {metric: comparison.difference(method, control, metric) for metric in gains if metric not in too}
+            for more, surely in (("more than luck", True), ("which may be luck", False)):
+                told = [
+                    f"{title(metric)} {_difference_words(Difference(found, found.p), counts=False)}"
+                    for metric, found in beside.items()
+                    if found is not None and _surely_more(found) == surely
+                ]
+                if told:
+                    sentences.append(f"Against the control {control.name}, {method.name} gains {_either(told, 'and')}: {more}.")
     return sentences
 
 
