@@ -152,6 +152,7 @@ def test_a_process_trains_on_a_frame_with_an_index_and_another_predicts(tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == [
+        "The label is 'kind', the last column; --label-column names another.",
         "Only the rows are counted in '', so it is left out; --row-numbers takes it.",
         "Columns of texts that are one-hot encoded, with the number of their categories: 'colour' 4.",
         "Missing values that are filled, a number with the training mean of its column, a text with none: 'size' 1.",

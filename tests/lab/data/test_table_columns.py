@@ -21,6 +21,7 @@ from anyk.lab.errors import LabError
 ROWS = 60
 WRITERS = {".csv": lambda frame, path: frame.to_csv(path, index=False), ".parquet": pd.DataFrame.to_parquet}
 WRITERS[".feather"] = pd.DataFrame.to_feather
+LABEL = "The label is 'kind', the last column; --label-column names another."
 
 
 def frame(rows: int = ROWS) -> pd.DataFrame:
@@ -57,6 +58,7 @@ def test_every_format_gives_the_same_features(tmp_path, suffix):
     torch.testing.assert_close(found.examples, want)
     assert found.labels.tolist() == made["kind"].tolist()
     assert found.remarks == [
+        LABEL,
         "Columns of texts that are one-hot encoded, with the number of their categories: 'colour' 3.",
         "Missing values that are filled, a number with the training mean of its column, a text with none: 'age' 1, 'colour' 1.",
     ]
@@ -79,7 +81,7 @@ def test_a_schema_goes_through_json_and_a_set(tmp_path):
     notes: list[str] = []
     arrays.import_file(tmp_path / "a.parquet", out=tmp_path / "set", note=notes.append)
     assert embeddings.read(tmp_path / "set").table == schema
-    assert len(notes) == 2
+    assert len(notes) == 3
     about = json.loads((tmp_path / "set" / "dataset.json").read_text())
     for lie, message in (
         ({"columns": []}, "not described as files of this version"),
@@ -130,7 +132,7 @@ def test_a_test_table_has_the_columns_of_the_training_table(tmp_path):
     assert not (tmp_path / "set2").exists()
 
 
-@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("start", [0, 1, 10_001])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_column_that_counts_the_rows_is_left_out_and_told(tmp_path, start, shuffled):
     numbers = np.arange(start, start + ROWS)
@@ -140,13 +142,17 @@ def test_a_column_that_counts_the_rows_is_left_out_and_told(tmp_path, start, shu
     found = tables.read(tmp_path / "a.csv", Options())
     assert found.schema.features == ["age", "rooms"]
     assert found.schema.others == ("id",)
-    assert found.remarks == ["Only the rows are counted in 'id', so it is left out; --row-numbers takes it."]
+    assert found.remarks == [LABEL, "Only the rows are counted in 'id', so it is left out; --row-numbers takes it."]
     torch.testing.assert_close(torch.cat(list(tables.blocks(tmp_path / "a.csv", found.schema, 9))), found.examples)
     kept = tables.read(tmp_path / "a.csv", Options(row_numbers=True))
-    assert (kept.schema.features, kept.remarks) == (["age", "id", "rooms"], [])
-    made["id"] *= 2  # numbers that count something else
+    assert (kept.schema.features, kept.remarks) == (["age", "id", "rooms"], [LABEL])
+    made["id"] *= 2  # numbers that may count something else, or not
     made.to_csv(tmp_path / "a.csv", index=False)
-    assert tables.read(tmp_path / "a.csv", Options()).remarks == []
+    told = "Another whole number in every row: 'id'. If that only names the rows, leave it out: --drop 'id'."
+    assert tables.read(tmp_path / "a.csv", Options()).remarks == [LABEL, told]
+    made["id"] //= 4  # twice each
+    made.to_csv(tmp_path / "a.csv", index=False)
+    assert tables.read(tmp_path / "a.csv", Options(label_column="kind")).remarks == []
 
 
 def test_the_index_of_pandas_is_left_out_whatever_it_holds(tmp_path):
@@ -157,7 +163,7 @@ def test_the_index_of_pandas_is_left_out_whatever_it_holds(tmp_path):
     made.to_parquet(tmp_path / "a.parquet")
     found = tables.read(tmp_path / "a.parquet", Options())
     assert (found.schema.features, found.schema.label) == (["age", "rooms"], "kind")
-    assert found.remarks == [f"The index of {tmp_path / 'a.parquet'} is left out: 'house'; --row-numbers takes it."]
+    assert found.remarks == [LABEL, f"The index of {tmp_path / 'a.parquet'} is left out: 'house'; --row-numbers takes it."]
     assert tables.read(tmp_path / "a.parquet", Options(row_numbers=True)).schema.features == ["age", "rooms", "house"]
 
 

@@ -143,6 +143,8 @@ def read(source: "Path | Frame", options: Options, like: Schema | None = None, *
         names = _names(table, options, like)
         label, group = _label_and_group(table, names, options, like)
         remarks: list[str] = []
+        if like is None and options.label_column is None and table.titled:
+            remarks.append(f"The label is {names[label]!r}, the last column; --label-column names another.")
         labelled = _Labels(names[label])
         if like is not None:
             reader: _Encoder | _Learner = _Encoder(table, names, like, options, remarks.append)
@@ -452,6 +454,12 @@ class _Learner:
             told = [columns[place].name for place in counting]
             self.note(f"Only the rows are counted in {_listed(map(repr, told))}, so it is left out; --row-numbers takes it.")
         kept = [place for place in range(len(columns)) if place not in counting]
+        named = [columns[place].name for place in kept if self._names_rows(matrix, place)]
+        if named and not self.options.row_numbers:
+            self.note(
+                f"Another whole number in every row: {_listed(map(repr, named))}. If that only names the rows, leave it out: "
+                f"--drop {named[0]!r}."
+            )
         if not kept:
             raise LabError(f"{self.table.name} has no columns beside the label and what counts the rows.")
         described = [columns[place].described(matrix[:, place], self.options) for place in kept]
@@ -474,18 +482,21 @@ class _Learner:
         ), schema
 
     def _counts(self, matrix: Any, place: int) -> bool:
-        """Whether a column has the numbers 0 … n-1 or 1 … n, each once; or whole numbers, none twice, under the title that
-        pandas gives to an index."""
+        """Whether a column has whole numbers that follow one another, each once and in any order; or whole numbers, none twice,
+        under the title that pandas gives to an index."""
         column, name = matrix[:, place], list(self.columns.values())[place].name
-        rows = len(column)
-        if list(self.columns.values())[place].categories is not None or not _FEWEST_COUNTED <= rows <= _MOST_COUNTED:
+        if not self._names_rows(matrix, place):
             return False
         low, high = float(column.min()), float(column.max())
-        if self.table.titled and _INDEX.fullmatch(name) and low >= 0 and high < _MOST_COUNTED:
-            return bool((column % 1 == 0).all()) and len(np.unique(column)) == rows
-        if low not in (0.0, 1.0) or high != low + rows - 1 or not (column % 1 == 0).all():
+        is_index = self.table.titled and _INDEX.fullmatch(name) and low >= 0 and high < _MOST_COUNTED
+        return bool(is_index) or high == low + len(column) - 1
+
+    def _names_rows(self, matrix: Any, place: int) -> bool:
+        """Whether a column has whole numbers, none twice. In float32: beyond 2^24 two of them may look alike."""
+        column = matrix[:, place]
+        if list(self.columns.values())[place].categories is not None or not _FEWEST_COUNTED <= len(column) <= _MOST_COUNTED:
             return False
-        return bool((np.bincount((column - low).astype(np.int64), minlength=rows) == 1).all())
+        return bool((column % 1 == 0).all()) and len(np.unique(column)) == len(column)
 
     def _refuse_too_wide(self, rows: int, schema: Schema) -> None:
         if rows * schema.width * 4 <= max(untrusted.FREE, untrusted.MOST * self.table.size):
