@@ -432,7 +432,7 @@ def topk_error(
     label_smoothing: float = 0.0,
     example_p_k: Float[Tensor, "*examples k"] | None = None,
 ) -> Tensor:
-    """The expected top-k error for k drawn from P_K, with a share of softmax cross-entropy: a bounded loss.
+    """The expected top-k error for k drawn from P_K, with a share of softmax cross-entropy; all but that share is bounded.
 
     With T_j the probability that the target y is among the first j of the scores s, as the operator sees it,
 
@@ -641,7 +641,7 @@ class TopKCrossEntropyLoss(TopKLoss):
 
 @documented
 class TopKErrorLoss(TopKLoss):
-    """:func:`topk_error` as a module: a drop-in for ``torch.nn.CrossEntropyLoss`` that is bounded.
+    """:func:`topk_error` as a module: a drop-in for ``torch.nn.CrossEntropyLoss``, bounded but for a share of it.
 
     ``ce_weight`` may move over the run: like every argument it can be assigned at any time.
 
