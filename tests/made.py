@@ -175,7 +175,7 @@ def counted(method, metric, shift, *, against="softmax", seeds=5, examples=10_00
     return contrast(method, against, metric, d)
 
 
-def measured(*methods, controls=(), between=(), **changes):
+def measured(*methods, controls=(), between=(), examples=10_000, **changes):
     """A comparison whose hits were counted: the differences between the methods' mean accuracies, and a little luck.
 
     ``between`` holds pairs of names, a method and its control, that were counted too.
@@ -187,7 +187,7 @@ def measured(*methods, controls=(), between=(), **changes):
         seeds = {run.seed for run in everything[name].runs} & {run.seed for run in everything[against].runs}
         for metric in everything[name].runs[0].test if seeds else ():
             means = [fmean(run.test[metric] for run in everything[one].runs) for one in (name, against)]
-            found.append(counted(name, metric, means[0] - means[1], against=against, seeds=len(seeds)))
+            found.append(counted(name, metric, means[0] - means[1], against=against, seeds=len(seeds), examples=examples))
     return comparison(*methods, controls=tuple(controls), contrasts=tuple(found), **changes)
 
 

@@ -202,6 +202,16 @@ def test_one_sentence_for_a_control_and_without_the_counts_that_the_table_has():
     assert "test examples" not in sentence
 
 
+@pytest.mark.parametrize("examples", [10_000, 300])
+def test_what_the_intervals_leave_room_for(examples):
+    """On few examples a gain of points may hide behind luck, and that is said."""
+    one = made.method("splitter", made.shifted(top1=0.0003, top5=0.0003))
+    said = verdict(made.measured(made.SOFTMAX, one, examples=examples))
+    found = [sentence for sentence in said if sentence.startswith("That is no proof that there is none: a gain of up to ")]
+    assert said[0].startswith("Nothing beats softmax")
+    assert len(found) == (examples == 300)
+
+
 def test_a_gain_that_comes_from_the_learning_rate():
     name, config = "softmax, learning rate of splitter", Config(loss="softmax", learning_rate=0.016)
 

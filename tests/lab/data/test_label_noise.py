@@ -112,6 +112,13 @@ def test_matrices_as_tables(text: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(label_noise.read(tmp_path / "confusions.csv", CLASSES), CONFUSIONS / [[10], [10], [4]])
 
 
+def test_what_nobody_answered_may_have_no_column(tmp_path: Path) -> None:
+    (tmp_path / "confusions.csv").write_text(",bee,cat\nbee,3,1\ncat,1,3\nant,2,2\n")
+    np.testing.assert_allclose(
+        label_noise.read(tmp_path / "confusions.csv", CLASSES), [[0, 0.5, 0.5], [0, 0.75, 0.25], [0, 0.25, 0.75]]
+    )
+
+
 def test_classes_whose_names_are_numbers(tmp_path: Path) -> None:
     (tmp_path / "confusions.csv").write_text(",1,0\n0,2,8\n1,6,4\n")
     np.testing.assert_allclose(label_noise.read(tmp_path / "confusions.csv", ("0", "1")), [[0.8, 0.2], [0.4, 0.6]])
@@ -130,7 +137,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "ragged.csv": ("1,2,3\n1,2\n", "its lines have 2 to 3 values"),
     "names.csv": (
         ",ant,bee,dog\nant,1,1,1\nbee,1,1,1\ncat,1,1,1\n",
-        "first line should name the 3 classes, but has no class 'cat'",
+        "first line should name the 3 classes, but has 'dog'",
     ),
     "rows.csv": (
         ",ant,bee,cat\nant,1,1,1\nbee,1,1,1\nbee,1,1,1\n",

@@ -27,6 +27,8 @@ GOOD_SEEDS = 5
 #: the percentage of the sentence on the length of lists
 USUAL_SHARE = 95
 assert USUAL_SHARE in SHARES
+#: a gain that would matter, as a fraction of the test examples
+ROOM = 0.02
 
 
 def table(comparison: Comparison) -> Table:
@@ -99,7 +101,7 @@ def notes(comparison: Comparison) -> list[str]:
 def verdict(comparison: Comparison) -> list[str]:
     """What the comparison shows, in sentences; the first is the headline, one sentence."""
     if comparison.decided:
-        first = [_headline(comparison), *_seen(comparison), *_controls(comparison)]
+        first = [_headline(comparison), *_unseen(comparison), *_seen(comparison), *_controls(comparison)]
     else:
         first = [f"Not decided: {_what_is_missing(comparison)}", *_seen(comparison)]
     return [*first, *_choice(comparison), *_lists(comparison), *_caveats(comparison)]
@@ -217,6 +219,25 @@ def _difference_words(one: Difference, counts: bool = True) -> str:
     elif found.reason is not None:
         words.append(f"no test: {found.reason}")
     return f"{words[0]} ({', '.join(words[1:])})" if words[1:] else words[0]
+
+
+def _unseen(comparison: Comparison) -> list[str]:
+    """Where no gain is sure: the largest that the intervals leave room for, if that would matter."""
+    if any(comparison.significant(method, 1) for method in comparison.judged):
+        return []
+    room = [
+        (one.paired.high, method.name, metric)
+        for method in comparison.judged
+        for metric in comparison.judged_metrics
+        if (one := comparison.differences.get((method.name, metric))) is not None and one.paired.high is not None
+    ]
+    if not room or max(room)[0] <= ROOM:
+        return []
+    high, name, metric = max(room)
+    return [
+        f"That is no proof that there is none: a gain of up to {100 * high:.1f} points ({name}, {title(metric)}) lies within "
+        "the intervals. More test examples or seeds would tell."
+    ]
 
 
 # Controls ------------------------------------------------------------------------------------------------------------------

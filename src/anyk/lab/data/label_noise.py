@@ -115,11 +115,12 @@ def _from_csv(path: Path, classes: tuple[str, ...]) -> np.ndarray:
         columns, names = rows[0][1:], [row[0] for row in rows[1:]]
         for what, found in (("first line", columns), ("first column", names)):
             unknown, missing = sorted(set(found) - set(classes)), sorted(set(classes) - set(found))
-            if unknown or missing or len(found) != len(classes):
-                problem = f"no class {missing[0]!r}" if missing else f"{unknown[0]!r}" if unknown else "a class twice"
+            # What nobody answered may have no column, as in a crosstab.
+            if unknown or len(set(found)) < len(found) or (missing and what == "first column"):
+                problem = f"{unknown[0]!r}" if unknown else f"no class {missing[0]!r}" if missing else "a class twice"
                 raise ValueError(f"its {what} should name the {len(classes)} classes, but has {problem}")
         place = {name: number for number, name in enumerate(classes)}
-        matrix = np.empty((len(classes), len(classes)))
+        matrix = np.zeros((len(classes), len(classes)))
         for name, row in zip(names, rows[1:], strict=True):
             matrix[place[name], [place[column] for column in columns]] = [float(value) for value in row[1:]]
         return matrix
