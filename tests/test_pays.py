@@ -191,7 +191,7 @@ def test_what_has_ended_is_not_made_again(small, capsys):
     each, data, folder = small
     before = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("result.json")}
     summaries = {path: path.read_text() for path in (folder / "summaries").iterdir()}
-    gone = next(iter(before)).parent
+    gone = next(path.parent for path in before if "-seed2-" in path.parent.name)
     for file in gone.iterdir():
         file.unlink()
     gone.rmdir()
@@ -205,6 +205,16 @@ def test_what_has_ended_is_not_made_again(small, capsys):
             assert {**line, "seconds": 0} == {**former, "seconds": 0}
     told = capsys.readouterr().err
     assert told.count("validation") == 1
+
+
+def test_what_is_tuned_by_the_summaries_is_not_tuned_again_elsewhere(small, tmp_path):
+    each, data, folder = small
+    shutil.copytree(folder / "summaries", tmp_path / "summaries")
+    make(each, data, tmp_path)
+    configs = [json.loads(path.read_text())["config"] for path in (tmp_path / "runs").rglob("result.json")]
+    assert sorted(config["seed"] for config in configs) == sorted(3 * each.seeds)
+    for path in (folder / "summaries").glob("*-contrasts.json"):
+        assert (tmp_path / "summaries" / path.name).read_text() == path.read_text()
 
 
 def test_another_search_takes_the_purpose_from_the_runs_of_the_former(small, tmp_path):

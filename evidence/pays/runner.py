@@ -5,8 +5,8 @@
     python evidence/pays/runner.py status
 
 A run that has ended is found by its folder and not made again: the command may be stopped or killed at any moment and started
-again. The summaries (``evidence/summaries/pays-*``, see ``summaries.py``) are written after every round of runs. A set whose
-data are not given is left out.
+again. The summaries (``evidence/summaries/pays-*``, see ``summaries.py``) are written after every round of runs; a method that
+is tuned by them is not tuned again, on another machine either. A set whose data are not given is left out.
 """
 
 from __future__ import annotations
@@ -135,13 +135,17 @@ class Study:
         )
 
     def tuned(self, method: str) -> Task[Config | None]:
-        """The tuned config of a method; None where every run failed."""
+        """The tuned config of a method, by the summaries if they have it; None where every run failed."""
         if method not in self._tuned:
-            self._tuned[method] = yield from self._tune(method)
+            noted = self.summaries.tuned.get(method)
+            if noted is None:
+                self._tuned[method] = yield from self._tune(method)
+            else:
+                self._tuned[method] = None if noted.get("failed") else self.set.start(method).replace(**noted["values"])
         return self._tuned[method]
 
     def _tune(self, method: str) -> Task[Config | None]:
-        """Search. Runs that exist already lead it the same way again."""
+        """Search, and note what was found. Runs that exist already lead it the same way again."""
         each, purpose = self.set, f"tune: {method}"
         search = Search(
             RunsFor(self, purpose),

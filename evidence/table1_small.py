@@ -1,0 +1,246 @@
+"""Table 1 of the paper in small: do its signs come out, and what is left of them with label smoothing on both sides?
+
+    python evidence/table1_small.py --data FILE.npz --runs RUNS --jobs 2
+    python evidence/table1_small.py
+
+FILE.npz has CIFAR-100 at 16 px, as an array file; without it, the tables are written from the runs that are there. What is
+trained is `anyk reproduce table1-small`, in another order: seed by seed, the expensive rows of all seeds last. A run that has
+ended is in evidence/summaries/table1-small.jsonl and is not made again, on another machine either; the command may be killed
+at any moment. Some 14 hours of a core, 5 of them for SinkhornSort.
+
+Written before the runs:
+
+What is trained. The paper's protocol (Adam at a constant 10^-3, batches of 100, no label smoothing, crops and flips, the best
+epoch on validation for each metric by itself, the paper's P_K and temperatures), in a size for two cores: images of 16 px,
+ResNet18 at a quarter of its width, up to 60 epochs, the end when no metric has improved for 15. Five seeds. Nothing is tuned,
+as in the paper. Then softmax, NeuralSort, SoftSort and DiffSortNets with the mixed P_K once more, all with label smoothing 0.1.
+SinkhornSort is not among these: with smoothed labels each row is ranked once for each of the hundred classes, days of training.
+
+What is asked. 1. Of the paper's 18 differences to softmax (nine rows, two metrics), how many have the same sign here? A
+difference is *sure* if the p of the paired t test over the seeds is below 0.05 after Holm's correction over all 18; a sign is
+*contradicted* if the difference is sure and the other way. 2. With label smoothing on both sides: the six differences to
+softmax with smoothing, tested in the same way, as a family of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import scipy.stats
+
+from anyk.lab.engines.engine import Task
+from anyk.lab.engines.local import Pool
+from anyk.lab.errors import LabError, Stopped
+from anyk.lab.files import write_atomically
+from anyk.lab.paper import numbers
+from anyk.lab.paper.experiments import experiment
+from anyk.lab.paper.numbers import Cell
+from anyk.lab.run.config import Config
+from anyk.lab.statistics import holm, mean, std
+
+ROOT = Path(__file__).parents[1]
+SUMMARY = ROOT / "evidence" / "summaries" / "table1-small.jsonl"
+TABLE = ROOT / "evidence" / "tables" / "table1-small.md"
+METRICS = ("top1", "top5")
+SURE = 0.05
+CELLS = experiment("table1-small").cells
+#: which method is trained first: the expensive ones come last
+ORDER = ("softmax", "diffsortnets", "softsort", "neuralsort", "smooth", "sinkhorn")
+#: with smoothed labels these are expensive, too
+LATER = ("softsort", "neuralsort")
+
+Results = Mapping[str, Mapping[str, Any]]
+
+
+def in_order(configs: Mapping[str, Config]) -> list[str]:
+    """The runs, seed by seed, the expensive ones of all seeds last: before them, there are eight rows of the paper's ten."""
+    cells = {cell.name: cell for cell in CELLS}
+
+    def place(name: str) -> tuple[bool, int, bool, int]:
+        cell = cells[name.rpartition("-seed")[0]]
+        expensive = cell.method == "sinkhorn" or bool(cell.label_smoothing and cell.method in LATER)
+        return expensive, configs[name].seed, cell.p_k == numbers.TOP5, ORDER.index(cell.method)
+
+    return sorted(configs, key=place)
+
+
+def read(path: Path = SUMMARY) -> dict[str, dict[str, Any]]:
+    """The runs that have ended, by name."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {line.pop("name"): line for line in map(json.loads, lines)}
+
+
+def write(results: Results, path: Path = SUMMARY) -> None:
+    lines = [json.dumps({"name": name, **results[name]}, sort_keys=True) for name in sorted(results)]
+    write_atomically(path, ("\n".join(lines) + "\n").encode())
+
+
+def run(data: str, folder: Path, jobs: int, path: Path = SUMMARY, **changes: Any) -> None:
+    """Make the runs that are missing; ``changes`` are for rehearsals."""
+    configs = experiment("table1-small").configs(data)
+    results = read(path)
+
+    def make(name: str) -> Task[None]:
+        outcome = (yield {folder / name: configs[name].replace(**changes)})[folder / name]
+        if outcome.result is None:
+            raise Stopped if outcome.error is None else LabError(f"{name}: {outcome.error}")
+        results[name] = {field: outcome.result[field] for field in ("epochs", "seconds", "selected", "test")}
+        write(results, path)
+        print(name, results[name]["test"], f"{results[name]['seconds']:.0f} s", file=sys.stderr, flush=True)
+
+    with Pool(jobs) as pool:
+        pool.run_tasks([make(name) for name in in_order(configs) if name not in results])
+
+
+# Tables --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """To softmax with the same label smoothing, in percent points, over the seeds that both have."""
+
+    cell: Cell
+    metric: str
+    ours: float
+    spread: float | None
+    paper: float | None
+    p: float | None = None
+    """after Holm"""
+
+    @property
+    def sure(self) -> bool:
+        return self.p is not None and self.p < SURE
+
+    @property
+    def text(self) -> str:
+        return f"**{signed(self.ours)}**" if self.sure else signed(self.ours)
+
+
+def values(cell: Cell, metric: str, results: Results) -> dict[int, float]:
+    """A metric by seed, in percent."""
+    marks = {name.removeprefix(f"{cell.name}-seed"): name for name in results if name.startswith(f"{cell.name}-seed")}
+    return {int(seed): 100 * results[name]["test"][metric] for seed, name in marks.items()}
+
+
+def paper_difference(cell: Cell, metric: str) -> float | None:
+    """What a method gains on softmax in the paper."""
+    place = METRICS.index(metric)
+    own, softmax = cell.paper[place], CELLS[0].paper[place]
+    return None if own is None or softmax is None else own - softmax
+
+
+def differences(results: Results, smoothed: bool) -> list[Difference]:
+    """One family of tests: the rows without label smoothing, or those with it."""
+    softmax, *cells = (cell for cell in CELLS if bool(cell.label_smoothing) == smoothed)
+    found: list[Difference] = []
+    p_values = list[float | None]()
+    for cell in cells:
+        for metric in METRICS:
+            ours, base = values(cell, metric, results), values(softmax, metric, results)
+            each = [ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys())]
+            if each:
+                found.append(Difference(cell, metric, mean(each), std(each), paper_difference(cell, metric)))
+                p_values.append(float(scipy.stats.ttest_1samp(each, 0).pvalue) if len(each) > 2 else None)
+    return [dataclasses.replace(one, p=p) for one, p in zip(found, holm(p_values), strict=True)]
+
+
+def signs(found: Sequence[Difference]) -> tuple[int, int, int]:
+    """How many differences have the paper's sign, how many surely have not, and how many the paper has."""
+    known = [one for one in found if one.paper is not None]
+    same = sum(one.ours * (one.paper or 0) > 0 for one in known)
+    return same, sum(one.sure and one.ours * (one.paper or 0) < 0 for one in known), len(known)
+
+
+def rows(results: Results, smoothed: bool) -> list[tuple[str, ...]]:
+    """Of each method its name, what P_K trains for, what it has or gains, the same in the paper, the seeds."""
+    found = {(one.cell.name, one.metric): one for one in differences(results, smoothed)}
+    told = []
+    for cell in CELLS:
+        if bool(cell.label_smoothing) != smoothed:
+            continue
+        trained = {numbers.TOP1: "top-1", numbers.TOP5: "top-5"}.get(cell.p_k, "top-1 to 5")
+        seeds = len(values(cell, "top1", results))
+        if cell.method == "softmax":
+            own = [list(values(cell, metric, results).values()) for metric in METRICS]
+            pair = [both(each and f"{mean(each):.2f}" for each in own), both(one and f"{one:.2f}" for one in cell.paper)]
+            told.append((numbers.METHODS[cell.method], trained, *(f"{words} %" for words in pair), str(seeds)))
+            continue
+        ours = both((one := found.get((cell.name, metric))) and one.text for metric in METRICS)
+        paper = both(gain and signed(gain) for gain in (paper_difference(cell, metric) for metric in METRICS))
+        told.append((numbers.METHODS[cell.method], trained, ours, paper, str(seeds)))
+    return told
+
+
+def both(words: Iterable[object]) -> str:
+    """Top-1 | top-5, a dash for what is not known."""
+    return " \\| ".join(str(word or "–") for word in words)
+
+
+def signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def table(results: Results, smoothed: bool) -> list[str]:
+    """In Markdown, top-1 | top-5."""
+    head = ["method", "trained for", "here", "the paper", "seeds"]
+    lines = [head, [":--", ":--", "--:", "--:", "--:"], *rows(results, smoothed)]
+    if smoothed:  # the paper has none
+        lines = [[*line[:3], line[4]] for line in lines]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def sentence(results: Results) -> str:
+    """The answer to the first question."""
+    same, contradicted, known = signs(differences(results, False))
+    if not known:
+        return "Not run yet."
+    other = f"{contradicted} are surely the other way"
+    return f"Of {known} differences to softmax that the paper has, {same} have the same sign here; {other}."
+
+
+def page(results: Results) -> str:
+    """The whole file."""
+    epochs = [run["epochs"] for run in results.values()]
+    hours = sum(run["seconds"] for run in results.values()) / 3600
+    spent = f"{len(results)} of 70 runs, {hours:.1f} hours of a core, {mean(epochs):.0f} epochs a run." if results else ""
+    return "\n".join(
+        [
+            *("# The paper's table 1 in small", ""),
+            "Written by `python evidence/table1_small.py` from `evidence/summaries/table1-small.jsonl`; do not edit. What is",
+            "trained and asked was written down in that script before the runs. Images of 16 px, ResNet18 at a quarter of its",
+            "width, Adam at a constant 1e-3, no label smoothing, the best epoch for each metric by itself, nothing tuned.",
+            *("", "Softmax in percent, the others as points against it, top-1 | top-5; bold: p < .05 after Holm.", ""),
+            *table(results, False),
+            *("", sentence(results), spent, ""),
+            *("## With label smoothing 0.1 on both sides", ""),
+            *table(results, True),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="CIFAR-100 at 16 px")
+    parser.add_argument("--runs", type=Path, help="the run folders")
+    parser.add_argument("--jobs", type=int, default=2)
+    arguments = parser.parse_args()
+    try:
+        if arguments.data:
+            if arguments.runs is None:
+                raise LabError("--runs should say where the run folders are.")
+            run(arguments.data, arguments.runs, arguments.jobs)
+    except (LabError, Stopped) as error:
+        sys.exit(str(error) or "stopped")
+    TABLE.write_text(page(read()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
