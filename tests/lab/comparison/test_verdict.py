@@ -312,9 +312,18 @@ def test_a_metric_that_is_not_tested_is_in_the_table_if_it_was_tuned_for():
     tuned = dataclasses.replace(compared, settings={**compared.settings, "metric": "ndcg10"})
     shown = table(tuned)
     assert [row[0] for row in shown.rows[::2]] == ["top-1", "top-5", "top-10", "NDCG@10"]
-    line = tables.render(shown, "markdown").splitlines()[-5:]
+    line = tables.render(shown, "markdown").splitlines()
     assert any(re.match(r"\| NDCG@10 \| splitter \| 7\S+ ± \S+ \| \+1\.\d\d \| – \| – \| – \| 5 \|", each) for each in line)
     assert notes(tuned) == notes(compared)
+
+
+def test_the_notes_say_what_the_losses_are():
+    names = ("splitter", "lapsum", "gce", "error")
+    compared = made.measured(made.SOFTMAX, *(made.method(name, made.shifted(top1=0.01)) for name in names))
+    assert notes(compared)[-1] == (
+        "softmax: cross-entropy; splitter, lapsum: TopKCrossEntropyLoss, the paper's loss; gce: generalised cross-entropy, "
+        "bounded but for the first guess alone; error: TopKErrorLoss, the expected top-k error, bounded."
+    )
 
 
 # How long the list must be -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from anyk.lab.comparison.config import BASELINE, BOUNDED
 from anyk.lab.comparison.outcome import Comparison, Method
 from anyk.lab.coverage import SHARES
 from anyk.lab.errors import failure_sentences
+from anyk.lab.run import loss_names
 from anyk.lab.statistics import CONFIDENCE, ENOUGH_SEEDS, SIGNIFICANT, Paired
 from anyk.lab.tables import (
     Column,
@@ -80,6 +81,15 @@ def coverage_table(comparison: Comparison) -> Table:
 
 def notes(comparison: Comparison) -> list[str]:
     """How to read the table."""
+    losses: dict[str, list[str]] = {}
+    for method in comparison.methods:
+        losses.setdefault(loss_names.find(method.config.loss).words, []).append(method.name)
+    told = "; ".join(f"{', '.join(names)}: {words}" for words, names in losses.items())
+    return [*_measured(comparison), f"{told}."] if told else _measured(comparison)
+
+
+def _measured(comparison: Comparison) -> list[str]:
+    """What was measured and tested."""
     if not any(method.runs for method in comparison.methods):
         return ["Preliminary: the best score of the tuning so far, on validation and one seed; the test was not looked at."]
     lines = ["Test accuracy, mean ± standard deviation over the seeds."]

@@ -79,6 +79,17 @@ class Loss:
         return anyk.TopKCrossEntropyLoss if self.family == "cross_entropy" else anyk.TopKErrorLoss
 
     @property
+    def words(self) -> str:
+        """What it is, for somebody who has read nothing else."""
+        known = {
+            "softmax": "cross-entropy",
+            "gce": "generalised cross-entropy, bounded but for the first guess alone",
+            "error": "TopKErrorLoss, the expected top-k error, bounded",
+            "cross_entropy": "TopKCrossEntropyLoss, the paper's loss",
+        }
+        return known.get(self.family) or f"{self.make.__name__}, for one k"
+
+    @property
     def operator_class(self) -> type[anyk.Operator]:
         """The class of the operator. That of a network has the kind among its arguments."""
         found: type[anyk.Operator] = registry.OPERATORS.get(self.operator or "", anyk.SortingNetwork)
