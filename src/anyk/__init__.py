@@ -10,7 +10,7 @@ from anyk.operators import KSubset, LapSum, NeuralSort, Operator, Permutahedron,
 from anyk.prediction_sets import PredictionSets
 from anyk.tools import sample_k_subset, select_topk, soft_quantile, soft_rank, soft_sort, soft_topk
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "KSubset",
