@@ -15,6 +15,7 @@ epoch on validation for each metric by itself, the paper's P_K and temperatures)
 ResNet18 at a quarter of its width, up to 60 epochs, the end when no metric has improved for 15. Five seeds. Nothing is tuned,
 as in the paper. Then softmax, NeuralSort, SoftSort and DiffSortNets with the mixed P_K once more, all with label smoothing 0.1.
 SinkhornSort is not among these: with smoothed labels each row is ranked once for each of the hundred classes, days of training.
+A run that diverges counts as guessing.
 
 What is asked. 1. Of the paper's 18 differences to softmax (nine rows, two metrics), how many have the same sign here? A
 difference is *sure* if the p of the paired t test over the seeds is below 0.05 after Holm's correction over all 18; a sign is
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +37,7 @@ from typing import Any
 
 import scipy.stats
 
-from anyk.lab.engines.engine import Task
+from anyk.lab.engines.engine import Outcome, Task
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError, Stopped
 from anyk.lab.files import write_atomically
@@ -84,19 +86,34 @@ def write(results: Results, path: Path = SUMMARY) -> None:
 
 def run(data: str, folder: Path, jobs: int, path: Path = SUMMARY, **changes: Any) -> None:
     """Make the runs that are missing; ``changes`` are for rehearsals."""
-    configs = experiment("table1-small").configs(data)
+    configs = {name: config.replace(**changes) for name, config in experiment("table1-small").configs(data).items()}
     results = read(path)
+    for name in results:
+        if results[name]["config"] != shared(configs[name]):
+            raise LabError(f"{name} in {path} was trained by another config: move the file away.")
 
     def make(name: str) -> Task[None]:
-        outcome = (yield {folder / name: configs[name].replace(**changes)})[folder / name]
-        if outcome.result is None:
-            raise Stopped if outcome.error is None else LabError(f"{name}: {outcome.error}")
-        results[name] = {field: outcome.result[field] for field in ("epochs", "seconds", "selected", "test")}
+        outcome = (yield {folder / name: configs[name]})[folder / name]
+        if outcome == Outcome():
+            raise Stopped
+        if outcome.result is None and not outcome.diverged:
+            raise LabError(f"{name}: {outcome.error}")
+        # What diverged guesses, and is not tried again.
+        guesses = {"epochs": 0.0, "seconds": 0.0, "selected": {}, "test": {"top1": 0.01, "top5": 0.05}, "diverged": True}
+        found = outcome.result or guesses
+        kept = {field: found[field] for field in guesses if field in found}
+        results[name] = {**kept, "config": shared(configs[name])}
         write(results, path)
-        print(name, results[name]["test"], f"{results[name]['seconds']:.0f} s", file=sys.stderr, flush=True)
+        print(name, kept["test"], f"{kept['seconds']:.0f} s", file=sys.stderr, flush=True)
 
     with Pool(jobs) as pool:
         pool.run_tasks([make(name) for name in in_order(configs) if name not in results])
+
+
+def shared(config: Config) -> str:
+    """What must be the same on every machine: all of the config but the place of the data."""
+    fields = {name: value for name, value in config.to_json().items() if name != "data"}
+    return hashlib.blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
 # Tables --------------------------------------------------------------------------------------------------------------------

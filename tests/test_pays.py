@@ -395,6 +395,28 @@ def test_the_rule_for_wrong_labels(gains, gce, line, beyond, tmp_path):
     assert (found and found.method) == line
     assert line is None or bool(found.beyond_gce) == beyond
     assert {one.method for one in judged} == {"gce", "splitter mix", MIX, "error:lapsum pure"}
+    evidence = page.Evidence(tmp_path)
+    words = {
+        "gce": "the bounded loss without k is what helps most",
+        None: "no loss helps",
+        MIX: "`TopKErrorLoss({1: .5, 5: .5})`",
+    }
+    assert words[line] in page.wrong_sentence(evidence)
+    if line == MIX:
+        assert ("k adds to it on 6" if beyond else "on none of them surely better than without k") in page.wrong_sentence(
+            evidence
+        )
+
+
+def test_nothing_is_bold_before_all_methods_of_a_set_were_measured(tmp_path):
+    sets = wrong_labels(tmp_path, lambda method, name: (90, 90), 0)
+    evidence = page.Evidence(tmp_path)
+    assert page.both_text(evidence, "completion-wrong40", "gce") == "**+0.90** \\| **+0.90**"
+    summaries = sets["completion-wrong40"]
+    summaries.count([], gone=[("main: splitter mix", "main: softmax")])
+    evidence = page.Evidence(tmp_path)
+    assert page.both_text(evidence, "completion-wrong40", "gce") == "–"
+    assert "runs are missing" in page.wrong_sentence(evidence)
 
 
 def test_the_line_for_wrong_labels_is_open_while_runs_are_missing(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy import sparse
 from sklearn.datasets import make_friedman1
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -47,6 +48,17 @@ def test_one_of_two_that_say_the_same_is_enough():
     chosen = TopKSelector(2, max_iter=600, random_state=0).fit(X, y).get_support(indices=True)
     assert chosen[0] in (0, 1)
     assert chosen[1] == 6
+
+
+def test_finds_the_few_of_many_that_matter():
+    # All scores at a bound are alike, and with many features some of noise get there: such a choice is not taken.
+    X = np.random.default_rng(0).normal(size=(1000, 200))
+    y = X[:, -10:].sum(1)
+    selector = TopKSelector(3, random_state=0).fit(X, y)
+    assert selector.get_support(indices=True).min() >= 190
+    assert selector.bound_ is None
+    bounded = TopKSelector(3, bound=1.0, random_state=0).fit(X, y)
+    assert selector.loss_ < bounded.loss_
 
 
 def test_regression():
@@ -93,17 +105,17 @@ def test_random_state_and_torchs_own_numbers(corners):
 
 
 def test_progress(corners, capsys):
-    TopKSelector(4, max_iter=50).fit(*corners)
+    TopKSelector(4, bound=1.0, max_iter=50).fit(*corners)
     assert capsys.readouterr() == ("", "")
-    selector = TopKSelector(4, max_iter=50, verbose=True).fit(*corners)
+    selector = TopKSelector(4, bound=1.0, max_iter=50, verbose=True).fit(*corners)
     written = capsys.readouterr()
     lines = written.err.splitlines()
     assert (written.out, len(lines)) == ("", 20)
-    assert lines[0].startswith("TopKSelector 3 of 50: temperature 0.8")
-    assert lines[-1].startswith(f"TopKSelector 50 of 50: temperature 0.03, loss {selector.loss_:.6g}, undecided ")
+    assert lines[0].startswith("TopKSelector 3 of 50, bound 1.0: temperature 0.8")
+    assert lines[-1].startswith(f"TopKSelector 50 of 50, bound 1.0: temperature 0.03, loss {selector.loss_:.6g}, undecided ")
     assert lines[-1].endswith(" of 4")
     TopKSelector(4, max_iter=3, verbose=True).fit(*corners)
-    assert capsys.readouterr().err.count("\n") == 3
+    assert capsys.readouterr().err.count("\n") == 2 * 3
 
 
 @pytest.mark.parametrize(
@@ -127,12 +139,21 @@ def test_progress(corners, capsys):
     ids=str,
 )
 def test_bad_parameters_are_said_at_fit(settings, message, corners):
+    selector = TopKSelector(**{"k": 2, **settings})
     with pytest.raises((ValueError, TypeError), match=f"^{message}"):
-        TopKSelector(**{"k": 2, **settings}).fit(*corners)
+        selector.fit(*corners)
+    with pytest.raises(NotFittedError):
+        selector.get_support()
 
 
 def test_bad_input(corners):
     X, y = corners
+    numbers = np.round(100 * X[:, 3])
+    with pytest.raises(ValueError, match=r"task: expected 'regression' or 'classification' for a y with \d+ different whole"):
+        TopKSelector(2).fit(X, numbers)
+    TopKSelector(2, max_iter=2).fit(X, numbers.astype(int) % 100)
+    with pytest.raises(ValueError, match="X: expected features that are finite when they are standardised in float32"):
+        TopKSelector(2).fit(X * np.where(np.arange(12) == 3, 1e200, 1), y)
     with pytest.raises(ValueError, match="Input X contains NaN"):
         TopKSelector(2).fit(np.where(X.max() - 1 < X, np.nan, X), y)
     with pytest.raises(TypeError, match="Sparse data was passed"):

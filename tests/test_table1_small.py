@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "evidence"))
 
 import table1_small  # noqa: E402
+from anyk.lab.errors import LabError  # noqa: E402
 from anyk.lab.paper.experiments import experiment  # noqa: E402
 from table1_small import CELLS, METRICS  # noqa: E402
 
@@ -83,9 +84,12 @@ def test_runs_are_made_once_and_kept(tmp_path, capsys):
     data = chosen.write_smoke_data(tmp_path)["cifar100-16px"]
     path = tmp_path / "summary.jsonl"
     configs = chosen.configs(data)
-    done = {name: {"test": {"top1": 0.1, "top5": 0.3}} for name in table1_small.in_order(configs)[2:]}
-    table1_small.write(done, path)
     smoke = {"epochs": 1, "batch_size": 50, "validation": 0.1}
+    done = {
+        name: {"test": {"top1": 0.1, "top5": 0.3}, "config": table1_small.shared(configs[name].replace(**smoke))}
+        for name in table1_small.in_order(configs)[2:]
+    }
+    table1_small.write(done, path)
     table1_small.run(data, tmp_path / "runs", 2, path, **smoke)
     names = {folder.name for folder in (tmp_path / "runs").iterdir() if folder.is_dir()}
     assert names == set(table1_small.in_order(configs)[:2])
@@ -98,6 +102,21 @@ def test_runs_are_made_once_and_kept(tmp_path, capsys):
     capsys.readouterr()
     table1_small.run(data, tmp_path / "runs", 2, path, **smoke)
     assert capsys.readouterr().err == ""
+    with pytest.raises(LabError, match=r"seed\d in .* was trained by another config"):
+        table1_small.run(data, tmp_path / "runs", 2, path, **smoke, learning_rate=0.1)
+
+
+def test_a_run_that_diverges_counts_as_guessing(tmp_path):
+    chosen = experiment("table1-small")
+    data = chosen.write_smoke_data(tmp_path)["cifar100-16px"]
+    path = tmp_path / "summary.jsonl"
+    changes = {"epochs": 1, "batch_size": 50, "validation": 0.1, "learning_rate": 1e30}
+    configs = {name: config.replace(**changes) for name, config in chosen.configs(data).items()}
+    first, *others = table1_small.in_order(configs)
+    table1_small.write({name: {"test": {}, "config": table1_small.shared(configs[name])} for name in others}, path)
+    table1_small.run(data, tmp_path / "runs", 1, path, **changes)
+    assert table1_small.read(path)[first]["test"] == {"top1": 0.01, "top5": 0.05}
+    assert table1_small.read(path)[first]["diverged"]
 
 
 def test_the_committed_table_is_what_the_runs_say():

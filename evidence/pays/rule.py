@@ -66,7 +66,10 @@ def corrected(found: Mapping[Key, Paired]) -> dict[Key, Tested]:
 
 
 def main_differences(summaries: Summaries, against: str) -> dict[tuple[str, int], Tested]:
-    """Every method of a set against one of them, at 1 and at K: by method and k."""
+    """Every method of a set against one of them, at 1 and at K: by method and k; none before all were measured, since the
+    correction is over all of them."""
+    if not complete(summaries):
+        return {}
     pairs = [(f"main: {name}", f"main: {against}") for name in summaries.set.methods if name != against]
     tested = family(summaries, pairs, summaries.set.metrics)
     return {(one.removeprefix("main: "), int(metric.removeprefix("top"))): found for (one, _, metric), found in tested.items()}

@@ -567,12 +567,14 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         k: how many features to keep.
-        task: "classification", cross-entropy; "regression", mean squared error; "auto": regression if y has fractions.
+        task: "classification", cross-entropy; "regression", mean squared error; "auto": regression if y has fractions. Many
+            different whole numbers of a floating-point y may be either: then "auto" is an error.
         hidden_layer_sizes: widths of hidden layers (ReLU); () is a linear model, which sees no interaction of features.
         temperature: t at the start and at the end; it falls geometrically.
         bound: scores are kept between -bound and bound about their mean, so that no choice is final while the temperature is
-            high, and of two features that say the same one gives way; None: no bound, which decides early and is better where
-            features matter only together.
+            high, and of two features that say the same one gives way. None: no bound, which decides early; that is better
+            where features matter only together, or where most of many are noise. "auto": trains with the bound 1 and without
+            one, and takes the choice that ends with the lower loss, in twice the time.
         noise: standard deviation of the noise that is added to the standardised features in every step, so that the model does
             not learn single examples by heart; 0 is none.
         learning_rate: of Adam for the model; falls to zero in the second half.
@@ -586,6 +588,7 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
     Attributes:
         scores_: (n_features,) s at the end.
         support_: (n_features,) whether a feature is kept.
+        bound_: the bound that was taken.
         loss_: mean loss of the last twentieth of the steps, noise included; of a regression in units of the variance of y.
         n_iter_: steps that were made, max_iter.
         n_features_in_, feature_names_in_: as everywhere in scikit-learn.
@@ -606,7 +609,7 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         task: Literal["auto", "classification", "regression"] = "auto",
         hidden_layer_sizes: Sequence[int] = (64,),
         temperature: tuple[float, float] = (1.0, 0.03),
-        bound: float | None = 1.0,
+        bound: float | Literal["auto"] | None = "auto",
         noise: float = 0.5,
         learning_rate: float = 1e-3,
         score_learning_rate: float = 0.1,
@@ -641,16 +644,24 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
         k = checks.count("k", self.k, 1, X.shape[1], "n_features")
         target, outputs = self._target(y)
-        rng = check_random_state(self.random_state)
-        generator = torch.Generator().manual_seed(int(rng.randint(np.iinfo(np.int32).max)))
-        features = torch.as_tensor(StandardScaler().fit_transform(X), device=self.device, dtype=torch.float32)
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        with np.errstate(over="ignore", invalid="ignore"):
+            standardised = StandardScaler().fit_transform(X)
+        features = torch.as_tensor(standardised, device=self.device, dtype=torch.float32)
+        if not bool(features.isfinite().all()):
+            raise ValueError("X: expected features that are finite when they are standardised in float32, got larger ones")
         sizes = [X.shape[1], *map(int, self.hidden_layer_sizes), outputs]
         batch = min(int(self.batch_size), len(target))
         with _threads(3 * batch * sum(inputs * outputs for inputs, outputs in pairwise(sizes))):
-            scores = self._train(features, target.to(self.device), k, sizes, batch, (hot, cold), generator)
-        self.scores_, self.n_iter_ = scores.cpu().double().numpy(), int(self.max_iter)
-        if not np.isfinite(self.scores_).all():
+            trained = [
+                (*self._train(features, target.to(self.device), k, sizes, batch, (hot, cold), bound, seed), bound)
+                for bound in ((1.0, None) if self.bound == "auto" else (self.bound,))
+            ]
+        finite = [each for each in trained if np.isfinite(each[0]).all() and math.isfinite(each[1])]
+        if not finite:
             raise ValueError(f"learning_rate: expected one with which the scores stay finite, got {self.learning_rate!r}")
+        self.scores_, self.loss_, self.bound_ = min(finite, key=lambda each: each[1])
+        self.n_iter_ = int(self.max_iter)
         self.support_ = np.zeros(X.shape[1], dtype=bool)
         self.support_[np.argsort(-self.scores_, kind="stable")[:k]] = True
         return self
@@ -663,10 +674,12 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         sizes: list[int],
         batch: int,
         temperatures: tuple[float, float],
-        generator: torch.Generator,
-    ) -> Tensor:
-        """The scores of the features at the end."""
+        bound: float | None,
+        seed: int,
+    ) -> tuple[np.ndarray, float]:
+        """The scores of the features at the end, and the mean loss of the last twentieth of the steps."""
         (hot, cold), outputs = temperatures, sizes[-1]
+        generator = torch.Generator().manual_seed(seed)
         parameters = [
             torch.as_tensor(values, device=self.device, dtype=torch.float32).clone().requires_grad_()
             for values in _initial(sizes, generator)
@@ -679,7 +692,7 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         number, steps = len(target), int(self.max_iter)
         order = torch.empty(0, dtype=torch.long)
         total: Any = 0.0
-        since = 0
+        last, since = math.nan, 0
         for step in range(1, steps + 1):
             if len(order) < batch:
                 order = torch.cat([order, torch.randperm(number, generator=generator)])
@@ -695,21 +708,21 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            if self.bound is not None:
+            if bound is not None:
                 with torch.no_grad():
-                    scores.sub_(scores.mean()).clamp_(-self.bound, self.bound)
+                    scores.sub_(scores.mean()).clamp_(-bound, bound)
             total += loss.detach()  # read rarely: a look would wait for the device
             since += 1
             if step * REPORTS // steps > (step - 1) * REPORTS // steps:
-                self.loss_, total, since = float(total) / since, 0.0, 0
+                last, total, since = float(total) / since, 0.0, 0
                 if self.verbose:
                     undecided = float((mask * (1 - mask)).detach().sum())
-                    message = f"temperature {temperature:.3g}, loss {self.loss_:.6g}, undecided {undecided:.3g} of {k}"
-                    sys.stderr.write(f"TopKSelector {step} of {steps}: {message}\n")
-        return scores.detach()
+                    message = f"temperature {temperature:.3g}, loss {last:.6g}, undecided {undecided:.3g} of {k}"
+                    sys.stderr.write(f"TopKSelector {step} of {steps}, bound {bound}: {message}\n")
+        return scores.detach().cpu().double().numpy(), last
 
     def _get_support_mask(self) -> np.ndarray:
-        check_is_fitted(self)
+        check_is_fitted(self, "support_")
         return self.support_
 
     def __sklearn_tags__(self) -> Any:
@@ -722,6 +735,9 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         task = self.task
         if task == "auto":
             task = "regression" if type_of_target(y).startswith("continuous") else "classification"
+            if y.dtype.kind == "f" and task == "classification" and (number := len(np.unique(y))) > max(20, len(y) / 10):
+                what = f"for a y with {number} different whole numbers in {len(y)} examples"
+                raise ValueError(f"task: expected 'regression' or 'classification' {what}, got 'auto'")
         if task == "classification":
             check_classification_targets(y)
             classes, index = np.unique(y, return_inverse=True)
@@ -730,6 +746,8 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
             values = y.astype(np.float64)
         except ValueError:
             raise ValueError(f"y: expected numbers with task='regression', got dtype {y.dtype}") from None
+        if not np.isfinite(values).all():
+            raise ValueError("y: expected finite numbers with task='regression', got NaN or infinity")
         scaled = (values - values.mean()) / (values.std() or 1)
         return torch.from_numpy(scaled).float(), 1
 
@@ -741,7 +759,7 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         for name in ("learning_rate", "score_learning_rate"):
             checks.positive(name, getattr(self, name))
         checks.at_least("noise", self.noise, 0)
-        if self.bound is not None:
+        if self.bound is not None and self.bound != "auto":
             checks.positive("bound", self.bound)
         try:
             hot, cold = self.temperature

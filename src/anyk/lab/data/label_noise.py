@@ -57,8 +57,12 @@ def drawn(dataset: Dataset, noise: float | str, seed: int) -> Tensor:
         return torch.where((chance < noise) & (labels >= 0), (labels + shift) % classes, labels)
     sums = torch.from_numpy(read(Path(noise).expanduser(), dataset.classes)).cumsum(1)
     new = labels.clone()
-    for each in np.unique(labels[labels >= 0].numpy()).tolist():
-        here = (labels == each).nonzero().flatten()
+    # The examples class by class: to look for those of each in all of them would take minutes with many classes.
+    found, counts = torch.unique(labels, return_counts=True)
+    by_class = torch.split(labels.argsort(stable=True), counts.tolist())
+    for each, here in zip(found.tolist(), by_class, strict=True):
+        if each < 0:
+            continue
         # The sum of a row is 1 up to rounding, and no class beyond the last that has a share is drawn.
         last = int((sums[each] < sums[each, -1]).sum())
         new[here] = torch.searchsorted(sums[each], chance[here], right=True).clamp(max=last)
