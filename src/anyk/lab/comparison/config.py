@@ -115,8 +115,8 @@ class ComparisonConfig(ComparisonFields, Setting):
         if not ks and own and self.p_k_file is None:
             weights = map(max, zip(self.p_k, self.p_k_end or self.p_k, strict=True))
             ks = tuple(k for k, weight in enumerate(weights, start=1) if weight > 0 and k < classes)
-        # Of five classes or fewer, the first five guesses are always right: half of them say more.
-        ks = ks or ((1, 5) if classes > 5 else tuple(sorted({1, max((classes + 1) // 2, 1)})))
+        # Of few classes, the right one is nearly always among the first five: half of them say more.
+        ks = ks or tuple(sorted({1, min(5, (classes + 1) // 2)}))
         p_k = self.p_k if own else tuple(1 / len(ks) if k in ks else 0.0 for k in range(1, max(ks) + 1))
         return self.replace(ks=ks, p_k=p_k)
 
