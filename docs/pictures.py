@@ -122,7 +122,7 @@ def take_screenshots(folder: Path) -> None:
 
 
 def idea(path: Path) -> None:
-    """Eight look-alikes, the true one third: what softmax asks for, and what the top-5 loss asks for."""
+    """Eight look-alikes, the true one third: what cross-entropy asks for, and what the top-5 loss asks for."""
     names = list(GUESSES)
     place = names.index(TRUE)
     scores = torch.tensor(list(GUESSES.values()), requires_grad=True)
@@ -195,7 +195,7 @@ def _inclusion(axes: Axes, inclusion: list[float]) -> None:
         axes.text(j, value + 0.015, f"{100 * value:.0f}%", ha="center", va="bottom", **words)
     axes.set(xticks=steps, yticks=[], xlim=(0.5, K + 0.5), ylim=(0, 1.08))
     axes.set_xlabel("j", labelpad=1, color=GREY)
-    for j, colour, name in ((1, BLUE, "softmax loss"), (K, GREEN, f"top-{K} loss")):
+    for j, colour, name in ((1, BLUE, "cross-entropy"), (K, GREEN, f"top-{K} loss")):
         axes.get_xticklabels()[j - 1].set(weight="bold", color=colour)
         axes.text(j, -0.17, f"{name}\nraises this", color=colour, ha="center", va="top", fontsize=9.5)
 
@@ -204,7 +204,7 @@ def _pulls(axes: Axes, place: int, losses: dict[int, float], pulls: dict[int, Te
     """Minus the gradient of both losses, in the rows of the guesses."""
     axes.set(xticks=[], yticks=[], xlim=(-0.62, 3.0), ylim=(len(GUESSES) - 0.4, -0.6))
     columns = (
-        (0.0, 1, BLUE, "softmax loss", "not first: push hard"),
+        (0.0, 1, BLUE, "cross-entropy", "not first: push hard"),
         (1.85, K, GREEN, f"top-{K} loss", f"in the first {K}: almost done"),
     )
     for start, k, colour, name, says in columns:
