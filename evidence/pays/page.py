@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import table1_small
 from anyk.lab import statistics, tables
 from anyk.lab.statistics import Contrast, Paired
 from pays import plan, rule
@@ -283,7 +284,15 @@ def wrong_sentence(evidence: Evidence) -> str:
     return f"With wrong labels, {_loss(best.method, 5)} helps most: {gained}; {beyond}."
 
 
+def small_table(evidence: Evidence) -> str:
+    """The paper's table 1 in small: another script's runs."""
+    results = table1_small.read()
+    lines = [*table1_small.table(results, smoothed=False), "", table1_small.sentence(results)]
+    return "\n".join([*lines, "", *table1_small.table(results, smoothed=True)])
+
+
 QUOTES: Mapping[str, Callable[[Evidence], str]] = {
+    "table 1 in small": small_table,
     **{"main": main_table, "sentence": sentence, "front": front_table, "which k": gain_at_each_k, "wrong": wrong_sentence},
 }
 
@@ -626,7 +635,7 @@ def draw_front(evidence: Evidence, path: Path) -> None:
 
     names = [name for name in (*DECIDE, *NOISY) if evidence.sets[name].runs("main: error:lapsum mix")]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8, 0.9 + 0.32 * len(names)), layout="constrained")
+        figure = Figure(figsize=(7, 0.9 + 0.32 * len(names)), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         for number, (panel, word) in enumerate(zip(panels, ("top-1", "top-5 (films: top-10)"), strict=True)):
             panel.axvline(0, color="#888888", linewidth=1)
