@@ -125,3 +125,43 @@ def test_masks_are_traced():
     traced = torch.jit.trace(lambda scores: anyk.soft_topk(scores, 2), scores)
     other = torch.randn(4, 200)
     torch.testing.assert_close(traced(other), anyk.soft_topk(other, 2))
+
+
+EVERYWHERE = {
+    **{
+        f"mask {operator}": lambda s, operator=operator: anyk.soft_topk(s, 3, operator)
+        for operator in ("lapsum", "ksubset", "permutahedron", "sinkhorn", "splitter")
+    },
+    "mask, k by row": lambda s: anyk.soft_topk(s, s.detach().new_tensor([2.5, 1.0, 3.0])),
+    "mask, learned temperature": lambda s: anyk.soft_topk(s, 3, temperature=s.std()),
+    "hard": lambda s: anyk.soft_topk(s, 3, hard=True),
+    "select": lambda s: anyk.select_topk(s.detach()[..., None], s, 3)[0],
+    "quantile": lambda s: anyk.soft_quantile(s, 0.3),
+    "sample": lambda s: anyk.sample_k_subset(s, 3, generator=torch.Generator("cpu").manual_seed(0)),
+    "gumbel": lambda s: anyk.sample_k_subset(s, 3, method="gumbel", generator=torch.Generator("cpu").manual_seed(0)),
+    **{
+        f"{call.__name__} {operator}": lambda s, call=call, operator=operator: call(s, operator, s.std())
+        for call in (anyk.soft_rank, anyk.soft_sort)
+        for operator in ("lapsum", "permutahedron")
+        if call is anyk.soft_rank or operator != "lapsum"
+    },
+    "spearman": lambda s: anyk.ranking.spearman_loss(s, s.detach().flip(-1)),
+    "ndcg": lambda s: anyk.ranking.ndcg_loss(s, (s.detach() > 1).float(), k=5),
+    "recall": lambda s: anyk.ranking.recall_loss(s, s.detach() > 0, k=5),
+    "precision": lambda s: anyk.ranking.average_precision_loss(s, s.detach() > 0),
+}
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("call", EVERYWHERE.values(), ids=EVERYWHERE)
+def test_results_are_where_the_scores_are_whatever_the_default_device(call, backend):
+    scores = scores_of(3, 40)
+    with anyk.backend(backend):
+        here, elsewhere = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+        expected = call(here)
+        expected.sum().backward()
+        with torch.device("meta"):
+            found = call(elsewhere)
+            found.sum().backward()
+    assert torch.equal(found, expected)
+    assert torch.equal(elsewhere.grad, here.grad)

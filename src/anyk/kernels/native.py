@@ -338,7 +338,7 @@ class _Mask(torch.autograd.Function):
         rate = 1 / (temperature if own_temperature is None else float(own_temperature))
         ks = None if own_k is None else own_k.to(torch.float64).expand(*scores.shape[:-1], 1).reshape(-1).contiguous()
         number = rows.shape[0]
-        threshold = torch.empty(number, 3 if kind == abi.Operator.KSUBSET else 1, dtype=torch.float64)
+        threshold = torch.empty(number, 3 if kind == abi.Operator.KSUBSET else 1, dtype=torch.float64, device="cpu")
         out = None if of_threshold else rows.new_empty(number, n)
         packed = _pack_mask(
             number, n, rows.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0,
@@ -366,8 +366,8 @@ class _Mask(torch.autograd.Function):
         else:
             incoming = _readable(incoming.reshape(number, n).to(rows.dtype))
         out = rows.new_empty(number, n)
-        of_k = torch.empty(number, dtype=torch.float64) if ctx.needs_input_grad[1] else None
-        of_rate = torch.empty(number, dtype=torch.float64) if ctx.needs_input_grad[2] else None
+        of_k = torch.empty(number, dtype=torch.float64, device="cpu") if ctx.needs_input_grad[1] else None
+        of_rate = torch.empty(number, dtype=torch.float64, device="cpu") if ctx.needs_input_grad[2] else None
         packed = _pack_mask_backward(
             number, n, rows.stride(0), incoming.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, of_threshold,
             rate, rows.data_ptr(), threshold.data_ptr(), incoming.data_ptr(), out.data_ptr(),
@@ -421,7 +421,7 @@ class _Ranking(torch.autograd.Function):
             of_scores, of_temperature = _by_plain(plain, (scores, learned), incoming)
             return of_scores, of_temperature, None
         out = ordered.new_empty(ordered.shape)
-        of_rate = torch.empty(len(ordered), dtype=torch.float64) if ctx.needs_input_grad[1] else None
+        of_rate = torch.empty(len(ordered), dtype=torch.float64, device="cpu") if ctx.needs_input_grad[1] else None
         _run_ranking(operator, kind, rate, ordered, order, incoming.reshape(ordered.shape).float().contiguous(), out, of_rate)
         of_temperature = None
         if of_rate is not None:  # d(1/t) = -dt / t^2
@@ -512,7 +512,7 @@ class _NetworkMask(torch.autograd.Function):
             of_scores, of_temperature = _by_plain(plain, (scores, learned), incoming)
             return of_scores, of_temperature, None
         out = torch.empty_like(ordered)
-        of_rate = torch.empty(len(ordered), dtype=torch.float64) if ctx.needs_input_grad[1] else None
+        of_rate = torch.empty(len(ordered), dtype=torch.float64, device="cpu") if ctx.needs_input_grad[1] else None
         incoming = incoming.reshape(ordered.shape).float().contiguous()
         _run_network_mask(described, temperature**-power, k, ordered, order, incoming, out, of_rate)
         of_temperature = None

@@ -165,7 +165,7 @@ def _depth(wiring: Wiring) -> int:
 def _tables(wiring: Wiring, lanes: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of each layer and wire twice the partner (itself if it has none), and 1 if it gets the smaller value; where rows start;
     the output of each rank; the rank of each wire (k if it is no output)."""
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), torch.device("cpu"):  # not the default device
         k = len(wiring.outputs)
         upper, lower, layer = wiring.comparators.long().unbind(-1)
         table = (2 * torch.arange(lanes, dtype=torch.int32)).repeat(_depth(wiring), 1)

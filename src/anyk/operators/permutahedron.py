@@ -183,20 +183,20 @@ def _merge(values: Tensor, rounds: int = 50) -> Tensor | None:
     None: that took too many rounds. NaN descends to nothing.
     """
     n = values.shape[-1]
-    starts = torch.ones(values.numel(), dtype=torch.bool)
-    place = torch.arange(values.numel())  # where the blocks start
-    totals, sizes = values.reshape(-1), torch.ones(values.numel(), dtype=values.dtype)
+    totals = values.reshape(-1)
+    sizes, starts = torch.ones_like(totals), torch.ones_like(totals, dtype=torch.bool)
+    place = torch.arange(len(totals), device=values.device)  # where the blocks start
     for _ in range(rounds):
         means = totals / sizes
-        kept = torch.ones(len(means), dtype=torch.bool)
+        kept = torch.ones_like(means, dtype=torch.bool)
         kept[1:] = (means[1:] > means[:-1]) | (place[1:] % n == 0) | means[1:].isinf()
         if bool(kept.all()):
             starts.zero_()[place] = True
             return starts.reshape(values.shape)
         into = kept.long().cumsum(0) - 1
         number = int(into[-1]) + 1
-        totals = torch.zeros(number, dtype=values.dtype).index_add_(0, into, totals)
-        sizes = torch.zeros(number, dtype=values.dtype).index_add_(0, into, sizes)
+        totals = values.new_zeros(number).index_add_(0, into, totals)
+        sizes = values.new_zeros(number).index_add_(0, into, sizes)
         place = place[kept]
     return None
 
