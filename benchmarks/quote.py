@@ -67,19 +67,16 @@ def cost(results: str) -> str:
 
 def front(results: str) -> str:
     """What README shows of the losses."""
-    shapes: dict[str, Row] = {}
-    splitters: dict[str, Row] = {}
-    for row in tables("Losses", results)[0]:
-        if row["operator"] in ("LapSum", "splitter"):
-            (shapes if row["operator"] == "LapSum" else splitters)[row["batch, n, m"]] = row
-    rows = []
-    for shape, row in shapes.items():
-        batch, classes, m = shape.split(", ")
-        ranked = "all" if m == "none" else m
-        cells = [row["native error"], splitters[shape]["native default"], row["plain error"]]
-        rows.append([f"{batch} x {int(classes):,}, {ranked}", row["CE ms"], *map(figure, cells)])
-    head = ["batch x classes, ranked", "cross-entropy, ms", "`TopKErrorLoss`", "`TopKCrossEntropyLoss`"]
-    return markdown_table([*head, "`TopKErrorLoss` without C"], rows)
+    columns = {
+        "`TopKErrorLoss`": "native TopKErrorLoss",
+        "`TopKCrossEntropyLoss`": "native TopKCrossEntropyLoss",
+        "`TopKErrorLoss` without C": "plain TopKErrorLoss",
+    }
+    rows = [
+        [row["batch x classes"], row["CE ms"], *(figure(row[name]) for name in columns.values())]
+        for row in tables("As they come", results)[0]
+    ]
+    return markdown_table(["batch x classes", "cross-entropy, ms", *columns], rows)
 
 
 def part(title: str, *, only: tuple[str, str] = ("", ""), without: tuple[str, ...] = ()) -> Callable[[str], str]:
