@@ -55,7 +55,7 @@ def test_speed_measures(tmp_path):
     run("speed.py", "--quick", "--out", tmp_path / "results.md")
     told = (tmp_path / "results.md").read_text()
     assert "nan" not in told
-    assert len(re.findall("^## ", told, re.MULTILINE)) == 12
+    assert len(re.findall("^## ", told, re.MULTILINE)) == 13
     table = re.search(r"^\| batch, n, m \| operator .*$", told, re.MULTILINE)[0]
     assert "plain default" in table
     assert ("native default" in table) == (not native.status())
