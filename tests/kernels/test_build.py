@@ -308,6 +308,14 @@ def assert_refused(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
 # The package
 
 
+def test_the_library_asks_for_no_newer_glibc_than_its_wheel_says():
+    library = next((ROOT / KERNELS).glob("_native*.so"), None)
+    if library is None or sys.platform != "linux":
+        pytest.skip("there is no library of Linux here")
+    asked = {int(version) for version in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())}
+    assert max(asked) <= 28, "see `make wheel`, and .symver in csrc/anyk.h"
+
+
 def test_without_a_compiler_the_wheel_is_for_any_machine_and_works(tmp_path, empty):
     wheel, names, said = wheel_of(checkout(tmp_path), PATH=empty)
     assert wheel.name.endswith("-py3-none-any.whl")

@@ -11,13 +11,6 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* glibc 2.34 gave it a new version, which older systems lack. */
-#if defined(__GLIBC__) && defined(__x86_64__)
-__asm__(".symver pthread_create,pthread_create@GLIBC_2.2.5");
-#elif defined(__GLIBC__) && defined(__aarch64__)
-__asm__(".symver pthread_create,pthread_create@GLIBC_2.17");
-#endif
-
 /* For native.py, which compares it with abi.py. */
 EXPORT extern const int64_t anyk_layout[], anyk_layout_size;
 const int64_t anyk_layout[] = {ANYK_LAYOUT};

@@ -8,6 +8,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Newer versions of these, which older systems lack, came with glibc 2.29 (exp, log) and 2.34 (pthread_create). */
+#if defined(__GLIBC__) && defined(__x86_64__)
+#define OLDEST "GLIBC_2.2.5"
+#elif defined(__GLIBC__) && defined(__aarch64__)
+#define OLDEST "GLIBC_2.17"
+#endif
+#if defined(OLDEST)
+__asm__(".symver exp,exp@" OLDEST);
+__asm__(".symver log,log@" OLDEST);
+__asm__(".symver pthread_create,pthread_create@" OLDEST);
+#endif
+
 #include "abi.h"
 
 #define LANES 16 /* rows that are computed side by side */
