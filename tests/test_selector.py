@@ -148,10 +148,16 @@ def test_bad_parameters_are_said_at_fit(settings, message, corners):
 
 def test_bad_input(corners):
     X, y = corners
-    numbers = np.round(100 * X[:, 3])
+    numbers = np.round(2 * X[:, 3])
     with pytest.raises(ValueError, match=r"task: expected 'regression' or 'classification' for a y with \d+ different whole"):
         TopKSelector(2).fit(X, numbers)
-    TopKSelector(2, max_iter=2).fit(X, numbers.astype(int) % 100)
+    with pytest.raises(ValueError, match="task: expected 'regression' or 'classification'"):
+        TopKSelector(2).fit(X, numbers.astype(int))
+    assert len(np.unique(numbers)) > 60
+    TopKSelector(2, task="classification", max_iter=2).fit(X, numbers.astype(int))
+    TopKSelector(2, max_iter=2).fit(X, numbers.astype(int).astype(str))
+    with pytest.raises(ValueError, match="y: expected at least two classes with task='classification', got 1 class"):
+        TopKSelector(2).fit(X, np.zeros(600, dtype=int))
     with pytest.raises(ValueError, match="X: expected features that are finite when they are standardised in float32"):
         TopKSelector(2).fit(X * np.where(np.arange(12) == 3, 1e200, 1), y)
     with pytest.raises(ValueError, match="Input X contains NaN"):

@@ -306,6 +306,8 @@ def guesses_table(evidence: Evidence) -> str:
 def small_table(evidence: Evidence) -> str:
     """The paper's table 1 in small: another script's runs."""
     results = table1_small.read()
+    if not results:
+        return "It has not been run yet: a night on two cores."
     lines = [*table1_small.table(results, smoothed=False), "", table1_small.sentence(results)]
     return "\n".join([*lines, "", *table1_small.table(results, smoothed=True)])
 

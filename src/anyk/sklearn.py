@@ -568,7 +568,7 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
     Args:
         k: how many features to keep.
         task: "classification", cross-entropy; "regression", mean squared error; "auto": regression if y has fractions. Many
-            different whole numbers of a floating-point y may be either: then "auto" is an error.
+            different whole numbers may be either: then "auto" is an error.
         hidden_layer_sizes: widths of hidden layers (ReLU); () is a linear model, which sees no interaction of features.
         temperature: t at the start and at the end; it falls geometrically.
         bound: scores are kept between -bound and bound about their mean, so that no choice is final while the temperature is
@@ -735,13 +735,15 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         task = self.task
         if task == "auto":
             task = "regression" if type_of_target(y).startswith("continuous") else "classification"
-            if y.dtype.kind == "f" and task == "classification" and (number := len(np.unique(y))) > max(20, len(y) / 10):
+            if y.dtype.kind in "fiu" and task == "classification" and (number := len(np.unique(y))) > max(20, len(y) / 10):
                 what = f"for a y with {number} different whole numbers in {len(y)} examples"
                 raise ValueError(f"task: expected 'regression' or 'classification' {what}, got 'auto'")
         if task == "classification":
             check_classification_targets(y)
             classes, index = np.unique(y, return_inverse=True)
-            return torch.from_numpy(index), max(2, len(classes))
+            if len(classes) < 2:
+                raise ValueError(f"y: expected at least two classes with task='classification', got {len(classes)} class")
+            return torch.from_numpy(index), len(classes)
         try:
             values = y.astype(np.float64)
         except ValueError:

@@ -118,6 +118,8 @@ def test_a_run_keeps_what_its_validation_examples_say(changes: dict[str, Any], c
     scores = classifier(dataset.train.take(parts.validation))
     exact = anyk.PredictionSets(scores, dataset.train.labels[parts.validation], 0.9).threshold
     assert found.threshold(0.9) == pytest.approx(min(exact, 0.0), abs=2e-4)
+    training.train(config.replace(label_noise=0.3), tmp_path / "wrong labels")
+    assert models.load(tmp_path / "wrong labels").plan.calibration is None
     training.train(config.replace(tested=False), tmp_path / "tuning")
     tuning = models.load(tmp_path / "tuning")
     assert tuning.plan.calibration is None

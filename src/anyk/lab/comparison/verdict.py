@@ -162,14 +162,17 @@ def _headline(comparison: Comparison) -> str:
         return f"A trade: {pick.name} gains {_listed(gains)} and loses {_listed(losses)} against {BASELINE}."
     if gains:
         control = next((one for one in comparison.controls_of(pick) if _has_it_too(comparison, pick, one, gains)), None)
-        but = f", but {_cause(control)}" if control is not None else ""
+        but = f", but {_cause(comparison, pick, control, gains)}" if control is not None else ""
         return f"{pick.name} is better than {BASELINE}: {_listed(gains)}{but}."
+    winners = [method.name for method in comparison.judged if comparison.confirmed(method)]
     if pick.name != BASELINE:
         message = "the test says the opposite" if losses else "the test does not confirm it"
         if pick not in comparison.judged:
             message = "has too few seeds to confirm it"
+        if winners:
+            better = f"{_either(winners, 'and')} {'is' if len(winners) == 1 else 'are'} better than {BASELINE} on the test"
+            return f"{better}; but {pick.name} is best on validation, and {message}."
         return f"Nothing beats {BASELINE}: {pick.name} is best on validation, but {message}."
-    winners = [method.name for method in comparison.judged if comparison.confirmed(method)]
     if winners:
         gain = f"{_either(winners, 'and')} {'gains' if len(winners) == 1 else 'gain'}"
         return f"Nothing beats {BASELINE} on validation, which does not bear out what {gain} on the test."
@@ -271,11 +274,13 @@ def _surely_more(found: Paired | None) -> bool:
     return found is not None and found.p is not None and found.p < SIGNIFICANT and found.difference > 0
 
 
-def _cause(control: Method) -> str:
-    """What else gains it."""
+def _cause(comparison: Comparison, method: Method, control: Method, gains: Iterable[str]) -> str:
+    """What else gains it, and how much of it."""
+    beside = [comparison.difference(control, method, metric) for metric in gains]
+    much = "as much or more" if all(one is not None and one.difference >= 0 for one in beside) else "half of it or more"
     if control.config.loss == BOUNDED:
-        return f"{control.name}, which is bounded and knows no k, gains half of it or more"
-    return f"{BASELINE} with the learning rate {control.config.learning_rate:g} gains half of it or more"
+        return f"{control.name}, which knows no k, gains {much}"
+    return f"{BASELINE} with the learning rate {control.config.learning_rate:g} gains {much}"
 
 
 def _controls(comparison: Comparison) -> list[str]:
@@ -286,7 +291,9 @@ def _controls(comparison: Comparison) -> list[str]:
         for control in comparison.controls_of(method) if gains else ():
             too = [metric for metric in gains if _has_it_too(comparison, method, control, [metric])]
             if too and not (method is comparison.picked and len(too) == len(gains) and comparison.confirmed(method)):
-                sentences.append(f"{method.name} gains {_either(map(title, too), 'and')}, but {_cause(control)}.")
+                sentences.append(
+                    f"{method.name} gains {_either(map(title, too), 'and')}, but {_cause(comparison, method, control, too)}."
+                )
             beside = {metric: comparison.difference(method, control, metric) for metric in gains if metric not in too}
             for more, surely in (("more than luck", True), ("which may be luck", False)):
                 told = [

@@ -83,8 +83,8 @@ class Loss:
         """What it is, for somebody who has read nothing else."""
         known = {
             "softmax": "cross-entropy",
-            "gce": "generalised cross-entropy, bounded but for the first guess alone",
-            "error": "TopKErrorLoss, the expected top-k error, bounded",
+            "gce": "generalised cross-entropy, for the first guess, bounded but for a share of cross-entropy",
+            "error": "TopKErrorLoss, the expected top-k error, bounded but for a share of cross-entropy",
             "cross_entropy": "TopKCrossEntropyLoss, the paper's loss",
         }
         return known.get(self.family) or f"{self.make.__name__}, for one k"

@@ -418,7 +418,8 @@ class _Training:
                 each = {"ranks": examined.ranks, "guesses": examined.guesses}
                 if self.parts.test.groups is not None:
                     each["groups"] = self.parts.test.groups[self.parts.test_index]
-        calibration = self._calibrate(chosen) if self.config.tested else None
+        # Wrong labels would promise another coverage than that of the right ones.
+        calibration = self._calibrate(chosen) if self.config.tested and not self.config.label_noise else None
         self.seconds = time.perf_counter() - started
         validation = (
             {metric: best["value"] for metric, best in self.best.items()}
