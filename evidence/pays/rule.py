@@ -169,6 +169,8 @@ class Helped:
     """the mean of both differences to softmax over all sets"""
     beyond_gce: tuple[str, ...]
     """the sets on which one of both is surely better than gce's"""
+    behind_gce: tuple[str, ...]
+    """the sets on which one of both is surely worse than gce's"""
 
 
 def judge_wrong(sets: Mapping[str, Summaries]) -> list[Helped]:
@@ -181,15 +183,13 @@ def judge_wrong(sets: Mapping[str, Summaries]) -> list[Helped]:
         gained = tuple(name for name in WRONG if any(one.sure and one.paired.difference > 0 for one in known[name]))
         lost = tuple(name for name in WRONG if any(one.sure and one.paired.difference < 0 for one in known[name]))
         # Holm over both k alone: whether k adds something to being bounded is asked of each loss by itself.
-        beyond = tuple(
-            name
+        beside = {
+            name: corrected({k: gce[name][method, k].paired for k in NOISY[name].ks if (method, k) in gce[name]}).values()
             for name in WRONG
-            if any(
-                one.sure and one.paired.difference > 0
-                for one in corrected(
-                    {k: gce[name][method, k].paired for k in NOISY[name].ks if (method, k) in gce[name]}
-                ).values()
-            )
+        }
+        beyond, behind = (
+            tuple(name for name in WRONG if any(one.sure and sign * one.paired.difference > 0 for one in beside[name]))
+            for sign in (1, -1)
         )
         complete_ = all(len(pair) == 2 for pair in known.values()) and all(complete(sets[name]) for name in WRONG)
         every = [one.paired.difference for pair in known.values() for one in pair]
@@ -201,6 +201,7 @@ def judge_wrong(sets: Mapping[str, Summaries]) -> list[Helped]:
                 lost,
                 statistics.mean(every) if complete_ else None,
                 beyond,
+                behind,
             )
         )
     return judged
