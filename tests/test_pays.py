@@ -397,14 +397,14 @@ def test_the_rule_for_wrong_labels(gains, gce, line, beyond, tmp_path):
     assert {one.method for one in judged} == {"gce", "splitter mix", MIX, "error:lapsum pure"}
     evidence = page.Evidence(tmp_path)
     words = {
-        "gce": "The bounded loss without k is surely better than cross-entropy on 6 of 6 sets and worse on none",
+        "gce": "The bounded loss without k is significantly better than cross-entropy on 6 of 6 sets and worse on none",
         None: "No loss helps",
-        MIX: "`TopKErrorLoss({1: .5, 5: .5})` is surely better than cross-entropy on 6 of 6 sets",
+        MIX: "`TopKErrorLoss({1: .5, 5: .5})` is significantly better than cross-entropy on 6 of 6 sets",
     }
     told = page.wrong_sentence(evidence)
     assert told.startswith(words[line])
     if line == MIX:
-        assert told.endswith("on 6 of them also than without k." if beyond else "on none also than without k.")
+        assert told.endswith("on 6 of them than without k, too." if beyond else "on none than without k.")
 
 
 def test_nothing_is_bold_before_all_methods_of_a_set_were_measured(tmp_path):

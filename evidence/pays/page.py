@@ -280,14 +280,13 @@ def wrong_sentence(evidence: Evidence) -> str:
     mix = next(one for one in judged if one.method == "error:lapsum mix")
     sets = len(rule.WRONG)
     if best.method != "gce":
-        beyond = f"on {len(best.beyond_gce)} of them also than without k" if best.beyond_gce else "on none also than without k"
-        return f"{_loss(best.method, 5)} is surely better than cross-entropy on {len(best.gained)} of {sets} sets, {beyond}."
-    words = (
-        f"surely better than cross-entropy on {len(best.gained)} of {sets} sets and worse on none: being bounded is what helps"
-    )
-    own = f"`TopKErrorLoss({{1: .5, 5: .5}})` is on {len(mix.gained)} of {sets}, and worse on {len(mix.lost) or 'none'}"
-    beside = f"surely better than without k on {len(mix.beyond_gce)}, surely worse on {len(mix.behind_gce)}"
-    return f"The bounded loss without k is {words}. {own}; {beside}."
+        beyond = f"on {len(best.beyond_gce)} of them than without k, too" if best.beyond_gce else "on none than without k"
+        words = f"{_loss(best.method, 5)} is significantly better than cross-entropy on {len(best.gained)} of {sets} sets"
+        return f"{words}, {beyond}."
+    words = f"The bounded loss without k is significantly better than cross-entropy on {len(best.gained)} of {sets} sets"
+    own = f"{_loss(mix.method, 5)} is better on {len(mix.gained)} of {sets}, and worse on {len(mix.lost) or 'none'}"
+    beside = f"against the loss without k it is better on {len(mix.beyond_gce)} and worse on {len(mix.behind_gce)}"
+    return f"{words} and worse on none: being bounded is what helps. {own}; {beside}."
 
 
 def guesses_table(evidence: Evidence) -> str:
