@@ -28,6 +28,7 @@ demo: $(VENV)/demo $(LIBRARY)
 	@echo
 	@echo "2. A loss: the next token of Python's own library, by a tiny model. Of the labels that it learns from and is tuned by,"
 	@echo "40 % are wrong; those of the test are right. Softmax with label smoothing, a bounded loss without k (gce), and with k (error)."
+	@echo "A demonstration with a tiny model and any wrong label; with larger ones, docs/evidence.md, the gains are smaller."
 	@$(BIN)/anyk compare completion --losses softmax gce error --label-noise 0.4 --effort quick --train-fraction 0.1 --epochs 1 \
 		--learning-rate 0.05 --context 4 --embedding 16 --hidden 24 --dropout 0 --out demo
 
