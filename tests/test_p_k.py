@@ -90,7 +90,7 @@ def test_may_be_assigned():
         (True, TypeError, "p_k: expected an integer k, a sequence of numbers, .* got True"),
         ({"5": 1.0}, TypeError, "p_k: every k: expected an integer, got '5'"),
         ({1: "a"}, TypeError, "p_k: expected numbers as the weights of the k, got 'a'"),
-        ({1: 0.5}, ValueError, "p_k: expected probabilities that sum to 1 .within 0.0001., got the sum 0.5"),
+        ({1: 0.5}, ValueError, "p_k: expected probabilities that sum to 1 .within 0.0001., such as .*, got the sum 0.5"),
         ({10**9: 1.0}, ValueError, "p_k: expected k of at most a million, got 1000000000"),
         ([float("inf"), float("-inf")], ValueError, "p_k: expected probabilities of at least 0, got -inf"),
         ([[0.5, 0.5], [1.0]], ValueError, "p_k: expected one distribution of the same length for each class"),

@@ -152,4 +152,7 @@ def _check_values(least: float, total: float, name: str) -> None:
     if not least >= 0:
         raise ValueError(f"{name}: expected probabilities of at least 0, got {least:.6g}")
     if not abs(total - 1) <= TOLERANCE:
-        raise ValueError(f"{name}: expected probabilities that sum to 1 (within {TOLERANCE:g}), got the sum {total:.6g}")
+        raise ValueError(
+            f"{name}: expected probabilities that sum to 1 (within {TOLERANCE:g}), such as {{1: 0.5, 5: 0.5}} for top-1 and "
+            f"top-5, got the sum {total:.6g}"
+        )
