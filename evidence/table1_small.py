@@ -226,7 +226,8 @@ def page(results: Results) -> str:
     """The whole file."""
     epochs = [run["epochs"] for run in results.values()]
     hours = sum(run["seconds"] for run in results.values()) / 3600
-    spent = f"{len(results)} of 70 runs, {hours:.1f} hours of a core, {mean(epochs):.0f} epochs a run." if results else ""
+    whole = sum(cell.seeds for cell in CELLS)
+    spent = f"{len(results)} of {whole} runs, {hours:.1f} hours of a core, {mean(epochs):.0f} epochs a run." if results else ""
     return "\n".join(
         [
             *("# The paper's table 1 in small", ""),
