@@ -112,6 +112,9 @@ class Spec(Measure, ABC):
 
     def log_inclusion(self, rows: Rows, k: int) -> Float[Tensor, "*rows k"] | None:
         """log T of the targets; None if the loss does not ask for it."""
+        if rows.shares is not None:  # every candidate is a target, of the same scores
+            every = self.operator.every_log_inclusion(rows.scores[:, 0], None if rows.real is None else rows.real[:, 0], k)
+            return every if rows.real is None else every.gather(-2, rows.position[..., None].expand_as(every))
         return self.operator.candidate_log_inclusion(rows.scores, rows.position, rows.real, k)
 
     @abstractmethod

@@ -155,6 +155,22 @@ class Operator(nn.Module, ABC):
         """
         return self._log_inclusion(self._scaled(scores, position, real), position, real, k).to(checks.working_dtype(scores))
 
+    def every_log_inclusion(
+        self, scores: Float[Tensor, "*batch m"], real: Bool[Tensor, "*batch m"] | None, k: int
+    ) -> Float[Tensor, "*batch m k"]:
+        """:meth:`candidate_log_inclusion` of every candidate, for targets that have a share each; that of padding is any number.
+
+        Where one ranking of the row serves all of them, a subclass writes ``_every_log_inclusion``.
+        """
+        if "_every_log_inclusion" in vars(type(self)):  # not inherited, as what a subclass computes is its own
+            # All of them are targets, far ones as well: float64 has the digits of all.
+            exact = scores if scores.device.type == "mps" else scores.double()
+            return self._every_log_inclusion(self._scaled(exact, None, real), real, k).to(checks.working_dtype(scores))
+        position = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
+        if real is not None:
+            position, real = position.where(real, 0), real[..., None, :].expand(*real.shape, real.shape[-1])
+        return self.candidate_log_inclusion(scores[..., None, :].expand(*scores.shape, scores.shape[-1]), position, real, k)
+
     def kernel_description(self, m: int, k: int) -> OperatorDescription | str:
         """The operator in plain numbers, for the kernels; or why there is no kernel for it."""
         code = vars(type(self)).get("kernel_code")
@@ -355,11 +371,21 @@ class Operator(nn.Module, ABC):
     ) -> Float[Tensor, "*batch k"]:
         """log T at temperature 1. The scores come in descending order (if ``sorts``), relative to the target's."""
 
+    def _every_log_inclusion(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+        """log T of every class, (..., m, k), at temperature 1."""
+        raise NotImplementedError
+
 
 def log_running_sum(log_probabilities: Float[Tensor, "*batch k m"], position: Int[Tensor, "*batch"]) -> Tensor:
     """log T from log P: the target's column, summed over the ranks."""
     place = position[..., None, None].expand(*log_probabilities.shape[:-1], 1)
     return log_cumulative(log_probabilities.gather(-1, place).squeeze(-1))
+
+
+def log_running_sums(log_probabilities: Float[Tensor, "*batch k m"], real: Tensor | None) -> Float[Tensor, "*batch m k"]:
+    """log T of all classes from log P; 0 for padding."""
+    columns = log_probabilities.mT
+    return log_cumulative(columns if real is None else columns.masked_fill(~real[..., None], 0))
 
 
 def log_cumulative(column: Float[Tensor, "*batch k"]) -> Float[Tensor, "*batch k"]:

@@ -82,6 +82,10 @@ class LapSum(Operator, name="lapsum"):
         margin = candidates.at(scores, position)[..., None] - _thresholds(scores, real, k)
         return _everyone_at_the_end(_log_laplace(margin)[..., None], real, scores.shape[-1]).squeeze(-1)
 
+    def _every_log_inclusion(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+        margin = scores[..., None, :] - _thresholds(scores, real, k)[..., :, None]
+        return _everyone_at_the_end(_log_laplace(margin), real).mT
+
 
 def _everyone_at_the_end(log_inclusion: Tensor, real: Tensor | None, n: int | None = None) -> Tensor:
     """log T_n = 0: the threshold for all n classes is -inf."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from anyk.docstrings import documented
 from anyk.kernels.loss_description import NEURALSORT
-from anyk.operators.base import Operator, by_class, expected_sort, in_order, log_running_sum
+from anyk.operators.base import Operator, by_class, expected_sort, in_order, log_running_sum, log_running_sums
 
 
 @documented
@@ -42,6 +42,9 @@ class NeuralSort(Operator, name="neuralsort"):
 
     def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
         return log_running_sum(_log_rows(scores, real, k), position)
+
+    def _every_log_inclusion(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+        return log_running_sums(_log_rows(scores, real, k), real)
 
 
 def _log_rows(scores: Tensor, real: Tensor | None, k: int) -> Tensor:

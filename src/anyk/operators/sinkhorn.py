@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anyk import autograd, candidates, checks
 from anyk.docstrings import documented
-from anyk.operators.base import Operator, by_class, expected_sort, in_order, log_cumulative
+from anyk.operators.base import Operator, by_class, expected_sort, in_order, log_cumulative, log_running_sums
 from anyk.operators.lapsum import laplace_threshold
 
 Anchors = Literal["all", "topk"]
@@ -105,6 +105,11 @@ class SinkhornSort(Operator, name="sinkhorn"):
         potentials, sides = self._potentials(scores, position, real, k)
         target = candidates.at(scores, position)[..., None]
         return log_cumulative(_logits(target, sides, potentials).squeeze(-1).log_softmax(-1)[..., :k])
+
+    def _every_log_inclusion(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+        start = torch.zeros_like(scores[..., 0], dtype=torch.long)
+        potentials, sides = self._potentials(scores, start, real, k)
+        return log_running_sums(_logits(scores, sides, potentials).log_softmax(-2)[..., :k, :], real)
 
     def _potentials(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> tuple[Tensor, _Sides]:
         """The dual solution, one number for each rank; the scores are in descending order."""
@@ -261,8 +266,10 @@ def _laplacian(plan: Tensor, sides: _Sides) -> Tensor:
 
 def _factored(laplacian: Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(laplacian, upper=True)
-    # A matrix that rounding has made indefinite would give finite nonsense. A step that is NaN is not taken.
-    return torch.where(failed[..., None, None] > 0, torch.nan, factor)
+    # A matrix that rounding has made indefinite would give finite nonsense. A step that is NaN is not taken; one NaN in the
+    # corner spreads over the whole solution.
+    factor[..., 0, 0].masked_fill_(failed > 0, torch.nan)
+    return factor
 
 
 def _solved(factor: Tensor, right: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from anyk import checks
 from anyk.docstrings import documented
 from anyk.kernels.loss_description import SOFTSORT, OperatorDescription
-from anyk.operators.base import Operator, by_class, expected_sort, in_order, log_running_sum
+from anyk.operators.base import Operator, by_class, expected_sort, in_order, log_running_sum, log_running_sums
 
 
 @documented
@@ -61,6 +61,9 @@ class SoftSort(Operator, name="softsort"):
 
     def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
         return log_running_sum(self._log_rows(scores, real, k), position)
+
+    def _every_log_inclusion(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+        return log_running_sums(self._log_rows(scores, real, k), real)
 
     def _log_rows(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
         distance = (scores[..., :k, None] - scores[..., None, :]).abs()
