@@ -158,7 +158,7 @@ class Operator(nn.Module, ABC):
     def every_log_inclusion(
         self, scores: Float[Tensor, "*batch m"], real: Bool[Tensor, "*batch m"] | None, k: int
     ) -> Float[Tensor, "*batch m k"]:
-        """:meth:`candidate_log_inclusion` of every candidate, for targets that have a share each; that of padding is any number.
+        """:meth:`candidate_log_inclusion` of every candidate, for targets with shares; that of padding is any number.
 
         Where one ranking of the row serves all of them, a subclass writes ``_every_log_inclusion``.
         """

@@ -296,7 +296,7 @@ _EXPERIMENTS = (
         notes=(
             "The paper's images have 32 px and its ResNet18 is four times as wide, so what can be compared are the differences "
             "to softmax (Δ, and Δ paper). The rows with smoothing are compared with softmax with the same.",
-            "A run ends when no metric has improved for 15 epochs. SinkhornSort has no row with smoothing: days of training.",
+            "A run ends when no metric has improved for 10 epochs.",
             _SINKHORN,
             _NETWORK,
         ),
