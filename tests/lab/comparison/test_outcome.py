@@ -9,6 +9,7 @@ import torch
 
 import made
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Method, SeedRun, contrasts
+from anyk.lab.comparison.verdict import verdict
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
 
@@ -170,6 +171,31 @@ def test_validation_picks_and_the_test_confirms():
     assert made.measured(made.SOFTMAX, trade, ks=(5,)).choice.name == "splitter"
     # The first of equals, softmax before all.
     assert made.comparison(dataclasses.replace(made.SOFTMAX, name="splitter"), made.SOFTMAX).picked.name == "softmax"
+
+
+def test_wrong_labels_of_validation_choose_only_among_what_the_test_confirms():
+    def wrong(method, score):
+        noisy = dataclasses.replace(method, config=method.config.replace(label_noise=0.4))
+        return made.with_validation(noisy, score)
+
+    names = {"gce": made.shifted(top5=0.03), "error": made.shifted(top5=0.02), "splitter": made.shifted()}
+    scores = {"gce": 0.3, "error": 0.5, "splitter": 0.7}
+    methods = [wrong(made.method(name, shifted), scores[name]) for name, shifted in names.items()]
+    compared = made.measured(wrong(made.SOFTMAX, 0.6), *methods)
+    assert (compared.best_on_validation[0].name, compared.picked.name, compared.choice.name) == ("splitter", "error", "error")
+    said = verdict(compared)
+    assert said[0].startswith("error is better than softmax: ")
+    [place] = [place for place, sentence in enumerate(said) if sentence.startswith("On validation, splitter is best")]
+    assert said[place + 1] == "Its labels are wrong, too, so that it chooses only among what the test confirms."
+    assert said[place + 2].startswith("On the test gce is, too, significantly better than softmax")
+    # Nothing is confirmed: as ever.
+    nothing = made.measured(wrong(made.SOFTMAX, 0.6), methods[2])
+    assert (nothing.picked.name, nothing.choice.name) == ("splitter", "softmax")
+    # Right labels: validation alone picks.
+    right = made.measured(
+        made.with_validation(made.SOFTMAX, 0.6), *(made.with_validation(made.method(n, names[n]), scores[n]) for n in names)
+    )
+    assert (right.picked.name, right.choice.name) == ("splitter", "softmax")
 
 
 def test_a_cap_leaves_no_test():

@@ -278,8 +278,18 @@ class Comparison:
 
     @property
     def picked(self) -> Method:
-        """The first of :attr:`best_on_validation`. Validation and not test: the test must not choose what it is to judge."""
-        return self.best_on_validation[0]
+        """The first of :attr:`best_on_validation`. Validation and not test: the test must not choose what it is to judge.
+
+        Where the labels of validation were made wrong, it may rank the losses wrongly, and chooses among what the test confirms,
+        if there is anything: Holm's correction is over all of them.
+        """
+        sure = [method for method in self.judged if self.confirmed(method)] if self.wrong_labels else []
+        return max(sure, key=self.validation_score) if sure else self.best_on_validation[0]
+
+    @property
+    def wrong_labels(self) -> bool:
+        """Whether labels were made wrong, those of validation as well."""
+        return any(method.config.label_noise for method in self.methods)
 
     @property
     def best_on_validation(self) -> list[Method]:
@@ -299,7 +309,7 @@ class Comparison:
 
     @property
     def choice(self) -> Method:
-        """What to use: the method that validation picks if the test confirms it, otherwise the baseline."""
+        """What to use: the method that is picked if the test confirms it, otherwise the baseline."""
         best = self.picked
         return best if self.decided and self.confirmed(best) else self.baseline or best
 

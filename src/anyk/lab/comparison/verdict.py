@@ -314,10 +314,12 @@ def _choice(comparison: Comparison) -> list[str]:
     finished = [method for method in comparison.methods if comparison.validation_score(method) > -math.inf]
     if len(finished) < 2:
         return []
-    pick, tied = comparison.picked, [method.name for method in comparison.best_on_validation]
-    value = f"{_tuned_words(comparison)}, {percent(comparison.validation_score(pick))} %"
-    message = f"{_either(tied, 'and')} are tied" if len(tied) > 1 else f"{pick.name} is best"
-    sentences = [f"On validation, {message} ({value})."]
+    pick, best = comparison.picked, comparison.best_on_validation
+    value = f"{_tuned_words(comparison)}, {percent(comparison.validation_score(best[0]))} %"
+    names = _either((method.name for method in best), "and")
+    sentences = [f"On validation, {names} {'are tied' if len(best) > 1 else 'is best'} ({value})."]
+    if pick not in best:
+        sentences.append("Its labels are wrong, too, so that it chooses only among what the test confirms.")
     other = [method.name for method in comparison.judged if method is not pick and comparison.confirmed(method)]
     if other and comparison.decided:
         verb = ("is" if len(other) == 1 else "are") + (", too," if comparison.confirmed(pick) else "")
