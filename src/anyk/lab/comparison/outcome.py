@@ -280,8 +280,8 @@ class Comparison:
     def picked(self) -> Method:
         """The first of :attr:`best_on_validation`. Validation and not test: the test must not choose what it is to judge.
 
-        Where the labels of validation were made wrong, it may rank the losses wrongly, and chooses among what the test confirms,
-        if there is anything: Holm's correction is over all of them.
+        Where the labels of validation were made wrong, it may rank the losses wrongly, and chooses among what the test
+        confirms, if there is anything: Holm's correction is over all of them.
         """
         sure = [method for method in self.judged if self.confirmed(method)] if self.wrong_labels else []
         return max(sure, key=self.validation_score) if sure else self.best_on_validation[0]
