@@ -162,7 +162,7 @@ class Operator(nn.Module, ABC):
 
         Where one ranking of the row serves all of them, a subclass writes ``_every_log_inclusion``.
         """
-        if "_every_log_inclusion" in vars(type(self)):  # not inherited, as what a subclass computes is its own
+        if self._ranks_all_at_once():
             # All of them are targets, far ones as well: float64 has the digits of all.
             exact = scores if scores.device.type == "mps" else scores.double()
             return self._every_log_inclusion(self._scaled(exact, None, real), real, k).to(checks.working_dtype(scores))
@@ -370,6 +370,10 @@ class Operator(nn.Module, ABC):
         k: int,
     ) -> Float[Tensor, "*batch k"]:
         """log T at temperature 1. The scores come in descending order (if ``sorts``), relative to the target's."""
+
+    def _ranks_all_at_once(self) -> bool:
+        """Whether it has an ``_every_log_inclusion``: its own, not an inherited one, as what a subclass computes is its own."""
+        return "_every_log_inclusion" in vars(type(self))
 
     def _every_log_inclusion(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
         """log T of every class, (..., m, k), at temperature 1."""

@@ -242,6 +242,19 @@ class SortingNetwork(Operator):
             lead = lead.masked_fill(~real.gather(-1, rivals), 0)  # behind padding nobody can fall
         return self._log_with_tail(self._inclusion(arranged, starts, real, k), lead)
 
+    def _ranks_all_at_once(self) -> bool:
+        return self.wires != "target" and super()._ranks_all_at_once()
+
+    def _every_log_inclusion(self, scores: Tensor, real: Tensor | None, k: int) -> Tensor:
+        """From the k rows of the matrix, which go through the network once; each class as the target would be m columns."""
+        inclusion = self._matrix(scores, real, k).mT.cumsum(-1)
+        # To the j-th of all, not of the others: the two differ for classes that are among the first j, whose T needs no tail.
+        ordered, present, _ = in_order(scores, real)
+        lead = scores[..., None] - ordered[..., None, :k]
+        if present is not None:
+            lead = lead.masked_fill(~present[..., None, :k], 0)
+        return self._log_with_tail(inclusion, lead)
+
     def _wires(self, scores: Tensor, position: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """The class that starts on each wire, and whether it is the target."""
         m = scores.shape[-1]
