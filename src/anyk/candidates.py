@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from anyk import _compat, checks, kernels
@@ -144,6 +144,11 @@ def others(scores: Shaped[Tensor, "*batch m"], position: Int[Tensor, "*batch"]) 
 def at(scores: Shaped[Tensor, "*batch m"], position: Int[Tensor, "*batch"]) -> Shaped[Tensor, "*batch"]:
     """The score at ``position``."""
     return scores.gather(-1, position[..., None]).squeeze(-1)
+
+
+def instead_of_padding(position: Int[Tensor, "*batch m"], real: Bool[Tensor, "*batch m"]) -> Int[Tensor, "*batch m"]:
+    """Places of targets, with the first real one standing in for padding; nothing may depend on what is computed there."""
+    return torch.where(real, position, real.int().argmax(-1, keepdim=True))
 
 
 def real_mask(scores: Tensor) -> Tensor | None:

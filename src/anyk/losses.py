@@ -395,8 +395,9 @@ def topk_cross_entropy(
     Args:
         {scores}
         target: class indices without the class dimension, or class probabilities of the shape of ``scores``. For
-            probabilities r the loss is ``sum_c r_c L(s, c)``; r outside the candidates goes to softmax cross-entropy. Each
-            row is then ranked once for each candidate (the same holds for label smoothing).
+            probabilities r the loss is ``sum_c r_c L(s, c)``; r outside the candidates goes to softmax cross-entropy. By
+            KSubset and networks with ``wires="target"`` each row is then ranked once for each candidate (the same holds for
+            label smoothing).
         {p_k}
         {operator_network}
         {m}

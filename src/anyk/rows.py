@@ -230,7 +230,7 @@ class Rows(NamedTuple):
         if real is not None:
             padded = ~real
             _check_targets_are_real(padded & (shares != 0))
-            position = position.where(real, 0)  # padding as a target: any other stands in for it, nothing may depend on it
+            position = candidates.instead_of_padding(position, real)
             cross_entropy = None if cross_entropy is None else cross_entropy.gather(-1, position)
             each_real = real[:, None, :].expand(-1, m, -1)
         each = scores[:, None, :].expand(-1, m, -1)
@@ -238,8 +238,10 @@ class Rows(NamedTuple):
 
     def candidate_cross_entropy(self) -> Float[Tensor, "*rows"]:
         """Softmax cross-entropy over the candidates alone."""
-        log_softmax = self.scores.to(working_dtype(self.scores)).log_softmax(-1)
-        return -candidates.at(log_softmax, self.position)
+        scores = self.scores.to(working_dtype(self.scores))
+        if self.shares is not None:  # every candidate is a target, of the same scores
+            return -scores[:, 0].log_softmax(-1).gather(-1, self.position)
+        return -candidates.at(scores.log_softmax(-1), self.position)
 
     def total(self, losses: Float[Tensor, "*rows"]) -> Float[Tensor, " rows"]:
         """The loss of each row, with its weight: infinite for padding as cross-entropy has it, zero where it does not count."""

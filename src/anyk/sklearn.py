@@ -555,6 +555,11 @@ def _possible_p_k(p_k: Any, n_classes: int) -> np.ndarray:
     return possible[..., : used[-1] + 1]
 
 
+def _best(scores: Tensor, k: int) -> Tensor:
+    """The places of the k highest scores, of equal ones the first."""
+    return scores.sort(descending=True, stable=True).indices[:k]
+
+
 class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
     """Keeps the k features with which a small model does best.
 
@@ -574,7 +579,7 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         bound: scores are kept between -bound and bound about their mean, so that no choice is final while the temperature is
             high, and of two features that say the same one gives way. None: no bound, which decides early; that is better
             where features matter only together, or where most of many are noise. "auto": trains with the bound 1 and without
-            one, and takes the choice that ends with the lower loss, in twice the time.
+            one, and takes the choice whose k features have the lower loss at the end, in twice the time.
         noise: standard deviation of the noise that is added to the standardised features in every step, so that the model does
             not learn single examples by heart; 0 is none.
         learning_rate: of Adam for the model; falls to zero in the second half.
@@ -589,8 +594,8 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         scores_: (n_features,) s at the end.
         support_: (n_features,) whether a feature is kept.
         bound_: the bound that was taken.
-        loss_: mean loss of the last twentieth of the steps, noise included; of a regression in units of the variance of y.
-        n_iter_: steps that were made, max_iter.
+        loss_: at the end, of the kept features alone, without noise; of a regression in units of the variance of y.
+        n_iter_: steps of a training, max_iter.
         n_features_in_, feature_names_in_: as everywhere in scikit-learn.
 
     Example:
@@ -663,7 +668,7 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         self.scores_, self.loss_, self.bound_ = min(finite, key=lambda each: each[1])
         self.n_iter_ = int(self.max_iter)
         self.support_ = np.zeros(X.shape[1], dtype=bool)
-        self.support_[np.argsort(-self.scores_, kind="stable")[:k]] = True
+        self.support_[_best(torch.from_numpy(self.scores_), k)] = True
         return self
 
     def _train(
@@ -677,7 +682,7 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         bound: float | None,
         seed: int,
     ) -> tuple[np.ndarray, float]:
-        """The scores of the features at the end, and the mean loss of the last twentieth of the steps."""
+        """The scores of the features at the end, and the loss with the best k alone."""
         (hot, cold), outputs = temperatures, sizes[-1]
         generator = torch.Generator().manual_seed(seed)
         parameters = [
@@ -686,13 +691,18 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         ]
         scores = torch.zeros(sizes[0], device=self.device, requires_grad=True)
         criterion = functional.cross_entropy if outputs > 1 else functional.mse_loss
+
+        def loss_of(hidden: Tensor, target: Tensor) -> Tensor:
+            outcome = _later_layers(parameters[2:], hidden + parameters[1])
+            return criterion(outcome if outputs > 1 else outcome[:, 0], target)
+
         model = {"params": parameters, "lr": self.learning_rate}
         optimizer = torch.optim.Adam([model, {"params": [scores], "lr": self.score_learning_rate}])
 
         number, steps = len(target), int(self.max_iter)
         order = torch.empty(0, dtype=torch.long)
         total: Any = 0.0
-        last, since = math.nan, 0
+        since = 0
         for step in range(1, steps + 1):
             if len(order) < batch:
                 order = torch.cat([order, torch.randperm(number, generator=generator)])
@@ -703,8 +713,7 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
             mask = tools.soft_topk(scores, k, temperature=temperature)
             some = features[rows]
             some = some + float(self.noise) * torch.randn(some.shape, generator=generator).to(some)
-            outcome = _later_layers(parameters[2:], some * mask @ parameters[0] + parameters[1])
-            loss = criterion(outcome if outputs > 1 else outcome[:, 0], target[rows])
+            loss = loss_of(some * mask @ parameters[0], target[rows])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -713,13 +722,15 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
                     scores.sub_(scores.mean()).clamp_(-bound, bound)
             total += loss.detach()  # read rarely: a look would wait for the device
             since += 1
-            if step * REPORTS // steps > (step - 1) * REPORTS // steps:
-                last, total, since = float(total) / since, 0.0, 0
-                if self.verbose:
-                    undecided = float((mask * (1 - mask)).detach().sum())
-                    message = f"temperature {temperature:.3g}, loss {last:.6g}, undecided {undecided:.3g} of {k}"
-                    sys.stderr.write(f"TopKSelector {step} of {steps}, bound {bound}: {message}\n")
-        return scores.detach().cpu().double().numpy(), last
+            if self.verbose and step * REPORTS // steps > (step - 1) * REPORTS // steps:
+                undecided = float((mask * (1 - mask)).detach().sum())
+                message = f"temperature {temperature:.3g}, loss {float(total) / since:.6g}, undecided {undecided:.3g} of {k}"
+                sys.stderr.write(f"TopKSelector {step} of {steps}, bound {bound}: {message}\n")
+                total, since = 0.0, 0
+        with torch.no_grad():  # not the loss of the mask: one that ends undecided has more than k features to look at
+            kept = _best(scores, k)
+            loss = loss_of(features[:, kept] @ parameters[0][kept], target)
+        return scores.detach().cpu().double().numpy(), float(loss)
 
     def _get_support_mask(self) -> np.ndarray:
         check_is_fitted(self, "support_")

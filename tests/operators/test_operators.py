@@ -265,6 +265,29 @@ def test_every_candidate_at_once_is_each_as_the_target(operator, dtype, scale):
         torch.testing.assert_close(slope, expected, rtol=1e-4, atol=1e-5)
 
 
+class InTurn(anyk.SortingNetwork):
+    """A subclass: what it computes is its own, so that each class goes through it as the target."""
+
+
+@pytest.mark.parametrize("operator", [*operators(), anyk.SoftSort(power=2.0), InTurn(wires="given")], ids=name)
+@pytest.mark.parametrize("far", [-1e30, -3e38, -torch.inf])
+@pytest.mark.parametrize("place", [0, 3])
+def test_targets_with_shares_beside_classes_that_are_masked_out(operator, far, place):
+    """By a number that is far below all others or by -inf, and by the first class as by the last one."""
+    if not operator.has_probabilities:
+        return
+    scores = torch.tensor([[2.0, 1.0, 0.0]])
+    target = torch.tensor([[0.7, 0.3, 0.0]])
+    criterion = anyk.TopKCrossEntropyLoss([0.5, 0.5], operator, m=None)
+    masked = torch.cat([scores[:, :place], torch.full((1, 1), far), scores[:, place:]], 1).requires_grad_()
+    shares = torch.cat([target[:, :place], torch.zeros(1, 1), target[:, place:]], 1)
+    loss = criterion(masked, shares)
+    [slope] = torch.autograd.grad(loss, masked)
+    assert loss.isfinite()
+    assert slope.isfinite().all()
+    assert abs(slope[0, place]) < 1e-30  # some swaps never quite let go
+
+
 @target_policy
 @settings(max_examples=8, deadline=None)
 @given(row=rows(min_size=2, max_size=9), data=st.data())

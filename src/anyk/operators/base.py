@@ -165,10 +165,14 @@ class Operator(nn.Module, ABC):
         if self._ranks_all_at_once():
             # All of them are targets, far ones as well: float64 has the digits of all.
             exact = scores if scores.device.type == "mps" else scores.double()
-            return self._every_log_inclusion(self._scaled(exact, None, real), real, k).to(checks.working_dtype(scores))
+            found = self._every_log_inclusion(self._scaled(exact, None, real), real, k)
+            dtype = checks.working_dtype(scores)
+            # In float32 what is farther would be -inf, and a share of 0 times that is not a number.
+            return found.clamp(min=torch.finfo(dtype).min).to(dtype)
         position = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
         if real is not None:
-            position, real = position.where(real, 0), real[..., None, :].expand(*real.shape, real.shape[-1])
+            position = candidates.instead_of_padding(position, real)
+            real = real[..., None, :].expand(*real.shape, real.shape[-1])
         return self.candidate_log_inclusion(scores[..., None, :].expand(*scores.shape, scores.shape[-1]), position, real, k)
 
     def kernel_description(self, m: int, k: int) -> OperatorDescription | str:

@@ -8,6 +8,7 @@ import safetensors.torch
 import torch
 
 import made
+from anyk.lab.comparison import search
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Method, SeedRun, contrasts
 from anyk.lab.comparison.verdict import verdict
 from anyk.lab.errors import LabError
@@ -186,11 +187,14 @@ def test_wrong_labels_of_validation_choose_only_among_what_the_test_confirms():
     said = verdict(compared)
     assert said[0].startswith("error is better than softmax: ")
     [place] = [place for place, sentence in enumerate(said) if sentence.startswith("On validation, splitter is best")]
-    assert said[place + 1] == "Its labels are wrong, too, so that it chooses only among what the test confirms."
-    assert said[place + 2].startswith("On the test gce is, too, significantly better than softmax")
+    assert said[place + 1].startswith("Its labels are wrong, too, so it chooses only among what the test confirms; the size")
+    assert said[place + 2] == "On the test gce is, too, significantly better than softmax."
+    # The report shows what was picked, and neither that nor the best on validation ends with fewer seeds.
+    assert compared.rival.name == "error"
+    assert search.futile(compared) == set()
     # Nothing is confirmed: as ever.
     nothing = made.measured(wrong(made.SOFTMAX, 0.6), methods[2])
-    assert (nothing.picked.name, nothing.choice.name) == ("splitter", "softmax")
+    assert (nothing.picked.name, nothing.choice.name, nothing.rival.name) == ("splitter", "softmax", "splitter")
     # Right labels: validation alone picks.
     right = made.measured(
         made.with_validation(made.SOFTMAX, 0.6), *(made.with_validation(made.method(n, names[n]), scores[n]) for n in names)

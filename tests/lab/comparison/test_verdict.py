@@ -14,7 +14,7 @@ from anyk.lab.comparison.outcome import Try
 from anyk.lab.comparison.verdict import coverage_table, notes, table, verdict
 from anyk.lab.errors import Failure
 from anyk.lab.run.config import Config
-from anyk.lab.statistics import contrast
+from anyk.lab.statistics import contrast, holm
 
 
 def against_softmax(tests, **changes):
@@ -203,6 +203,16 @@ def test_one_sentence_for_a_control_and_without_the_counts_that_the_table_has():
     [sentence] = [sentence for sentence in verdict(compared) if sentence.startswith("Against the control gce")]
     assert re.search(r"gains top-1 \+2\.\d\d points \(.*\) and top-5 \+2\.\d\d points \(.*\): more than luck\.$", sentence)
     assert "test examples" not in sentence
+
+
+def test_differences_to_controls_are_a_family_of_their_own():
+    gains = {"gce": 0.005, "error": 0.01, "error:ksubset": 0.008}
+    methods = [made.method(name, made.shifted(top1=gain, top5=gain), config=Config(loss=name)) for name, gain in gains.items()]
+    compared = made.measured(made.SOFTMAX, *methods, between=[("error", "gce"), ("error:ksubset", "gce")])
+    found = compared.beyond_controls
+    assert {key[:2] for key in found} == {("error", "gce"), ("error:ksubset", "gce")}
+    assert [one.p for one in found.values()] == holm([one.paired.p for one in found.values()])
+    assert any(one.p > one.paired.p for one in found.values())
 
 
 @pytest.mark.parametrize("examples", [10_000, 300])

@@ -263,6 +263,19 @@ class Comparison:
             shown[name, metric] = Difference(pair, corrected.get((name, metric)))
         return shown
 
+    @property
+    def beyond_controls(self) -> dict[tuple[str, str, str], Difference]:
+        """Every method against its controls in the judged metrics, for each (method, control, metric): a family of its own."""
+        found = {
+            (method.name, control.name, metric): pair
+            for method in self.methods
+            for control in self.controls_of(method)
+            for metric in self.judged_metrics
+            if (pair := self.difference(method, control, metric)) is not None
+        }
+        corrected = holm([pair.p for pair in found.values()])
+        return {key: Difference(pair, p) for (key, pair), p in zip(found.items(), corrected, strict=True)}
+
     def difference(self, method: Method, against: Method, metric: str) -> Paired | None:
         """The difference of two methods in one metric on the seeds that both have, and its test if their hits were counted."""
         key = (method.name, against.name, metric)
@@ -303,9 +316,11 @@ class Comparison:
 
     @property
     def rival(self) -> Method | None:
-        """The best other method on validation, of those that share a seed with the baseline."""
+        """What is picked, or else the best other method on validation, of those that share a seed with the baseline."""
         others = dataclasses.replace(self, methods=tuple(self.compared))
-        return others.picked if others.methods else None
+        if not others.methods:
+            return None
+        return self.picked if self.picked in others.methods else others.best_on_validation[0]
 
     @property
     def choice(self) -> Method:

@@ -276,8 +276,8 @@ def futile(comparison: Comparison) -> set[str]:
             few = found is None or found.count < statistics.ENOUGH_SEEDS  # nothing is known, as after a seed that diverged
             if few or (found is not None and found.p is not None and found.p < FUTILE):
                 open_ |= {method.name, BASELINE, *(control.name for control in comparison.controls_of(method))}
-    if open_:  # what is best on validation is picked: it must not be that by the luck of fewer seeds
-        open_.add(comparison.picked.name)
+    if open_:  # one of both is picked in the end: it must not be that by the luck of fewer seeds
+        open_ |= {comparison.picked.name, comparison.best_on_validation[0].name}
     return {method.name for method in comparison.methods} - open_
 
 

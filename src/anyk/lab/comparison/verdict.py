@@ -8,7 +8,7 @@ from anyk.lab.comparison.outcome import Comparison, Method
 from anyk.lab.coverage import SHARES
 from anyk.lab.errors import failure_sentences
 from anyk.lab.run import loss_names
-from anyk.lab.statistics import CONFIDENCE, ENOUGH_SEEDS, SIGNIFICANT, Paired
+from anyk.lab.statistics import CONFIDENCE, ENOUGH_SEEDS, SIGNIFICANT
 from anyk.lab.tables import (
     Column,
     Difference,
@@ -103,6 +103,7 @@ def _measured(comparison: Comparison) -> list[str]:
             f"Interval and p count two kinds of luck: that of the seeds and that of the test examples"
             f"{', which come in groups' if grouped else ''}. p is corrected by Holm's method over {counted(tests, 'test')}: "
             f"every method, in {_either(map(title, comparison.judged_metrics), 'and')}. "
+            f"Differences to controls are corrected by themselves. "
             f"Below {SIGNIFICANT} counts as significant. Metrics outside --ks are not tested."
         )
     return lines
@@ -265,13 +266,13 @@ def _has_it_too(comparison: Comparison, method: Method, control: Method, gains: 
         own, theirs = (comparison.difference(one, baseline, metric) for one in (method, control))
         if own is None or theirs is None or theirs.difference < own.difference / 2:
             return False
-        if _surely_more(comparison.difference(method, control, metric)):
+        if _surely_more(comparison.beyond_controls.get((method.name, control.name, metric))):
             return False
     return True
 
 
-def _surely_more(found: Paired | None) -> bool:
-    return found is not None and found.p is not None and found.p < SIGNIFICANT and found.difference > 0
+def _surely_more(found: Difference | None) -> bool:
+    return found is not None and found.p is not None and found.p < SIGNIFICANT and found.paired.difference > 0
 
 
 def _cause(comparison: Comparison, method: Method, control: Method, gains: Iterable[str]) -> str:
@@ -294,10 +295,11 @@ def _controls(comparison: Comparison) -> list[str]:
                 sentences.append(
                     f"{method.name} gains {_either(map(title, too), 'and')}, but {_cause(comparison, method, control, too)}."
                 )
-            beside = {metric: comparison.difference(method, control, metric) for metric in gains if metric not in too}
+            every = comparison.beyond_controls
+            beside = {metric: every.get((method.name, control.name, metric)) for metric in gains if metric not in too}
             for more, surely in (("more than luck", True), ("which may be luck", False)):
                 told = [
-                    f"{title(metric)} {_difference_words(Difference(found, found.p), counts=False)}"
+                    f"{title(metric)} {_difference_words(found, counts=False)}"
                     for metric, found in beside.items()
                     if found is not None and _surely_more(found) == surely
                 ]
@@ -319,13 +321,15 @@ def _choice(comparison: Comparison) -> list[str]:
     names = _either((method.name for method in best), "and")
     sentences = [f"On validation, {names} {'are tied' if len(best) > 1 else 'is best'} ({value})."]
     if pick not in best:
-        sentences.append("Its labels are wrong, too, so that it chooses only among what the test confirms.")
+        sentences.append(
+            "Its labels are wrong, too, so it chooses only among what the test confirms; the size of that gain is optimistic."
+        )
     other = [method.name for method in comparison.judged if method is not pick and comparison.confirmed(method)]
     if other and comparison.decided:
         verb = ("is" if len(other) == 1 else "are") + (", too," if comparison.confirmed(pick) else "")
         sentences.append(
-            f"On the test {_either(other, 'and')} {verb} significantly better than {BASELINE}; "
-            "validation decides, since the test could not judge what it chose itself."
+            f"On the test {_either(other, 'and')} {verb} significantly better than {BASELINE}"
+            + ("." if pick not in best else "; validation decides, since the test could not judge what it chose itself.")
         )
     return sentences
 
