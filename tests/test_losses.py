@@ -506,7 +506,7 @@ def loss(scores=SCORES, target=TARGET, p_k=(0.5, 0.5), operator=None, **kwargs):
         (lambda: loss(p_k=[1.5, -0.5]), ValueError, "p_k: expected probabilities of at least 0, got -0.5"),
         (lambda: loss(p_k=[0.5, 0.4]), ValueError, "p_k: expected probabilities that sum to 1 .*, got the sum 0.9"),
         (lambda: loss(p_k=0.5), TypeError, "p_k: expected an integer k, a sequence .* or a tensor, got 0.5"),
-        (lambda: loss(p_k=[0.2] * 5), ValueError, "p_k: expected at most as many entries as the number of classes = 4, got 5"),
+        (lambda: loss(p_k=[0.2] * 5), ValueError, "p_k: expected no k above the number of classes = 4, got k = 5"),
         (lambda: loss(p_k=torch.ones(2, 1)), ValueError, r"p_k: expected shape \(k,\) or \(n, k\) with n = 4 .* got \(2, 1\)"),
         (lambda: loss(m=5), ValueError, "m: expected 1 <= m <= the number of classes = 4, got 5"),
         (lambda: loss(m=2.0), TypeError, "m: expected an integer, got 2.0"),

@@ -77,7 +77,7 @@ def test_may_be_assigned():
     assert torch.equal(criterion(SCORES, TARGET), topk_cross_entropy(SCORES, TARGET, [0, 0, 1.0], m=5))
     with pytest.raises(ValueError, match="p_k: expected probabilities that sum to 1"):
         criterion.p_k = [0.5]
-    with pytest.raises(ValueError, match="p_k: expected at most as many entries as m = 5, got 6"):
+    with pytest.raises(ValueError, match="p_k: expected no k above m = 5, got k = 6"):
         criterion.p_k = {6: 1.0}
     assert criterion.p_k.tolist() == [0, 0, 1], "what was refused changed nothing"
 

@@ -403,7 +403,7 @@ def in_each_errors(world):
             dist.barrier(group)  # everybody has refused
 
     refuses("target: expected class indices from 0 to 10, got 11", local, target + 11 - target.max(), P_K)
-    refuses("p_k: expected at most as many entries as m = 3, got 4", local, target, P_K, m=3)
+    refuses("p_k: expected no k above m = 3, got k = 4", local, target, P_K, m=3)
     refuses("label_smoothing: expected a number below 1", local, target, P_K, label_smoothing=1.0)
     refuses("same number of rows", local[: 4 - rank // 2], target[: 4 - rank // 2], P_K)
     refuses("same settings, dtype", local.to([torch.float32, torch.float64][rank // 2]), target, P_K)

@@ -94,7 +94,7 @@ class Spec(Measure, ABC):
         m = candidates.number(self.m, n, k)
         if k > (m or n):
             limit = f"the number of classes = {n}" if m is None else f"m = {m}"
-            raise ValueError(f"{name}: expected at most as many entries as {limit}, got {k}")
+            raise ValueError(f"{name}: expected no k above {limit}, got k = {k}")
         if p_k.of == "class" and len(p_k.values) != n:
             raise ValueError(f"p_k: expected shape (k,) or (n, k) with n = {n} classes, got {tuple(p_k.values.shape)}")
         return PK(p_k.values.to(device=like.device, dtype=checks.working_dtype(like)), p_k.of), k, m
@@ -481,7 +481,7 @@ def _read(given: Distribution | None, m: M) -> PK | None:
     if isinstance(m, str) or m is None:
         return p_k
     if checks.at_least_one("m", m) < least:
-        raise ValueError(f"p_k: expected at most as many entries as m = {m}, got {least}")
+        raise ValueError(f"p_k: expected no k above m = {m}, got k = {least}")
     return p_k
 
 

@@ -7,7 +7,7 @@ module around it; only at the call it takes the scores' precision.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -103,7 +103,7 @@ def _rows(given: Any, name: str) -> tuple[list[list[float]], bool]:
     given = given.tolist() if hasattr(given, "tolist") else given  # an array
     nested = isinstance(given, (list, tuple)) and len(given) > 0 and isinstance(given[0], (list, tuple))
     try:
-        if isinstance(given, str):
+        if isinstance(given, str | Set):  # a set has no order
             raise TypeError
         rows = [[float(p) for p in row] for row in (given if nested else [given])]
     except (TypeError, ValueError):

@@ -155,7 +155,7 @@ def test_a_process_trains_on_a_frame_with_an_index_and_another_predicts(tmp_path
         "The label is 'kind', the last column; --label-column names another.",
         "Only the rows are counted in '', so it is left out; --row-numbers takes it.",
         "Columns of texts that are one-hot encoded, with the number of their categories: 'colour' 4.",
-        "Missing values that are filled, a number with the training mean of its column, a text with none: 'size' 1.",
+        "Missing values that are filled, a number with the mean of its column, a text with no category: 'size' 1.",
     ]
     made[["colour", "size"]].to_parquet(tmp_path / "new.parquet")
     done = run("predict", "run", "new.parquet", "--k", "1")
@@ -509,7 +509,7 @@ def test_coverage_is_refused_before_anything_is_read(crowded, runs, anyk):
     Run(folder).save_tensors("before.safetensors", weights, dataclasses.replace(plan, calibration=None).to_json())
     code, _, told = anyk("predict", folder / "before.safetensors", folder / "new.npy", "--coverage", "0.9")
     assert code == 2
-    assert "was saved without what coverage needs: train it again" in told
+    assert "was saved without what coverage needs, as one of --label-noise always is: train it again" in told
 
 
 def test_what_validation_has_chosen_is_told(runs, anyk, tmp_path):

@@ -59,7 +59,7 @@ def predict(
         backbone: for images, where the model takes embeddings of them: the backbone that made those it was trained on.
         label_column: of tables, the column with the labels, which is left out.
         drop: of tables, other columns to leave out.
-        missing: of tables, what becomes of missing values: the training mean of their column, or a refusal.
+        missing: of tables, what becomes of missing values: the mean of their column in the training table, or a refusal.
         device: where to compute.
         unreadable: called with a sentence for each file that cannot be used; the others are predicted all the same.
         note: called with remarks about the data, of which the guesses may suffer.

@@ -186,8 +186,12 @@ def test_wrong_labels_of_validation_choose_only_among_what_the_test_confirms():
     assert (compared.best_on_validation[0].name, compared.picked.name, compared.choice.name) == ("splitter", "error", "error")
     said = verdict(compared)
     assert said[0].startswith("error is better than softmax: ")
+    assert (
+        said[1]
+        == "40 % of the labels for training and validation were replaced by wrong ones on purpose; those of the test are right."
+    )
     [place] = [place for place, sentence in enumerate(said) if sentence.startswith("On validation, splitter is best")]
-    assert said[place + 1].startswith("Its labels are wrong, too, so it chooses only among what the test confirms; the size")
+    assert said[place + 1].startswith("The labels of validation are wrong, too, so that only methods which the test confirms")
     assert said[place + 2] == "On the test gce is, too, significantly better than softmax."
     # The report shows what was picked, and neither that nor the best on validation ends with fewer seeds.
     assert compared.rival.name == "error"
@@ -200,6 +204,24 @@ def test_wrong_labels_of_validation_choose_only_among_what_the_test_confirms():
         made.with_validation(made.SOFTMAX, 0.6), *(made.with_validation(made.method(n, names[n]), scores[n]) for n in names)
     )
     assert (right.picked.name, right.choice.name) == ("splitter", "softmax")
+
+
+@pytest.mark.parametrize("validation", [0.59, 0.65])
+def test_a_softmax_that_missed_its_best_rate_takes_that_of_another_method(validation):
+    config = made.SOFTMAX.config.replace(learning_rate=0.05)
+    error = made.method("error", made.shifted(top5=0.03), config=config.replace(loss="error:lapsum"))
+    control = made.method(LEARNING_RATE_OF + "error", made.shifted(top5=0.029), config=config)
+    control = made.with_validation(dataclasses.replace(control, tries=()), validation)
+    softmax, error = made.with_validation(made.SOFTMAX, 0.6), made.with_validation(error, 0.66)
+    found = search.with_better_baseline(made.measured(softmax, error, controls=[control]))
+    if validation < 0.6:  # as it was
+        assert (found.methods[0], found.controls, found.rate_taken_from) == (softmax, (control,), None)
+        return
+    assert (found.methods[0].name, found.methods[0].config, found.methods[0].runs) == ("softmax", config, control.runs)
+    assert (found.controls, found.rate_taken_from.name) == ((), "error")
+    found = made.measured(*found.methods)
+    assert found.choice.name == "softmax"
+    assert "softmax has the learning rate of error, 0.05: on validation it is better" in " ".join(verdict(found))
 
 
 def test_a_cap_leaves_no_test():

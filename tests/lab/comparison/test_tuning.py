@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -296,7 +297,7 @@ def test_of_points_within_half_a_standard_error_the_lowest_rate_is_taken():
 
         def landscape(trial: Trial, gap: float = gap) -> float:
             if trial.short:
-                return 0.8 - abs(trial.point[0] - start) / 100 - trial.point[1] / 10
+                return 0.8 - abs(trial.point[0] - start) / 20 - trial.point[1] / 10
             return {start: 0.8, lower: 0.8 - gap}.get(trial.point[0], 0.5) - trial.point[1] / 10
 
         tuner = find(kind, landscape, examples=100)
@@ -308,6 +309,22 @@ def test_of_points_within_half_a_standard_error_the_lowest_rate_is_taken():
     )
     assert Trial((start, 0)) in flat.scores
     assert flat.best == (start, 1)
+
+
+@pytest.mark.parametrize("effort", ["quick", "normal", "thorough"])
+def test_on_a_plateau_of_short_runs_it_does_not_walk_away_to_huge_rates(effort):
+    """By short runs on 256 examples, all rates from 0.1 on are alike but for luck; in long ones 0.1 is the best."""
+    kind = [learning_rates(0.1), SMOOTHING]
+    start = kind[0].start
+
+    def landscape(trial: Trial) -> float:
+        above = (trial.point[0] - start) / 8
+        if trial.short:
+            return 0.69 + above / 10 if above < 0 else 0.69 + 0.01 * min(above, 1.5)
+        return 0.77 - abs(above) / 15 - abs(trial.point[1] - 1) / 100
+
+    tuner = find(kind, landscape, effort=EFFORTS[effort], examples=256)
+    assert abs(kind[0].values[tuner.best[0]] / 0.1 - 1) < 0.9
 
 
 def test_what_diverges_in_every_long_run_that_was_good_in_a_short_one_is_left_for_lower_rates():

@@ -60,7 +60,7 @@ def test_every_format_gives_the_same_features(tmp_path, suffix):
     assert found.remarks == [
         LABEL,
         "Columns of texts that are one-hot encoded, with the number of their categories: 'colour' 3.",
-        "Missing values that are filled, a number with the training mean of its column, a text with none: 'age' 1, 'colour' 1.",
+        "Missing values that are filled, a number with the mean of its column, a text with no category: 'age' 1, 'colour' 1.",
     ]
     # The same columns in another order, with a title more that pandas gives to its index, in blocks of any size.
     shuffled = made[["rooms", "kind", "colour", "age"]]
@@ -148,7 +148,7 @@ def test_a_column_that_counts_the_rows_is_left_out_and_told(tmp_path, start, shu
     assert (kept.schema.features, kept.remarks) == (["age", "id", "rooms"], [LABEL])
     made["id"] *= 2  # numbers that may count something else, or not
     made.to_csv(tmp_path / "a.csv", index=False)
-    told = "Another whole number in every row: 'id'. If that only names the rows, leave it out: --drop 'id'."
+    told = "'id' has another whole number in every row. If that only names the row, leave it out: --drop 'id'."
     assert tables.read(tmp_path / "a.csv", Options()).remarks == [LABEL, told]
     made["id"] //= 4  # twice each
     made.to_csv(tmp_path / "a.csv", index=False)

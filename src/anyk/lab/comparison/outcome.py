@@ -209,6 +209,17 @@ class Comparison:
             found += [other for other in self.methods if other.config.loss == BOUNDED]
         return found
 
+    @property
+    def rate_taken_from(self) -> Method | None:
+        """The method whose learning rate the baseline has, where its own search has not tried that one at full length."""
+        baseline = self.baseline
+        if baseline is None or not baseline.tries:
+            return None
+        rate, longest = baseline.config.learning_rate, max(one.epochs for one in baseline.tries)
+        if rate in {one.learning_rate for one in baseline.tries if one.epochs == longest}:
+            return None
+        return next((one for one in self.methods if one is not baseline and one.config.learning_rate == rate), None)
+
     def pairs(self) -> Iterator[tuple[Method, Method]]:
         """Every method and control with the baseline, and every method with its controls."""
         if self.baseline is not None:

@@ -165,7 +165,7 @@ def search(
         if winners:
             cost.expect(len(winners) * seeds[softmax.name])
             controls = pool.run_tasks([study.control(softmax, winner, seeds[softmax.name]) for winner in winners])
-            outcome = dataclasses.replace(outcome, controls=tuple(controls))
+            outcome = with_better_baseline(dataclasses.replace(outcome, controls=tuple(controls)))
             outcome = dataclasses.replace(outcome, contrasts=contrasts(outcome, out))
         outcome = dataclasses.replace(
             outcome,
@@ -260,6 +260,18 @@ def expected_trainings(config: ComparisonConfig, effort: Effort | None = None, s
     seeds = config.seeds or level.seeds
     check = 0.0 if level is EFFORTS["quick"] else 2.0 if config.epochs == 1 else HALF  # of one epoch there is no half
     return len(config.losses) * (short / SHORT + points + repeats + seeds + check)
+
+
+def with_better_baseline(comparison: Comparison) -> Comparison:
+    """The comparison with softmax at another method's learning rate, where that is better for it on validation than what its
+    own search has found: one more try of softmax. A gain over a softmax that missed its best rate is none."""
+    softmax, *others = comparison.methods
+    better = max(comparison.controls, key=comparison.validation_score, default=None)
+    if better is None or comparison.validation_score(better) <= comparison.validation_score(softmax):
+        return comparison
+    softmax = dataclasses.replace(softmax, config=better.config, runs=better.runs)
+    controls = tuple(control for control in comparison.controls if control is not better)
+    return dataclasses.replace(comparison, methods=(softmax, *others), controls=controls)
 
 
 def futile(comparison: Comparison) -> set[str]:

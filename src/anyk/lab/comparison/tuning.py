@@ -165,13 +165,7 @@ class Tuner:
 
     @property
     def best(self) -> Point | None:
-        """The best point so far: of those tried on all seeds, if there are any; None if every run diverged.
-
-        After a search in short runs, of the points within half a standard error the one with the lowest learning rate: on few
-        validation examples, a rate that is too high is often best by luck.
-        """
-        if self.short and (top := self._top(short=False)) is not None:
-            return min(self._within(self._ranked(short=False), 0.5 * self._noise(top)), key=lambda point: point[0])
+        """The best point so far: of those tried on all seeds, if there are any; None if every run diverged."""
         complete = [point for point in self._finalists if len(self.seeds(point)) == self.tuning_seeds]
         top = max(complete, key=self.mean, default=None)
         if top is not None and self.mean(top) > -math.inf:
@@ -217,13 +211,27 @@ class Tuner:
         return -math.inf if score is None or (not short and None in self.seeds(point)) else score
 
     def _top(self, short: bool) -> Point | None:
-        """The best on the first seed, the first tried among equals."""
-        return next(iter(self._ranked(short)), None)
+        """The best on the first seed, the first tried among equals.
+
+        In short runs, and after a search in them, of the points within half a standard error the one with the lowest learning
+        rate. On few validation examples the scores of rates that are a hundredfold apart may differ by luck alone, and what is
+        as good as others in a short run is better than they are in a long one if its rate is lower.
+        """
+        ranked = self._ranked(short)
+        if not ranked or not (short or self.short):
+            return next(iter(ranked), None)
+        near = self._within(ranked, 0.5 * self._noise(ranked[0], short), short)
+        return min(near, key=lambda point: (point[0], ranked.index(point)))
 
     def _ranked(self, short: bool) -> list[Point]:
         """Those that did not diverge, by their score on the first seed."""
         finite = [point for point in self._tried(short) if self._first(point, short) > -math.inf]
         return sorted(finite, key=lambda point: -self._first(point, short))
+
+    def _from_top(self) -> list[Point]:
+        """Those of the short runs that did not diverge: the top, then by their score."""
+        top = self._top(short=True)
+        return sorted(self._ranked(short=True), key=lambda point: point != top)
 
     # The search ------------------------------------------------------------------------------------------------------------
 
@@ -266,13 +274,15 @@ class Tuner:
         if not self.short or points is None:
             return
         while (top := self._top(short=False)) is None or self.tries < points:
-            ranked, tried = self._ranked(short=True), set(self._tried())
+            ranked, tried = self._from_top(), set(self._tried())
             if top is None and tried:  # what is fine for a while may diverge later: then lower rates
                 lowest = min(tried)
                 place = lowest[0] - self.axes[0].step(0)
                 ranked = [point for point in ranked if point[0] < lowest[0]] + [(place, *lowest[1:])] * (place >= 0)
             start = top or next(iter(ranked), None)
-            wanted = [] if start is None else [start, *self._around(start)]
+            # First both ends of what is alike in short runs: the lowest rate, and the one with the best score.
+            ends = [] if tried else self._ranked(short=True)[:1]
+            wanted = [] if start is None else [start, *ends, *self._around(start)]
             untried = [point for point in dict.fromkeys([*wanted, *ranked]) if point not in tried]
             made = self._allowed(untried[: max(1, min(2, points - self.tries))])
             if not made:
@@ -326,7 +336,7 @@ class Tuner:
             else:
                 break
         if short and not self.short:
-            ranked = self._ranked(short)
+            ranked = self._from_top()
             lower = range(min((point[0] for point in ranked), default=0) - step, -1, -step)
             rounds = [ranked[:SURVIVORS], *([point] for point in (*ranked[SURVIVORS:], *((place, *rest) for place in lower)))]
             # What is fine for a while may diverge later: then the next, and lower rates.
@@ -366,13 +376,13 @@ class Tuner:
         """The points that noise alone could have put behind the top, the best few."""
         return self._within(self._ranked(short=False)[: self.effort.finalists], self._noise(top))
 
-    def _noise(self, point: Point) -> float:
+    def _noise(self, point: Point, short: bool = False) -> float:
         """A standard error of the hits counted."""
-        score = self._first(point)
+        score = self._first(point, short)
         return math.sqrt(max(score * (1 - score), 0.0) / self.examples)
 
-    def _within(self, ranked: list[Point], noise: float) -> list[Point]:
-        return [point for point in ranked if self._first(point) >= self._first(ranked[0]) - noise]
+    def _within(self, ranked: list[Point], noise: float, short: bool = False) -> list[Point]:
+        return [point for point in ranked if self._first(point, short) >= self._first(ranked[0], short) - noise]
 
     def _neighbours(self, point: Point, stage: int) -> list[Point]:
         """On both sides along each axis, a step of the stage away or less: the nearest that was tried, or else one to try.

@@ -112,10 +112,19 @@ def _measured(comparison: Comparison) -> list[str]:
 def verdict(comparison: Comparison) -> list[str]:
     """What the comparison shows, in sentences; the first is the headline, one sentence."""
     if comparison.decided:
-        first = [_headline(comparison), *_unseen(comparison), *_seen(comparison), *_controls(comparison)]
+        first, *rest = [_headline(comparison), *_unseen(comparison), *_seen(comparison), *_controls(comparison)]
     else:
-        first = [f"Not decided: {_what_is_missing(comparison)}", *_seen(comparison)]
-    return [*first, *_choice(comparison), *_lists(comparison), *_caveats(comparison)]
+        first, *rest = [f"Not decided: {_what_is_missing(comparison)}", *_seen(comparison)]
+    return [first, *_wrong_labels(comparison), *rest, *_choice(comparison), *_lists(comparison), *_caveats(comparison)]
+
+
+def _wrong_labels(comparison: Comparison) -> list[str]:
+    """That the labels were made wrong: whoever reads the report alone would take them for those of the data."""
+    noise = next((method.config.label_noise for method in comparison.methods if method.config.label_noise), None)
+    if not noise:
+        return []
+    how = f"{100 * noise:g} % of the labels" if isinstance(noise, float) else f"Labels, by the confusions in {noise},"
+    return [f"{how} for training and validation were replaced by wrong ones on purpose; those of the test are right."]
 
 
 # The headline --------------------------------------------------------------------------------------------------------------
@@ -167,7 +176,7 @@ def _headline(comparison: Comparison) -> str:
         return f"{pick.name} is better than {BASELINE}: {_listed(gains)}{but}."
     winners = [method.name for method in comparison.judged if comparison.confirmed(method)]
     if pick.name != BASELINE:
-        message = "the test says the opposite" if losses else "the test does not confirm it"
+        message = f"on the test it loses {_listed(losses)}" if losses else "the test does not confirm it"
         if pick not in comparison.judged:
             message = "has too few seeds to confirm it"
         if winners:
@@ -249,8 +258,8 @@ def _unseen(comparison: Comparison) -> list[str]:
         return []
     high, name, metric = max(room)
     return [
-        f"That is no proof that there is none: a gain of up to {100 * high:.1f} points ({name}, {title(metric)}) lies within "
-        "the intervals. More test examples or seeds would tell."
+        f"A real gain is not ruled out: the intervals still allow up to {100 * high:.1f} points ({name}, {title(metric)}). "
+        "More test examples or seeds would tell."
     ]
 
 
@@ -305,6 +314,13 @@ def _controls(comparison: Comparison) -> list[str]:
                 ]
                 if told:
                     sentences.append(f"Against the control {control.name}, {method.name} gains {_either(told, 'and')}: {more}.")
+            behind = [
+                f"{title(metric)} {_difference_words(found, counts=False)}"
+                for metric in comparison.judged_metrics
+                if (found := every.get((method.name, control.name, metric))) is not None and found.paired.difference < 0
+            ]
+            if behind and beside:
+                sentences.append(f"It is behind {control.name} in {_either(behind, 'and')}.")
     return sentences
 
 
@@ -322,7 +338,8 @@ def _choice(comparison: Comparison) -> list[str]:
     sentences = [f"On validation, {names} {'are tied' if len(best) > 1 else 'is best'} ({value})."]
     if pick not in best:
         sentences.append(
-            "Its labels are wrong, too, so it chooses only among what the test confirms; the size of that gain is optimistic."
+            "The labels of validation are wrong, too, so that only methods which the test confirms were considered; the size "
+            "of the gain is optimistic."
         )
     other = [method.name for method in comparison.judged if method is not pick and comparison.confirmed(method)]
     if other and comparison.decided:
@@ -380,6 +397,12 @@ def _caveats(comparison: Comparison) -> list[str]:
         )
     if comparison.decided:
         sentences += [f"{method.name} is best at {bound}." for method in comparison.methods for bound in method.bounds]
+    if (source := comparison.rate_taken_from) is not None and comparison.baseline is not None:
+        rate = comparison.baseline.config.learning_rate
+        sentences.append(
+            f"{BASELINE} has the learning rate of {source.name}, {rate:g}: on validation it is better for it than what its own "
+            "search found."
+        )
     tried = {len(method.tries) for method in comparison.methods}
     if len(tried) > 1 and comparison.decided:
         tries = _either((f"{method.name} {len(method.tries)}" for method in comparison.methods), "and")

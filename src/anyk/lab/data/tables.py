@@ -415,7 +415,7 @@ class _Missing:
         if not self.found:
             return []
         counts = _listed(f"{name!r} {count:,}" for name, count in self.found.items())
-        return [f"Missing values that are filled, a number with the training mean of its column, a text with none: {counts}."]
+        return [f"Missing values that are filled, a number with the mean of its column, a text with no category: {counts}."]
 
 
 class _Learner:
@@ -457,7 +457,7 @@ class _Learner:
         named = [columns[place].name for place in kept if self._names_rows(matrix, place)]
         if named and not self.options.row_numbers:
             self.note(
-                f"Another whole number in every row: {_listed(map(repr, named))}. If that only names the rows, leave it out: "
+                f"{_listed(map(repr, named))} has another whole number in every row. If that only names the row, leave it out: "
                 f"--drop {named[0]!r}."
             )
         if not kept:

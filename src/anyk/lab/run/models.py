@@ -346,8 +346,8 @@ class Classifier(nn.Module):
         """The log-probability that a class needs to be shown, so that the right one is shown that often."""
         if self.plan.calibration is None:
             raise LabError(
-                "this model was saved without what coverage needs: train it again, or use anyk.PredictionSets with the scores "
-                "of examples that it was not trained with."
+                "this model was saved without what coverage needs, as one of --label-noise always is: train it again without, "
+                "or use anyk.PredictionSets with the scores of examples that it was not trained with."
             )
         return self.plan.calibration.threshold(coverage)
 
