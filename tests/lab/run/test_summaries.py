@@ -50,6 +50,18 @@ def test_table(runs):
     )
 
 
+def test_runs_of_a_tuning_are_left_out_where_others_were_tested(runs):
+    for rate in (0.1, 0.2):
+        made.run_folder(runs / f"tuning-{rate}", BASE.replace(learning_rate=rate, tested=False), {})
+    found = table(collect([runs]))
+    assert [column.key for column in found.columns] == ["loss", "top1", "top5", "top10", "seeds", "seconds"]
+    assert len(found.rows) == 2
+    assert found.notes[0] == "Runs of a tuning, which are not tested, are left out: 2. --metrics validation_top1 shows all."
+    assert len(table(collect([runs]), metrics=["top1"]).rows) == 4
+    alone = table(collect([runs / "tuning-0.1", runs / "tuning-0.2"]))
+    assert (len(alone.rows), alone.notes) == (2, ())
+
+
 def test_ranking_metrics_follow_and_older_runs_have_none(runs):
     test = {"top1": 0.7, "top5": 0.8, "mrr": 0.75, "ndcg10": 0.76, "ndcg5": 0.7, "macro_top1": 0.6, "mean": 0.7}
     made.run_folder(runs / "newer", BASE.replace(loss="lapsum"), test)

@@ -35,7 +35,7 @@ def command(
     Args:
         folders: run folders, or folders that hold some.
         fields: the config's fields to show; by default those that differ.
-        metrics: top1, top5, mrr, ndcg10, validation_top1, ...; by default those that were measured.
+        metrics: top1, top5, mrr, ndcg10, validation_top1, ...; by default those that were measured, of tested runs.
         sort: a field or a metric; --sort=-top1 for the worst first.
     """
     from anyk.lab import files, tables

@@ -91,10 +91,14 @@ def table(
     Args:
         summaries: from :func:`collect`.
         fields: the config's fields to show; None shows those that differ. The grouping does not depend on it.
-        metrics: top1, top5, mrr, ndcg10, ... of the test, or validation_top1, ...; None takes those that were measured.
+        metrics: top1, top5, mrr, ndcg10, ... of the test, or validation_top1, ...; None takes those that were measured, and
+            leaves out the runs of a tuning, which are not tested, where others are.
         sort: a field (ascending) or a metric (best first); a minus in front turns the order round.
     """
     finished = [run for run in summaries if run.state == "finished"]
+    tested = [run for run in finished if run.config.tested]
+    untested = len(finished) - len(tested) if tested and metrics is None else 0
+    finished = tested if untested else finished
     differing = _differing(finished)
     shown = _known("field", fields, ("fingerprint", *vars(Config()))) if fields is not None else differing
     measured = sorted({name for run in finished for name in _metrics(run)}, key=_metric_order)
@@ -133,6 +137,9 @@ def table(
         Column("seconds", "time", "seconds"),
     )
     notes = _notes(summaries, repeated)
+    if untested:
+        told = f"Runs of a tuning, which are not tested, are left out: {untested}."
+        notes.insert(0, f"{told} --metrics validation_top1 shows all.")
     hidden = [name for name in differing if name not in shown]
     if len({row[: len(shown)] for row in rows}) < len(rows):
         notes.insert(0, f"Rows that look equal differ in {', '.join(hidden)}.")
