@@ -49,6 +49,16 @@ def table(number: int) -> tuple[np.ndarray, np.ndarray]:
     return made["X"], made["y"]
 
 
+def useless() -> tuple[np.ndarray, np.ndarray]:
+    """24 classes, twelve pairs of similar ones; 8 features that tell them apart in part, and one of 60 codes, one-hot, that
+    means nothing. On few validation examples, short runs cannot tell rates apart that differ a hundredfold."""
+    rng = np.random.default_rng(7)
+    centres = 1.1 * np.repeat(rng.normal(size=(12, 8)), 2, 0) + 0.55 * rng.normal(size=(24, 8))
+    labels = rng.integers(24, size=3200)
+    told = centres[labels] + rng.normal(size=(3200, 8))
+    return np.concatenate([told, np.eye(60)[rng.integers(60, size=3200)]], 1).astype(np.float32), labels
+
+
 def digits() -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits
 
@@ -61,6 +71,7 @@ SETS: dict[str, tuple[str | Callable[[], Any] | None, dict[str, Any]]] = {
     "table1": (lambda: table(1), {}),
     "table2": (lambda: table(2), {}),
     "table3": (lambda: table(3), {}),
+    "useless": (useless, {}),
     "digits": (digits, {}),
     "isolet": (None, {"model": "mlp", "epochs": 8}),
     "embeddings": (None, {"train_fraction": 0.2}),

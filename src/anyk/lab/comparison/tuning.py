@@ -213,12 +213,11 @@ class Tuner:
     def _top(self, short: bool) -> Point | None:
         """The best on the first seed, the first tried among equals.
 
-        In short runs, and after a search in them, of the points within half a standard error the one with the lowest learning
-        rate. On few validation examples the scores of rates that are a hundredfold apart may differ by luck alone, and what is
-        as good as others in a short run is better than they are in a long one if its rate is lower.
+        In short runs, of the points within half a standard error the one with the lowest learning rate. On few validation
+        examples the scores of rates that differ a hundredfold may be alike but for luck, and a long run wants a lower one.
         """
         ranked = self._ranked(short)
-        if not ranked or not (short or self.short):
+        if not ranked or not short:
             return next(iter(ranked), None)
         near = self._within(ranked, 0.5 * self._noise(ranked[0], short), short)
         return min(near, key=lambda point: (point[0], ranked.index(point)))
