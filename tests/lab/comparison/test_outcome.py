@@ -214,6 +214,9 @@ def test_a_softmax_that_missed_its_best_rate_takes_that_of_another_method(valida
     control = made.with_validation(dataclasses.replace(control, tries=()), validation)
     softmax, error = made.with_validation(made.SOFTMAX, 0.6), made.with_validation(error, 0.66)
     found = search.with_better_baseline(made.measured(softmax, error, controls=[control]))
+    diverged = dataclasses.replace(control, runs=control.runs[1:])
+    same = made.measured(softmax, error, controls=[diverged])
+    assert search.with_better_baseline(same) is same
     if validation < 0.6:  # as it was
         assert (found.methods[0], found.controls, found.rate_taken_from) == (softmax, (control,), None)
         return

@@ -266,7 +266,8 @@ def with_better_baseline(comparison: Comparison) -> Comparison:
     """The comparison with softmax at another method's learning rate, where that is better for it on validation than what its
     own search has found: one more try of softmax. A gain over a softmax that missed its best rate is none."""
     softmax, *others = comparison.methods
-    better = max(comparison.controls, key=comparison.validation_score, default=None)
+    whole = [control for control in comparison.controls if len(control.runs) == len(softmax.runs)]  # none has diverged
+    better = max(whole, key=comparison.validation_score, default=None)
     if better is None or comparison.validation_score(better) <= comparison.validation_score(softmax):
         return comparison
     softmax = dataclasses.replace(softmax, config=better.config, runs=better.runs)
