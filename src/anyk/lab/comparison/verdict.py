@@ -217,14 +217,14 @@ def _with_hits(metric: str, one: Difference) -> str:
 
 
 def _seen(comparison: Comparison) -> list[str]:
-    """A sentence for each method: what it gains and loses, and how sure that is."""
+    """A sentence for each method of which the table does not show how sure its differences are."""
     found, sure = comparison.differences, [method.name for method in comparison.judged]
     sentences = []
     for method in comparison.compared:
         own = {metric: found[method.name, metric] for metric in comparison.judged_metrics if (method.name, metric) in found}
-        message = "; ".join(f"{title(metric)} {_difference_words(one)}" for metric, one in own.items())
+        message = "; ".join(f"{title(metric)} {_difference_words(one)}" for metric, one in own.items() if one.p is None)
         seeds = len({run.seed for run in method.runs})
-        few = f" on {seeds} {'seed' if seeds == 1 else 'seeds'}, not judged" if method.name not in sure else ""
+        few = f" on {counted(seeds, 'seed')}, not judged" if method.name not in sure else ""
         if message:
             sentences.append(f"{method.name} against {BASELINE}{few}: {message}.")
     return sentences
@@ -280,6 +280,14 @@ def _has_it_too(comparison: Comparison, method: Method, control: Method, gains: 
     return True
 
 
+def _explains(comparison: Comparison, control: Method, metric: str) -> bool:
+    """Whether a control could: softmax with another rate cannot, where it is no better than softmax."""
+    if control.config.loss == BOUNDED or comparison.baseline is None:
+        return True
+    found = comparison.difference(control, comparison.baseline, metric)
+    return found is None or found.difference > 0
+
+
 def _surely_more(found: Difference | None) -> bool:
     return found is not None and found.p is not None and found.p < SIGNIFICANT and found.paired.difference > 0
 
@@ -305,7 +313,11 @@ def _controls(comparison: Comparison) -> list[str]:
                     f"{method.name} gains {_either(map(title, too), 'and')}, but {_cause(comparison, method, control, too)}."
                 )
             every = comparison.beyond_controls
-            beside = {metric: every.get((method.name, control.name, metric)) for metric in gains if metric not in too}
+            beside = {
+                metric: every.get((method.name, control.name, metric))
+                for metric in gains
+                if metric not in too and _explains(comparison, control, metric)
+            }
             for more, surely in (("more than luck", True), ("which may be luck", False)):
                 told = [
                     f"{title(metric)} {_difference_words(found, counts=False)}"
