@@ -720,9 +720,11 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
             if bound is not None:
                 with torch.no_grad():
                     scores.sub_(scores.mean()).clamp_(-bound, bound)
+            if not self.verbose:
+                continue
             total += loss.detach()  # read rarely: a look would wait for the device
             since += 1
-            if self.verbose and step * REPORTS // steps > (step - 1) * REPORTS // steps:
+            if step * REPORTS // steps > (step - 1) * REPORTS // steps:
                 undecided = float((mask * (1 - mask)).detach().sum())
                 message = f"temperature {temperature:.3g}, loss {float(total) / since:.6g}, undecided {undecided:.3g} of {k}"
                 sys.stderr.write(f"TopKSelector {step} of {steps}, bound {bound}: {message}\n")

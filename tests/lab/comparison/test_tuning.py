@@ -321,6 +321,18 @@ def test_on_a_plateau_of_short_runs_it_does_not_walk_away_to_huge_rates(effort):
     assert abs(kind[0].values[tuner.best[0]] / 0.1 - 1) < 0.9
 
 
+@pytest.mark.parametrize("hits", [0.0, 1.0, 0.2])
+@pytest.mark.parametrize("known", [None, 64])
+def test_short_runs_that_tell_nothing_move_nothing(hits, known):
+    kind = [learning_rates(1e-3), SMOOTHING]
+
+    def landscape(trial: Trial) -> float:
+        return hits if trial.short else 0.4 - abs(trial.point[0] - kind[0].start) / 100
+
+    tuner = find(kind, landscape, examples=100, rate=known)
+    assert tuner.best == (kind[0].start, 0)
+
+
 def test_what_diverges_in_every_long_run_that_was_good_in_a_short_one_is_left_for_lower_rates():
     kind = [learning_rates(1e-3), SMOOTHING]
     early, late = hill(kind, [0.0, 0.0]), hill(kind, [-5.0, 0.0], cliff=-4.5)

@@ -217,6 +217,14 @@ def test_differences_to_controls_are_a_family_of_their_own():
     assert any(one.p > one.paired.p for one in found.values())
 
 
+def test_behind_a_control_is_no_gain():
+    gce, error = made.method("gce", made.shifted(top1=0.05)[:2]), made.method("error", made.shifted(top1=0.02))
+    compared = made.measured(made.SOFTMAX, gce, made.with_validation(error, 0.95), between=[("error", "gce")])
+    said = " ".join(verdict(compared))
+    assert "gains top-1 \u2212" not in said
+    assert re.search("It is behind gce in top-1 \u2212[23]", said)
+
+
 @pytest.mark.parametrize("examples", [10_000, 300])
 def test_what_the_intervals_leave_room_for(examples):
     """On few examples a gain of points may hide behind luck, and that is said."""

@@ -79,6 +79,8 @@ class Method:
     """those of half the epochs; if they are close, there is no run of twice the epochs"""
     settled: bool = False
     """whether more seeds could hardly have changed the answer, and it was trained on fewer than others"""
+    rate_of: str = ""
+    """the method whose learning rate this one was given, since that is better for it on validation than what was found"""
     tuned_in: str = ""
     """the folder of the run that was tuned on, on the first tuning seed, of full length if there is one"""
 
@@ -208,17 +210,6 @@ class Comparison:
         if loss_names.find(method.config.loss).family == "error":
             found += [other for other in self.methods if other.config.loss == BOUNDED]
         return found
-
-    @property
-    def rate_taken_from(self) -> Method | None:
-        """The method whose learning rate the baseline has, where its own search has not tried that one at full length."""
-        baseline = self.baseline
-        if baseline is None or not baseline.tries:
-            return None
-        rate, longest = baseline.config.learning_rate, max(one.epochs for one in baseline.tries)
-        if rate in {one.learning_rate for one in baseline.tries if one.epochs == longest}:
-            return None
-        return next((one for one in self.methods if one is not baseline and one.config.learning_rate == rate), None)
 
     def pairs(self) -> Iterator[tuple[Method, Method]]:
         """Every method and control with the baseline, and every method with its controls."""
@@ -352,6 +343,15 @@ class Comparison:
             for metric, one in own.items()
             if one.p is not None and one.p < SIGNIFICANT and sign * one.paired.difference > 0
         }
+
+    def surely_ahead(self, one: Method, other: Method) -> bool:
+        """Whether a method is better on validation than another by more than a standard error over the seeds that both have."""
+        metric = self.tuned_metric
+        both = [(a.validation, b.validation) for a, b in _same_seeds(one, other)]
+        leads = [a[metric] - b[metric] for a, b in both if metric in a and metric in b]
+        if len(leads) < 2:
+            return self.validation_score(one) > self.validation_score(other)
+        return statistics.mean(leads) > (statistics.std(leads) or 0.0) / math.sqrt(len(leads))
 
     def validation_score(self, method: Method) -> float:
         """The mean of the validation metric tuned for; minus infinity where there is none."""

@@ -153,20 +153,16 @@ def search(
         settled = {name for name, count in seeds.items() if count < config.most_seeds and not outcome.capped}
         methods = [dataclasses.replace(one, settled=one.name in settled) for one in outcome.methods]
         outcome = dataclasses.replace(outcome, methods=tuple(methods))
+        asked: set[str] = set()
+        while winners := [one for one in uncontrolled(outcome) if one.name not in asked]:
+            softmax, asked = outcome.methods[0], asked | {one.name for one in winners}
+            cost.expect(len(winners) * seeds[softmax.name] + check)
+            controls = pool.run_tasks([study.control(softmax, winner, seeds[softmax.name]) for winner in winners])
+            outcome = with_better_baseline(dataclasses.replace(outcome, controls=(*outcome.controls, *controls)))
+            outcome = dataclasses.replace(outcome, contrasts=contrasts(outcome, out))
         if check:
             methods = pool.run_tasks([study.check_length(one) for one in outcome.methods])
             outcome = dataclasses.replace(outcome, methods=tuple(methods))
-        softmax = outcome.methods[0]
-        winners = [
-            method
-            for method in outcome.methods
-            if outcome.significant(method, 1) and method.config.learning_rate != softmax.config.learning_rate
-        ]
-        if winners:
-            cost.expect(len(winners) * seeds[softmax.name])
-            controls = pool.run_tasks([study.control(softmax, winner, seeds[softmax.name]) for winner in winners])
-            outcome = with_better_baseline(dataclasses.replace(outcome, controls=tuple(controls)))
-            outcome = dataclasses.replace(outcome, contrasts=contrasts(outcome, out))
         outcome = dataclasses.replace(
             outcome,
             coverages=coverages(outcome, out),
@@ -262,17 +258,27 @@ def expected_trainings(config: ComparisonConfig, effort: Effort | None = None, s
     return len(config.losses) * (short / SHORT + points + repeats + seeds + check)
 
 
+def uncontrolled(comparison: Comparison) -> list[Method]:
+    """The methods that gain something, with another learning rate than softmax."""
+    rate = comparison.methods[0].config.learning_rate
+    return [one for one in comparison.methods if comparison.significant(one, 1) and one.config.learning_rate != rate]
+
+
 def with_better_baseline(comparison: Comparison) -> Comparison:
     """The comparison with softmax at another method's learning rate, where that is better for it on validation than what its
-    own search has found: one more try of softmax. A gain over a softmax that missed its best rate is none."""
+    own search has found, by more than a standard error over the seeds: one more try of softmax. A gain over a softmax that
+    missed its best rate is none. What it was before becomes a control."""
     softmax, *others = comparison.methods
-    whole = [control for control in comparison.controls if len(control.runs) == len(softmax.runs)]  # none has diverged
+    whole = [control for control in comparison.controls if len(control.runs) >= len(softmax.runs)]
     better = max(whole, key=comparison.validation_score, default=None)
-    if better is None or comparison.validation_score(better) <= comparison.validation_score(softmax):
+    if better is None or not comparison.surely_ahead(better, softmax):
         return comparison
-    softmax = dataclasses.replace(softmax, config=better.config, runs=better.runs)
-    controls = tuple(control for control in comparison.controls if control is not better)
-    return dataclasses.replace(comparison, methods=(softmax, *others), controls=controls)
+    controls = [control for control in comparison.controls if control.config != better.config]
+    rate, source = softmax.config.learning_rate, better.name.removeprefix(LEARNING_RATE_OF)
+    controls.append(Method(f"{BASELINE}, learning rate {rate:g}", softmax.config, (), softmax.runs, softmax.hyperparameter))
+    bounds = tuple(bound for bound in softmax.bounds if not bound.startswith("learning rate"))
+    softmax = dataclasses.replace(softmax, config=better.config, runs=better.runs, bounds=bounds, tuned_in="", rate_of=source)
+    return dataclasses.replace(comparison, methods=(softmax, *others), controls=tuple(controls))
 
 
 def futile(comparison: Comparison) -> set[str]:

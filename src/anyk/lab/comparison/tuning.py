@@ -220,6 +220,8 @@ class Tuner:
         if not ranked or not short:
             return next(iter(ranked), None)
         near = self._within(ranked, 0.5 * self._noise(ranked[0], short), short)
+        if len(near) == len(ranked):  # they tell nothing
+            return ranked[0]
         return min(near, key=lambda point: (point[0], ranked.index(point)))
 
     def _ranked(self, short: bool) -> list[Point]:
@@ -281,7 +283,8 @@ class Tuner:
             start = top or next(iter(ranked), None)
             # First both ends of what is alike in short runs: the lowest rate, and the one with the best score.
             ends = [] if tried else self._ranked(short=True)[:1]
-            wanted = [] if start is None else [start, *ends, *self._around(start)]
+            ends = [] if start is None else [*ends, start] if self.budget == 1 else [start, *ends]
+            wanted = [] if start is None else [*ends, *self._around(start)]
             untried = [point for point in dict.fromkeys([*wanted, *ranked]) if point not in tried]
             made = self._allowed(untried[: max(1, min(2, points - self.tries))])
             if not made:

@@ -322,7 +322,7 @@ def _controls(comparison: Comparison) -> list[str]:
                 told = [
                     f"{title(metric)} {_difference_words(found, counts=False)}"
                     for metric, found in beside.items()
-                    if found is not None and _surely_more(found) == surely
+                    if found is not None and found.paired.difference > 0 and _surely_more(found) == surely
                 ]
                 if told:
                     sentences.append(f"Against the control {control.name}, {method.name} gains {_either(told, 'and')}: {more}.")
@@ -409,12 +409,12 @@ def _caveats(comparison: Comparison) -> list[str]:
         )
     if comparison.decided:
         sentences += [f"{method.name} is best at {bound}." for method in comparison.methods for bound in method.bounds]
-    if (source := comparison.rate_taken_from) is not None and comparison.baseline is not None:
-        rate = comparison.baseline.config.learning_rate
-        sentences.append(
-            f"{BASELINE} has the learning rate of {source.name}, {rate:g}: on validation it is better for it than what its own "
-            "search found."
-        )
+    sentences += [
+        f"{method.name} has the learning rate of {method.rate_of}, {method.config.learning_rate:g}: over the seeds it is "
+        "better for it on validation than what its own search found."
+        for method in comparison.methods
+        if method.rate_of
+    ]
     tried = {len(method.tries) for method in comparison.methods}
     if len(tried) > 1 and comparison.decided:
         tries = _either((f"{method.name} {len(method.tries)}" for method in comparison.methods), "and")

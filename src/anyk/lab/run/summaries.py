@@ -91,13 +91,14 @@ def table(
     Args:
         summaries: from :func:`collect`.
         fields: the config's fields to show; None shows those that differ. The grouping does not depend on it.
-        metrics: top1, top5, mrr, ndcg10, ... of the test, or validation_top1, ...; None takes those that were measured, and
-            leaves out the runs of a tuning, which are not tested, where others are.
+        metrics: top1, top5, mrr, ndcg10, ... of the test, or validation_top1, ...; None takes those that were measured. Without
+            one of validation, the runs of a tuning, which are not tested, are left out where others are.
         sort: a field (ascending) or a metric (best first); a minus in front turns the order round.
     """
     finished = [run for run in summaries if run.state == "finished"]
     tested = [run for run in finished if run.config.tested]
-    untested = len(finished) - len(tested) if tested and metrics is None else 0
+    validated = any(name.startswith("validation_") for name in metrics or ())
+    untested = 0 if validated or not tested else len(finished) - len(tested)
     finished = tested if untested else finished
     differing = _differing(finished)
     shown = _known("field", fields, ("fingerprint", *vars(Config()))) if fields is not None else differing
