@@ -525,9 +525,12 @@ def test_when_the_time_is_over_the_runs_stop_and_the_same_call_goes_on(small, da
     assert not short.decided
     assert not short.failures
     assert verdict(short)[0].startswith("Not decided")
-    best = max(short.methods, key=short.tuned_score)
-    kept = (tmp_path / "model.safetensors").read_bytes()  # the best model so far
-    assert kept == (tmp_path / best.tuned_in / "model.safetensors").read_bytes()
+    # The best model so far; on a busy machine the clock may leave time for a run of the seeds.
+    seeds = [(run.validation["mean"], run.folder) for method in short.methods for run in method.runs]
+    best = max(seeds)[1] if seeds else max(short.methods, key=short.tuned_score).tuned_in
+    kept, expected = (load_file(folder / "model.safetensors") for folder in (tmp_path, tmp_path / best))
+    assert kept.keys() == expected.keys()
+    assert all(torch.equal(kept[name], expected[name]) for name in kept)
     assert str(table(short).rows[0][1]) != "None"
     again = search.search(config(data, tmp_path, seeds=1, budget=2))
     assert without_times(results.to_json(again)) == without_times(results.to_json(small))
