@@ -88,13 +88,14 @@ class SmoothTopKLoss(FixedKLoss, name="smooth"):
           - t log sum_{S in Y_y} exp(sum_{j in S} s_j / (k t)).
 
     Where the k-th largest score is far ahead of the (k+1)-th, the published loss switches to its limit for t -> 0,
-    ``max(0, margin + a_(k) / k)``: when the gap is at least ``k t log(hard_threshold)``.
+    ``max(0, margin + (s_(k) - s_y) / k)`` with ``s_(k)`` the k-th largest score of the other classes: when the gap is at least
+    ``k t log(hard_threshold)``.
 
     Args:
         k: the k of top-k.
         temperature: t > 0.
-        margin: by how much the target must be ahead, in the mean of k scores.
-        hard_threshold: where to switch; None never does. The smooth form is stable everywhere, so that is safe.
+        margin: by how much the mean score of the best k-subset with the target must exceed that of any without it.
+        hard_threshold: where to switch; None never switches, which is safe: the smooth form is stable everywhere.
         {reduction_ignore_index_weight}
         {label_smoothing}
 
@@ -102,6 +103,8 @@ class SmoothTopKLoss(FixedKLoss, name="smooth"):
         >>> criterion = anyk.SmoothTopKLoss(k=5)
         >>> criterion(torch.zeros(1, 10), torch.tensor([0]))
         tensor(1.3133)
+
+    {shape}
 
     Reference: Berrada et al., "Smooth Loss Functions for Deep Top-k Classification", ICLR 2018.
     """
@@ -173,7 +176,7 @@ class SmoothTopKLoss(FixedKLoss, name="smooth"):
 class TopKHingeLoss(FixedKLoss, name="hinge"):
     """The top-k hinge losses of multiclass support vector machines.
 
-    With b the margins ``a_j + margin`` of the other classes and 0 for the target, in descending order,
+    With b the values ``s_j - s_y + margin`` of the other classes j and 0 for the target y, in descending order,
 
         alpha   max(0, (b_(1) + … + b_(k)) / k)
         beta    (max(0, b_(1)) + … + max(0, b_(k))) / k
@@ -188,6 +191,8 @@ class TopKHingeLoss(FixedKLoss, name="hinge"):
     Example:
         >>> anyk.TopKHingeLoss(k=2)(torch.tensor([[0.0, 2.0, 1.0]]), torch.tensor([0]))
         tensor(2.5000)
+
+    {shape}
 
     Reference: Lapin et al., "Top-k Multiclass SVM", NeurIPS 2015 (alpha); "Loss Functions for Top-k Error", CVPR 2016 (beta).
     """
@@ -211,7 +216,9 @@ class TopKHingeLoss(FixedKLoss, name="hinge"):
 
 @documented
 class TruncatedTopKEntropyLoss(FixedKLoss, name="truncated"):
-    """Softmax cross-entropy that forgives the k - 1 classes most ahead.
+    """Softmax cross-entropy without the k - 1 classes furthest ahead of the target.
+
+    With ``a_(1) >= a_(2) >= …`` the differences ``s_j - s_y`` of the other classes, in descending order,
 
         L = log(1 + exp(a_(k)) + exp(a_(k+1)) + …)
 
@@ -224,6 +231,8 @@ class TruncatedTopKEntropyLoss(FixedKLoss, name="truncated"):
         >>> anyk.TruncatedTopKEntropyLoss(k=2)(torch.tensor([[0.0, 9.0, 0.0]]), torch.tensor([0]))
         tensor(0.6931)
 
+    {shape}
+
     Reference: Lapin et al., "Loss Functions for Top-k Error: Analysis and Insights", CVPR 2016.
     """
 
@@ -234,16 +243,16 @@ class TruncatedTopKEntropyLoss(FixedKLoss, name="truncated"):
 
 @documented
 class SoftmaxAtKLoss(FixedKLoss, name="softmax_at_k"):
-    """SL@K: softmax cross-entropy, of which an example counts the more the further its target is past the k-th score.
+    """SL@K: softmax cross-entropy, weighted by how far the target's score is above the k-th largest.
 
-    With s_[k] the k-th largest score of the row, the target's among them, and t the temperature,
+    With s_[k] the k-th largest score of the row, the target's included, and t the temperature,
 
         L = sigmoid((s_y - s_[k]) / t) log sum_j exp(s_j - s_y)
 
-    As published, s_[k] is a number without a gradient, s_y in the weight w has its own, and nothing is divided by the weights.
+    As published, s_[k] has no gradient, s_y has one in the weight w as well, and the mean is not divided by the weights w.
     So the loss of a target far behind goes to 0, and where (1 - w) times its cross-entropy is more than t (1 - softmax_y) it is
-    pushed away: what seems hopeless is given up. Among n equal scores that is every target, unless t is above log(n) / 2, or
-    little more: with less, start from a trained model. A large t comes near to half of cross-entropy.
+    pushed down: hopeless examples are given up. With n equal scores that is every target, unless t is above log(n) / 2, or
+    slightly more: with a smaller t, start from a trained model. For large t the loss tends to half of cross-entropy.
 
     Args:
         k: the k of top-k.
@@ -255,6 +264,8 @@ class SoftmaxAtKLoss(FixedKLoss, name="softmax_at_k"):
     Example:
         >>> anyk.SoftmaxAtKLoss(k=2)(torch.zeros(1, 10), torch.tensor([0]))  # log(10) / 2
         tensor(1.1513)
+
+    {shape}
 
     Reference: Yang et al., "Breaking the Top-K Barrier: Advancing Top-K Ranking Metrics Optimization in Recommender Systems",
     KDD 2025.

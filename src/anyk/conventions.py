@@ -166,7 +166,7 @@ class CrossEntropyModule(nn.Module):
             _probabilities_told = True
             warnings.warn(
                 f"{type(self).__name__}: the scores look like probabilities: none is negative, and every row sums to 1. The "
-                "loss wants logits, so leave out the softmax before it. This is said once.",
+                "loss expects logits, so leave out the softmax before it. This warning is shown once.",
                 stacklevel=5,  # past the calls of nn.Module
             )
 

@@ -32,12 +32,12 @@ class LinearHead(nn.Module):
     B x (chunk_size + a few m) numbers instead of several times B x n, and the time of one more product of inputs and weights.
 
     Where the loss depends on the m candidates of each row only (``softmax_over="candidates"`` or ``top1="operator"``; for
-    :class:`TopKErrorLoss`, ``ce_weight=0``), the backward costs next to nothing, and the gradients of weight and bias are zero
-    but for at most B m rows; ``sparse=True`` gives them as sparse tensors, for ``torch.optim.SparseAdam`` or
+    :class:`TopKErrorLoss`, ``ce_weight=0``), the backward pass is cheap, and the gradients of weight and bias are zero except
+    in at most B m rows; ``sparse=True`` gives them as sparse tensors, for ``torch.optim.SparseAdam`` or
     ``torch.optim.SGD``.
 
-    A second derivative is not supported and raises. Under ``torch.compile`` the head runs as it is, outside the graph, which
-    breaks there.
+    Second derivatives are not supported and raise an error. Under ``torch.compile`` the head runs in eager mode, with a graph
+    break.
 
     Args:
         in_features: d, the size of the inputs.
@@ -47,12 +47,13 @@ class LinearHead(nn.Module):
             to be stored: nothing is saved then.
         bias: whether the layer has a bias. A bias of -inf marks a class as padding.
         chunk_size: how many classes to score at once.
-        sparse: whether the gradients of weight and bias shall be sparse.
+        sparse: whether the gradients of weight and bias are sparse tensors.
         device: of the parameters.
         dtype: of the parameters.
 
     Shape:
-        x (B, d), (d,) or (B, d1, …, d); target class indices of the shape of x without the last dimension.
+        x (B, d), (d,) or (B, d1, …, d); target class indices of the shape of x without the last dimension (no probabilities);
+        example_p_k, if given by keyword, (B, k), (k,) or (B, d1, …, k), as for the losses.
 
     Example:
         >>> head = anyk.LinearHead(16, 1000, anyk.TopKErrorLoss({1: 0.5, 5: 0.5}))

@@ -395,7 +395,7 @@ def topk_cross_entropy(
     Args:
         {scores}
         target: class indices without the class dimension, or class probabilities of the shape of ``scores``. For
-            probabilities r the loss is ``sum_c r_c L(s, c)``; r outside the candidates goes to softmax cross-entropy. By
+            probabilities r the loss is ``sum_c r_c L(s, c)``; outside the candidates, L is softmax cross-entropy. With
             KSubset and networks with ``wires="target"`` each row is then ranked once for each candidate (the same holds for
             label smoothing).
         {p_k}
@@ -436,21 +436,21 @@ def topk_error(
     label_smoothing: float = 0.0,
     example_p_k: Float[Tensor, "*examples k"] | None = None,
 ) -> Tensor:
-    """The expected top-k error for k drawn from P_K, with a share of softmax cross-entropy; all but that share is bounded.
+    """The expected top-k error for k drawn from P_K, which is bounded if q > 0, plus a share of softmax cross-entropy.
 
     With T_j the probability that the target y is among the first j of the scores s, as the operator sees it,
 
         L = ce_weight CE(s, y) + (1 - ce_weight) sum_j P_K(j) (1 - T_j^q) / q
 
-    A hopeless example costs at most 1 / q beside the cross-entropy, and pulls no harder the further behind it is; the
-    cross-entropy keeps some pull where T has vanished. ``q=1`` is the expected error itself, ``q=0`` the limit
+    Besides its cross-entropy an example costs at most 1 / q, and its gradient does not grow the further behind it is; the
+    cross-entropy keeps some gradient where T has vanished. ``q=1`` is the expected error itself, ``q=0`` the limit
     ``-sum_j P_K(j) log T_j``. T above 1 (SoftSort, NeuralSort) counts as 1.
 
     Args:
         {scores}
         target: class indices without the class dimension, or class probabilities of the shape of ``scores``. For
-            probabilities r the loss is ``sum_c r_c L(s, c)``; r outside the candidates costs its cross-entropy in that share
-            and 1 / q in the rest (its cross-entropy if q is 0).
+            probabilities r the loss is ``sum_c r_c L(s, c)``; outside the candidates, L has its share of cross-entropy,
+            and 1 / q in place of the sum (cross-entropy if q is 0).
         {p_k}
         {operator_lapsum}
         {m}
@@ -498,7 +498,7 @@ def _operator(given: Operator | str) -> Operator:
     """An operator that serves a loss, by itself or by its name."""
     operator = given if isinstance(given, Operator) else by_name(given)
     if not operator.has_probabilities:
-        raise TypeError(f"operator: expected one with a probability for each rank, got {operator!r}, which has a mask alone")
+        raise TypeError(f"operator: expected one with a probability for each rank, got {operator!r}, which has none")
     return operator
 
 
@@ -510,13 +510,13 @@ class TopKLoss(CrossEntropyModule, ABC):
     """The losses over P_K, :class:`TopKCrossEntropyLoss` and :class:`TopKErrorLoss`: what :class:`LinearHead` and
     :class:`anyk.parallel.Sharded` accept.
 
-    The arguments are attributes, and may be assigned at any time. P_K is a setting and no state: converting the module to
-    another precision does not touch it, a checkpoint does not bring back an old one, and one of ``torch.nn.CrossEntropyLoss``
-    fits.
+    The arguments are attributes, and may be assigned at any time. P_K is not part of the ``state_dict``: loading a
+    checkpoint does not change it, and one of ``torch.nn.CrossEntropyLoss`` fits. Converting the module to another precision
+    does not change it either.
 
     Args:
-        spec: what is measured of an example.
-        conventions: what the loss shares with ``torch.nn.CrossEntropyLoss``.
+        spec: internal, made by the subclasses from their arguments.
+        conventions: internal as well: reduction, ignore_index, weight and label_smoothing.
 
     Example:
         >>> isinstance(anyk.TopKErrorLoss(5), anyk.TopKLoss)
@@ -645,9 +645,9 @@ class TopKCrossEntropyLoss(TopKLoss):
 
 @documented
 class TopKErrorLoss(TopKLoss):
-    """:func:`topk_error` as a module: a drop-in for ``torch.nn.CrossEntropyLoss``, bounded but for a share of it.
+    """:func:`topk_error` as a module: a drop-in for ``torch.nn.CrossEntropyLoss``, bounded but for its share of cross-entropy.
 
-    ``ce_weight`` may move over the run: like every argument it can be assigned at any time.
+    ``ce_weight`` may change during training: like every argument, it can be assigned at any time.
 
     Args:
         {p_k}

@@ -53,6 +53,8 @@ def topk_hits(
 ) -> dict[int, Tensor]:
     """How many targets are among the first k classes, for each k: counts, which add up over batches and processes.
 
+    Ties count against the target: see :func:`anyk.target_ranks`.
+
     Args:
         {metric_scores_target}
         {ks}
@@ -86,6 +88,8 @@ def topk_accuracy(
     average: Average = "micro",
 ) -> dict[int, Tensor]:
     """The fraction of targets among the first k classes, for each k.
+
+    Ties count against the target: see :func:`anyk.target_ranks`.
 
     Args:
         {metric_scores_target}

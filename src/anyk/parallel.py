@@ -1,9 +1,9 @@
 """Losses and metrics with the classes sharded over processes: each holds the scores of some of the classes.
 
-Every process picks the m best of its own scores; one all-gather tells everybody all of these, and each goes on alone as if
+Every process picks the m best of its own scores; one all-gather shares them, and each process then continues alone as if
 it had seen all classes: (rows x m) numbers from each process, whatever the number of classes. The softmax part needs two
 numbers more for each row, the best score and the sum of exponentials. Before it, a second small all-gather, for which the host
-waits, asks for the sizes of the slices and whether all agree in their arguments; who gives ``slices`` is taken at their word.
+waits, exchanges the sizes of the slices and checks that all arguments agree; with ``slices`` given, it is left out.
 
 **Gradients.** Every process computes the same loss and calls ``backward`` on its own copy. What arrives at
 ``local_scores`` is this process's slice of the gradient that one process with all classes would get: not multiplied or
@@ -44,14 +44,14 @@ class Sharded(nn.Module):
 
     The loss is that of ``torch.cat`` of the slices in the order of the ranks, at least float32, the same in every process;
     ``local_scores.grad`` is this process's slice of its gradient (see :mod:`anyk.parallel`). All processes must call it, with
-    the same arguments. It can be differentiated once. With ``m=None`` every process gets all scores.
+    the same arguments. Only first derivatives are supported. With ``m=None`` every process gets all scores.
 
-    Ties: with ``m=None``, by class index as in one process. Of equal scores at the edge of the m best, which are taken is
-    as open as in ``torch.topk``; the loss is the same, the gradient goes to those taken.
+    Ties: with ``m=None``, by class index as in one process. Which of equal scores at the edge of the m best are taken is
+    unspecified, as in ``torch.topk``; the loss is the same, and the gradient goes to those taken.
 
     Args:
         loss: a :class:`anyk.TopKLoss`. Its ``weight`` and a P_K by class are those of all classes. A
-            :class:`anyk.TopKCrossEntropyLoss` has a ``label_smoothing`` below 1.
+            :class:`anyk.TopKCrossEntropyLoss` must have a ``label_smoothing`` below 1.
         {group_slices}
 
     Shape:

@@ -18,8 +18,8 @@ __all__ = ["PredictionSets"]
 
 @documented
 class PredictionSets:
-    """For each example a set of classes, as short as it can be, with the right one in it as often as asked: split conformal
-    prediction.
+    """Split conformal prediction: for each example a set of classes, as small as possible, that contains the right one as often
+    as asked.
 
     With p the softmax of the scores, and n examples that the model was neither trained nor chosen with, it shows
 
@@ -30,13 +30,13 @@ class PredictionSets:
 
         coverage <= P(y in C(x)) < coverage + 1 / (n + 1)
 
-    whatever the model. The right half holds if no two p_y(x) are equal and the first guess alone is not enough. It is a mean:
-    over the draws of the n examples, over easy and hard examples, and over classes. With one draw the coverage is off by about
-    the root of coverage (1 - coverage) / n. Where p is right, no sets with this promise and at least one class each are shorter
+    whatever the model. The upper bound holds if no two p_y(x) are equal and the first guess alone is not enough. P is a mean:
+    over draws of the n examples, over easy and hard examples, and over classes. For one draw the coverage is off by about
+    sqrt(coverage (1 - coverage) / n). Where p is right, no sets with this guarantee and at least one class each are smaller
     on average.
 
-    Equal scores are shown together. Rows with NaN or inf, of which nothing is known, are shown whole. A class at -inf is
-    shown only if so many targets were at -inf that the promise needs all classes.
+    Equal scores are included together. In rows with NaN or +inf all classes are included. A class at -inf is
+    included only if so many targets were at -inf that the guarantee needs all classes.
 
     Args:
         scores: (n, classes) or (n, classes, d1, …), of examples that were held out; each position is one of them.
@@ -44,10 +44,11 @@ class PredictionSets:
         coverage: how often the right class is shown, above 0 and below 1. It needs at least coverage / (1 - coverage) examples.
 
     Attributes:
+        coverage: as given.
         threshold: log q.
 
     Shape:
-        scores of the call (B, classes), (classes,) or (B, classes, d1, …); what it gives is bool, like them.
+        called with scores (B, classes), (classes,) or (B, classes, d1, …), it returns a bool tensor of the same shape.
 
     Example:
         >>> held_out, target = torch.tensor([[2.0, 1.0, 0.0]] * 9), torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2])
@@ -98,8 +99,8 @@ def threshold(conformity: Tensor, coverage: Fraction) -> float:
     if place > n:
         needed = math.ceil(coverage / (1 - coverage))
         raise ValueError(
-            f"scores: expected at least {needed} examples for a coverage of {float(coverage):g}, got {n}: of fewer, nothing "
-            "short of all classes can be promised"
+            f"scores: expected at least {needed} examples for a coverage of {float(coverage):g}, got {n}: with fewer, only "
+            "the set of all classes is sure to reach it"
         )
     if bool((unknown := conformity.isnan()).any()):
         raise ValueError(

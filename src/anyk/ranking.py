@@ -28,15 +28,15 @@ def spearman_loss(
     where: Bool[Tensor, "*batch n"] | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """One less Spearman's rank correlation: between 0 and 2, and 1 for a constant prediction.
+    """1 minus Spearman's rank correlation: between 0 and 2, and 1 for a constant prediction or target.
 
-    The correlation of the soft ranks of the prediction with the ranks of the target, of which equals share their mean.
+    Correlates the soft ranks of the prediction with the exact ranks of the target, where ties share their mean rank.
 
     Args:
         prediction: scores; the last dimension is ranked. Of a layer with one output, ``output.squeeze(-1)``.
         target: numbers of the same shape, whose order counts.
         operator: the relaxation of ranking, or its name.
-        temperature: goes with a name.
+        temperature: t, for an operator given by name; an ``Operator`` has its own.
         where: which entries count, for rows of different lengths; None means all.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``, over the rows.
 
@@ -73,7 +73,7 @@ def ndcg_loss(
     where: Bool[Tensor, "*batch n"] | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """One less NDCG@k: ``1 - sum_c m_c (2^rel_c - 1) / log2(1 + rank_c) / ideal``, m a soft mask, with soft ranks.
+    """1 minus NDCG@k: ``1 - sum_c m_c (2^rel_c - 1) / log2(1 + rank_c) / ideal``, with a soft mask m and soft ranks.
 
     Args:
         {query_scores}
@@ -117,7 +117,7 @@ def recall_loss(
     where: Bool[Tensor, "*batch n"] | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """One less recall@k: the share of the relevant items that is not among the first k, by a soft mask.
+    """1 minus recall@k: ``1 - sum_c m_c rel_c / sum_c rel_c``, with a soft mask m of the first k items.
 
     Args:
         {query_scores}
@@ -149,7 +149,8 @@ def average_precision_loss(
     where: Bool[Tensor, "*batch n"] | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """One less average precision: 1 less the mean over the relevant of rank among the relevant / rank among all, by soft ranks.
+    """1 minus average precision: ``1 - mean_c (rank_c among the relevant / rank_c among all)`` over the relevant c, with soft
+    ranks.
 
     Args:
         {query_scores}
@@ -173,7 +174,7 @@ def average_precision_loss(
 
 
 def _share(part: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
-    """One less a share of each row, 0 for rows that have nothing; and which rows have something."""
+    """1 minus a share of each row, 0 for rows that have nothing; and which rows have something."""
     some = whole > 0
     return torch.where(some, 1 - part / torch.where(some, whole, 1), 0 * part), some
 

@@ -1,6 +1,6 @@
 """Operators, swaps, networks and losses by name, for the core, the lab and the scikit-learn estimator alike.
 
-Each is entered by the module that defines it and looked up when its name is used. Importing a module of your own that calls
+Each is registered by the module that defines it and looked up when its name is used. Importing your own module that calls
 :func:`register`, or names a class (``class Mine(Operator, name="mine")``), is all it takes to add to them.
 
 Example:
@@ -30,11 +30,11 @@ name="mine")`` registers itself."""
 
 
 def register(table: dict[str, Any], name: str, entry: Any) -> None:
-    """Enter something under a name of its own. Operators, networks and losses share their names.
+    """Register an entry under a name. Operators, networks and losses share one namespace.
 
     Args:
         table: one of the four tables of this module.
-        name: what to call it; a taken name is an error, unless it is the same entry, or the same class once more, from a
+        name: the name; one that is taken is an error, unless it is the same entry, or the same class once more, from a
             notebook cell run twice. To replace an entry on purpose, assign to the table, which is a dict.
         entry: the class of an operator or of a loss, a ``Kind`` of network or a ``Swap``.
 

@@ -357,6 +357,6 @@ def _check_probabilities(target: Tensor, scores: Tensor, ignore_index: int) -> N
             f"{tuple(scores.shape)}, got dtype {target.dtype} and shape {tuple(target.shape)}"
         )
     if ignore_index >= 0:
-        raise ValueError("ignore_index: expected class indices as targets to go with it, got probabilities")
+        raise ValueError("ignore_index: expected class indices as targets if it is 0 or more, got class probabilities")
     if checks.readable(target) and bool((target < 0).any()):
         raise ValueError(f"target: expected class probabilities of at least 0, got {target.min().item():.6g}")

@@ -71,35 +71,35 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             on are dropped and the others scaled to sum to 1 (top-1 alone if none is left); ``p_k_`` is what was used.
         operator: "splitter", "bitonic", "odd_even", "lapsum", "ksubset", "softsort", "neuralsort", "sinkhorn", or an
             ``anyk.Operator``, which then brings its own temperature; None: that of the loss, "lapsum" or "splitter".
-        loss: "error", one minus the probability that the label is among the first k, which is bounded
-            (:func:`anyk.topk_error`), or "cross_entropy", -log of it (:func:`anyk.topk_cross_entropy`), the paper's,
-            which has less top-1 on all four data sets where both were run (docs/evidence.md).
-        temperature: of an operator given by name; smaller is harder.
+        loss: "error", one minus the probability that the label is among the first k, plus a share of cross-entropy
+            (:func:`anyk.topk_error`), or "cross_entropy", -log of that probability (:func:`anyk.topk_cross_entropy`), the loss
+            of the paper, with lower top-1 accuracy on all four data sets where both were run (evidence/tables/pays.md).
+        temperature: of an operator given by name; the smaller, the closer to exact sorting.
         m: number of best classes of each example that are ranked; None: all; "auto": 64, or four times the k of P_K if that is
             more.
-        top1: of "cross_entropy", the top-1 part: "separate", softmax cross-entropy beside the rest; "mixed", softmax inside the
+        top1: of "cross_entropy", the top-1 part: "separate", softmax cross-entropy as its own term; "mixed", softmax inside the
             logarithm; "operator", the operator's own.
         ce_weight: of "error": the share of softmax cross-entropy, between 0 and 1.
         q: of "error": 1 is the expected top-k error, smaller is nearer to cross-entropy.
         hidden_layer_sizes: widths of hidden layers (ReLU); () is a linear model.
         standardize: subtract each feature's mean and divide by its standard deviation; "auto": dense input yes, sparse input
-            no, since rare words would get the largest weights. ``coefs_`` are for features as they come.
+            no, since rare words would get the largest weights. ``coefs_`` apply to the features before standardisation.
         alpha: L2 penalty, on the weights of the standardised features.
         solver: "lbfgs": all examples in each step, in float64, to convergence, with nothing to tune; "adam": mini-batches in
             float32, learning rate falling to zero by a cosine; "auto": lbfgs for up to 10 000 examples.
         learning_rate: of adam, at the start.
         batch_size: of adam: examples in a step.
         max_iter: the most iterations of lbfgs or epochs of adam; None: 500 iterations, or 20 epochs and at least 2000 steps.
-        tol: lbfgs ends when no entry of the gradient is larger, or when a step lowers the loss by less than a ten-thousandth
-            of this. With early stopping, what counts as an improvement.
+        tol: lbfgs stops when no entry of the gradient is larger than this, or when a step lowers the loss, relative to
+            max(loss, 1), by less than ``1e-4 * tol``. With early stopping, the smallest improvement that counts.
         early_stopping: keep a part of the examples for validation, stop when their loss no longer falls, and return to the
             best step.
-        validation_fraction: that part, stratified by class where every class has two examples or more.
+        validation_fraction: that part, stratified by class if each has at least two examples and both parts have room for all.
         n_iter_no_change: how many iterations or epochs without improvement early stopping waits.
         class_weight: {class: weight}, "balanced", or None.
-        warm_start: go on from the last fit instead of from zero.
-        random_state: seed of initial hidden weights, order of mini-batches and validation split. torch's own random numbers
-            are not touched.
+        warm_start: continue from the previous fit instead of starting anew.
+        random_state: seed of initial hidden weights, order of mini-batches and validation split. torch's global random state
+            is not touched.
         device: where to train, such as "cpu" or "cuda".
         verbose: write the loss of each iteration or epoch to standard error.
 
@@ -111,7 +111,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         loss_: the loss at the end with the penalty (of adam: the mean over the last epoch); with early stopping the best
             validation loss, without it.
         loss_curve_, validation_loss_curve_: the losses of each iteration or epoch.
-        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+        n_features_in_, feature_names_in_: as in every scikit-learn estimator.
 
     Example:
         >>> from sklearn.datasets import load_digits
@@ -183,7 +183,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             X: (n_samples, n_features) array, data frame or sparse matrix.
             y: (n_samples,) labels of any kind.
-            sample_weight: (n_samples,) what each example counts; a whole number is the same as repeating it (with lbfgs).
+            sample_weight: (n_samples,) weight of each example; with lbfgs, an integer is the same as repeating the example.
         """
         self._check_parameters()
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32])
@@ -248,7 +248,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Scores (n_samples, n_classes); with two classes, as scikit-learn has it, second less first (n_samples,)."""
+        """Scores (n_samples, n_classes); with two classes, as in scikit-learn, the second minus the first (n_samples,)."""
         scores = self._scores(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
@@ -274,7 +274,7 @@ class TopKClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return topk_score(self, X, y, k, sample_weight)
 
     def to_torch(self) -> nn.Sequential:
-        """The fitted model as a ``torch.nn.Sequential`` from features as they come to scores, in torch's default dtype."""
+        """The fitted model as a ``torch.nn.Sequential`` from unscaled features to scores, in torch's default dtype."""
         check_is_fitted(self)
         modules: list[nn.Module] = []
         for weight, bias in zip(self.coefs_, self.intercepts_, strict=True):
@@ -461,7 +461,7 @@ class _Trainer:
         self._load(result.x)
         self.loss = float(result.fun)
         if result.status == 1 and self.held_out is None:
-            message = f"lbfgs did not converge in max_iter = {max_iter} iterations: give a larger max_iter, alpha or tol"
+            message = f"lbfgs did not converge in max_iter = {max_iter} iterations: increase max_iter, alpha or tol"
             warnings.warn(message, ConvergenceWarning, stacklevel=4)
 
     def adam(self, examples: Examples, generator: torch.Generator) -> None:
@@ -561,13 +561,13 @@ def _best(scores: Tensor, k: int) -> Tensor:
 
 
 class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
-    """Keeps the k features with which a small model does best.
+    """Selects k features by training a small model and a soft mask of the features together.
 
     A linear model or a multi-layer perceptron is trained on ``x * m``, x the standardised features and
 
         m = soft_topk(s, k, "lapsum", t),
 
-    a mask of one entry a feature that sums to k. The scores s are trained with the model, by the same loss. While t falls, the
+    a mask with one entry per feature that sums to k. The scores s are trained with the model, by the same loss. As t falls, the
     mask turns into zeros and ones. The k features with the highest scores are kept: exactly k, all distinct, chosen together.
 
     Args:
@@ -575,18 +575,18 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         task: "classification", cross-entropy; "regression", mean squared error; "auto": regression if y has fractions. Many
             different whole numbers may be either: then "auto" is an error.
         hidden_layer_sizes: widths of hidden layers (ReLU); () is a linear model, which sees no interaction of features.
-        temperature: t at the start and at the end; it falls geometrically.
+        temperature: a pair, t at the start and at the end; it falls geometrically.
         bound: scores are kept between -bound and bound about their mean, so that no choice is final while the temperature is
-            high, and of two features that say the same one gives way. None: no bound, which decides early; that is better
+            high, and of two redundant features one is dropped. None: no bound, which decides early; that is better
             where features matter only together, or where most of many are noise. "auto": trains with the bound 1 and without
             one, and takes the choice whose k features have the lower loss at the end, in twice the time.
         noise: standard deviation of the noise that is added to the standardised features in every step, so that the model does
-            not learn single examples by heart; 0 is none.
+            not memorise single examples; 0 means no noise.
         learning_rate: of Adam for the model; falls to zero in the second half.
         score_learning_rate: of Adam for the scores.
         max_iter: steps of Adam.
         batch_size: examples in a step.
-        random_state: seed of initial weights, noise and order of mini-batches. torch's own random numbers are not touched.
+        random_state: seed of initial weights, noise and order of mini-batches. torch's global random state is not touched.
         device: where to train, such as "cpu" or "cuda".
         verbose: write temperature, loss and undecided mass, sum m (1 - m), to standard error, twenty times.
 
@@ -595,8 +595,8 @@ class TopKSelector(SelectorMixin, BaseEstimator):  # type: ignore[misc]
         support_: (n_features,) whether a feature is kept.
         bound_: the bound that was taken.
         loss_: at the end, of the kept features alone, without noise; of a regression in units of the variance of y.
-        n_iter_: steps of a training, max_iter.
-        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+        n_iter_: the number of steps of one training, ``max_iter``.
+        n_features_in_, feature_names_in_: as in every scikit-learn estimator.
 
     Example:
         >>> from sklearn.datasets import load_digits
@@ -793,7 +793,7 @@ def topk_score(estimator: Any, X: Any, y: Any, k: int, sample_weight: Any = None
         X: (n_samples, n_features).
         y: (n_samples,) labels.
         k: how many guesses; beyond the number of classes every known label is a hit.
-        sample_weight: (n_samples,) what each example counts.
+        sample_weight: (n_samples,) weight of each example.
 
     Example:
         >>> from sklearn.datasets import load_iris

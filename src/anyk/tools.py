@@ -38,7 +38,8 @@ def soft_topk(
 ) -> Float[Tensor, "..."]:
     """A mask that picks k of n, differentiable in the scores.
 
-    Entries lie between 0 and 1 and sum to k. The smaller the temperature, the nearer they are to 0 and 1.
+    Entries lie between 0 and 1 and sum to k. The smaller the temperature t, the closer they are to 0 and 1. With LapSum,
+    ``mask_c = F((s_c - b) / t)``, with F the Laplace distribution function and b such that the mask sums to k.
 
     Args:
         scores: of any shape. -inf is never chosen (with ``largest=False``, +inf), and has no gradient; NaN makes its row NaN.
@@ -46,10 +47,10 @@ def soft_topk(
             the shape of the rows, which has a gradient. A row with fewer entries that may be chosen gets all of them.
         operator: the relaxation, or its name: LapSum, Permutahedron (sparse: true zeros and ones), KSubset, SinkhornSort or
             SortingNetwork.
-        temperature: goes with a name.
+        temperature: t, for an operator given by name; an ``Operator`` has its own.
         dim: the dimension along which k are chosen.
         largest: False picks the k smallest.
-        hard: True gives exactly k ones and zeros in the forward pass, of equals those with the lower index, and the gradient of
+        hard: True gives k ones and otherwise zeros in the forward pass, ties going to the lower index, and the gradient of
             the soft mask. k must be an integer.
         where: which entries may be chosen; None means all. Of a shape that broadcasts to that of ``scores``.
 
@@ -83,21 +84,22 @@ def soft_rank(
     descending: bool = True,
     where: Bool[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "..."]:
-    """The rank of each entry, 1 is the first, differentiable in the scores.
+    """The rank of each entry, starting at 1, differentiable in the scores.
 
-    With LapSum, ``rank_c = 1 + sum_(j != c) F((s_j - s_c) / t)``, F the Laplace distribution function; ranks sum to n (n + 1)
-    / 2.
+    With LapSum, ``rank_c = 1 + sum_(j != c) F((s_j - s_c) / t)``, with F the Laplace distribution function; the ranks sum to
+    n (n + 1) / 2.
 
     Args:
-        scores: of any shape. -inf (ascending: +inf) and what ``where`` excludes comes after all others.
-        operator: the relaxation, or its name: LapSum, Permutahedron; SinkhornSort and SortingNetwork, which take O(n^2).
-        temperature: goes with a name.
+        scores: of any shape. -inf (+inf if ascending) and what ``where`` excludes come after all others.
+        operator: the relaxation, or its name: LapSum or Permutahedron; SinkhornSort or SortingNetwork, which build the n x n
+            matrix P and cost O(n^2) or more.
+        temperature: t, for an operator given by name; an ``Operator`` has its own.
         dim: the dimension that is ranked.
         descending: True gives rank 1 to the largest.
         where: which entries are ranked; None means all.
 
     Returns:
-        The ranks, of at least float32.
+        The ranks, of the shape of ``scores``, in at least float32.
 
     Example:
         >>> anyk.soft_rank(torch.tensor([1.0, 3.0, 2.0, 0.0]), temperature=0.1)
@@ -116,15 +118,19 @@ def soft_sort(
     descending: bool = True,
     where: Bool[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "..."]:
-    """The scores in order, differentiable.
+    """The scores in sorted order, differentiable.
+
+    Permutahedron projects onto the hull of all permutations of the scores, see there; all others give ``P @ scores``, the mean
+    score of each rank.
 
     Args:
-        scores: of any shape. -inf (ascending: +inf) and what ``where`` excludes comes last.
-        operator: the relaxation, or its name: Permutahedron; NeuralSort, SoftSort, SinkhornSort and SortingNetwork, which
-            take O(n^2).
-        temperature: goes with a name. Permutahedron leaves neighbours that are at most 1 / t apart as they are.
+        scores: of any shape. -inf (+inf if ascending) and what ``where`` excludes come last.
+        operator: the relaxation, or its name: Permutahedron; NeuralSort, SoftSort, SinkhornSort or SortingNetwork, which
+            build the n x n matrix P and cost O(n^2) or more.
+        temperature: t, for an operator given by name; an ``Operator`` has its own. With Permutahedron the result is exact if no
+            two neighbours are more than 1 / t apart.
         dim: the dimension that is sorted.
-        descending: False sorts the other way round.
+        descending: False sorts in ascending order.
         where: which entries are sorted; None means all.
 
     Returns:
@@ -148,21 +154,21 @@ def soft_quantile(
     dim: int = -1,
     where: Bool[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "..."]:
-    """The score that a share q of the entries lies below, differentiable: the threshold of a mask that sums to (1 - q) n.
+    """The q-quantile of the scores, differentiable: the threshold of a soft top-k mask that sums to (1 - q) n.
 
     Its limit for small temperatures is numpy's ``"averaged_inverted_cdf"``: where (1 - q) n is an integer, midway between two
     scores. q = 0 and q = 1 are the minimum and the maximum.
 
     Args:
-        scores: of any shape. -inf and what ``where`` excludes does not count.
-        q: between 0 and 1; a tensor has one for each row, and a gradient.
+        scores: of any shape. -inf and what ``where`` excludes do not count.
+        q: between 0 and 1; a tensor has one value for each row, and gets a gradient.
         operator: one with a unique threshold, or its name: LapSum.
-        temperature: goes with a name.
-        dim: the dimension that goes.
+        temperature: t, for an operator given by name; an ``Operator`` has its own.
+        dim: the dimension to reduce.
         where: which entries count; None means all.
 
     Returns:
-        The quantiles, of the dtype of ``scores``.
+        The quantiles, of the shape of ``scores`` without ``dim``, in the dtype of ``scores``.
 
     Example:
         >>> anyk.soft_quantile(torch.tensor([1.0, 3.0, 2.0, 0.0, 4.0]), 0.5, temperature=0.1)
@@ -190,19 +196,19 @@ def select_topk(
 ) -> tuple[Float[Tensor, "*batch k d"], Int[Tensor, "*batch k"]]:
     """The k rows of ``values`` with the best scores, best first, with a gradient to the scores.
 
-    The forward pass selects exactly. The backward pass is that of ``P @ values``, P the operator's probabilities for each rank,
-    made again there, some rows at a time: what was not chosen learns as well.
+    The forward pass selects exactly. The backward pass is that of ``P @ values``, with P the operator's rank probabilities,
+    recomputed in chunks of the batch. So entries that were not selected get a gradient, too.
 
     Args:
-        values: what is selected from.
-        scores: one for each row of ``values``. -inf is never chosen: there must be k others.
+        values: (..., n, d), the rows to select from.
+        scores: (..., n), one for each row of ``values``. -inf is never chosen; at least k must be above it.
         k: how many, between 1 and n.
         operator: the relaxation, or its name; any but Permutahedron.
-        temperature: goes with a name.
+        temperature: t, for an operator given by name; an ``Operator`` has its own.
         where: which rows may be chosen; None means all. There must be k of them.
 
     Returns:
-        The rows, of the dtype of ``values``, and their indices.
+        The selected rows, (..., k, d), of the dtype of ``values``, and their indices, (..., k).
 
     Example:
         >>> values = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
@@ -297,12 +303,12 @@ def sample_k_subset(
     Args:
         scores: of any shape. -inf is never drawn.
         k: how many, between 0 and n. A row with fewer entries that may be drawn gets all of them.
-        temperature: smaller is nearer to the k largest.
+        temperature: t; the smaller, the more often the k largest are drawn.
         dim: the dimension along which k are drawn.
         where: which entries may be drawn; None means all.
-        generator: where the random numbers come from.
+        generator: a ``torch.Generator`` for the random numbers; None means torch's default.
         method: ``"exact"`` or ``"gumbel"``.
-        operator: of ``"gumbel"``, whose mask has the gradient.
+        operator: with ``"gumbel"``, the operator whose mask gives the gradient; given by name, its temperature is 1.
 
     Returns:
         The mask, of zeros and ones, of the shape and dtype of ``scores``.
@@ -345,7 +351,7 @@ def _operator(operator: Operator | str, temperature: float | Tensor) -> Operator
     if isinstance(operator, Operator):
         if isinstance(temperature, bool) or not (isinstance(temperature, (int, float)) and temperature == 1.0):
             raise TypeError(
-                "temperature: expected none beside an operator, which has its own, got one: give it to the operator"
+                "temperature: expected none beside an operator, which has its own; set it there, as in LapSum(temperature=0.5)"
             )
         return operator
     if type(temperature) is float and isinstance(operator, str) and not torch.compiler.is_compiling():

@@ -44,14 +44,14 @@ def _unusable(name: str) -> str:
 
 
 class backend:  # noqa: N801  # it is called, like torch.no_grad
-    """Which code computes the losses, from here on or in a ``with`` block. The setting is the whole process's.
+    """Sets which code computes losses and operators, from here on or in a ``with`` block, for the whole process.
 
-    The variable ANYK_BACKEND has the setting that a process starts with; without it that is ``"auto"``. ``anyk info`` tells
-    what there is.
+    The environment variable ANYK_BACKEND has the initial setting; without it, that is ``"auto"``. ``anyk info`` shows what is
+    available.
 
     Args:
-        name: ``"auto"``: the fastest that applies. ``"torch"``: the plain PyTorch code alone. ``"native"`` or ``"triton"``:
-            this one, and the plain code for what it does not compute; a RuntimeError if it cannot be used here.
+        name: ``"auto"``: the fastest that applies. ``"torch"``: only the plain PyTorch code. ``"native"`` or ``"triton"``:
+            this one, and the plain code where it does not apply; raises a RuntimeError if it is not available.
 
     Example:
         >>> scores, target = torch.randn(8, 100), torch.randint(100, (8,))

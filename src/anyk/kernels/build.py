@@ -97,7 +97,7 @@ def build_if_possible(*, sanitize: bool = False, strict: bool = False) -> Path |
                 _place(sanitize).unlink()
         if wanted == "require" or (strict and isinstance(error, Failed)):
             raise
-        sys.stderr.write(f"anyk goes without its native library, and its plain code serves: {error}\n")
+        sys.stderr.write(f"anyk is used without its native library, with plain PyTorch code instead: {error}\n")
         return None
 
 

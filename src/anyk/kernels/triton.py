@@ -374,7 +374,7 @@ def _agrees(call: _Call, scores: Tensor) -> bool:
         _checked[key] = not difference
         if difference:
             warnings.warn(
-                f"anyk: the triton kernel of this loss does not serve on this device, the plain code does ({difference})",
+                f"anyk: the triton kernel of this loss cannot be used on this device; plain PyTorch is used ({difference})",
                 RuntimeWarning,
                 stacklevel=2,
             )

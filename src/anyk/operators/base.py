@@ -25,13 +25,13 @@ class Operator(nn.Module, ABC):
     For scores s it gives rows ``P[r, c]``, the probability that class c has rank r (r = 1 is the best), and for one
     target class y the **inclusion** ``T_j(y) = P[1, y] + … + P[j, y]``, the probability that y is among the first j.
 
-    A subclass writes both formulae for temperature 1 and plain rows: ``_matrix`` and ``_log_inclusion``. This class
+    A subclass implements both for temperature 1 and plain rows, as ``_matrix`` and ``_log_inclusion``. This class
     divides the scores by the temperature, shifts them, checks them, and takes care of half precision and of padding.
-    ``class Mine(Operator, name="mine")`` makes it known to the lab as ``--loss mine``.
+    ``class Mine(Operator, name="mine")`` registers it: wherever an operator is expected, ``"mine"`` can be given.
 
     Args:
-        temperature: smaller is harder. A positive number, or a one-element tensor (an ``nn.Parameter`` is learned). May be
-            assigned at any time.
+        temperature: the smaller, the closer to exact sorting. A positive number, or a one-element tensor (an ``nn.Parameter``
+            is learned). May be assigned at any time.
     """
 
     #: False when the operator wants the classes in the order they come in.
@@ -192,11 +192,11 @@ class Operator(nn.Module, ABC):
         return (self.__dict__.get("temperature"),)  # a tensor is not there
 
     def mask(self, scores: Float[Tensor, "*batch n"], k: int | float | Tensor) -> Float[Tensor, "*batch n"]:
-        """How far each entry is among the first k: between 0 and 1, with the sum k. See :func:`anyk.soft_topk`.
+        """The soft top-k mask: entries between 0 and 1 that sum to k. See :func:`anyk.soft_topk`.
 
         Args:
             scores: -inf marks padding, which is never chosen.
-            k: between 0 and n; a real number or a tensor, one for each row, where the operator has a threshold.
+            k: between 0 and n: an integer; where ``real_k`` is True, also a real number, or a tensor with one for each row.
 
         Returns:
             The mask, of the dtype of the scores. A row with fewer than k entries that are not padding has all of them.

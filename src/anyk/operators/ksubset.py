@@ -24,8 +24,8 @@ class KSubset(Operator, name="ksubset"):
     ``T_j(c) = e^(s_c/t) E_(j-1)(others) / E_j(all)`` with E the elementary symmetric polynomials of e^(s/t). T_1 is the
     softmax. ``P[r] = T_r - T_(r-1)``; rows sum to 1, and columns too at k = n.
 
-    Cost: O(n log n + k n) for T, O(n log n + k^2 n) for P, O(n sqrt(k)) for the mask. In C the mask takes ten to twenty passes
-    over the row, whatever k is, and keeps 3 numbers of a row for the backward pass.
+    Cost: O(n log n + k n) for T, O(n log n + k^2 n) for P, O(n sqrt(k)) for the mask. The native mask takes 10 to 20 passes
+    over a row, whatever k is, and keeps 3 numbers per row for the backward pass, beside the scores.
 
     Args:
         {temperature}
@@ -34,6 +34,8 @@ class KSubset(Operator, name="ksubset"):
         >>> scores = torch.tensor([1.0, 3.0, 2.0])
         >>> anyk.KSubset()(scores, k=1)
         tensor([[0.0900, 0.6652, 0.2447]])
+
+    Reference: Ahmed et al., "SIMPLE: A Gradient Estimator for k-Subset Sampling", ICLR 2023.
     """
 
     kernel_code = KSUBSET

@@ -21,8 +21,8 @@ class LapSum(Operator, name="lapsum"):
     ``T_j(c) = F((s_c - b_j) / t)`` with F the Laplace distribution function and b_j such that ``sum_c T_j(c) = j``: closed
     form after sorting. ``T_n = 1``. ``P[r] = T_r - T_(r-1)``; rows sum to 1, and columns too at k = n.
 
-    Cost: O(n log n + k n). For a moment it takes (2k + 1) n numbers of a row, to solve for the thresholds. Where gradients are
-    recorded, P keeps about 5 k n, and T n + 2 k.
+    Cost: O(n log n + k n). Solving for the thresholds takes (2k + 1) n numbers per row, temporarily. Where gradients are
+    recorded, P keeps about 5 k n numbers per row, T keeps n + 2 k.
 
     Args:
         {temperature}

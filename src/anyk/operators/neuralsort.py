@@ -15,7 +15,7 @@ class NeuralSort(Operator, name="neuralsort"):
     r"""Unimodal row-stochastic relaxation of sorting.
 
     ``P[r] = softmax(((n + 1 - 2r) s - A) / t)`` with ``A_c = sum_j |s_c - s_j|``. Rows sum to 1, columns need not: T can
-    pass 1, and the loss then counts it as 1.
+    exceed 1, and the loss then counts it as 1.
 
     Cost: O(n log n + k n).
 

@@ -20,8 +20,8 @@ class Permutahedron(Operator, name="permutahedron"):
 
     The mask is the projection of s / t onto {0 <= m <= 1, sum m = k}: ``m_c = clip(s_c / t - tau, 0, 1)``. It is *sparse*:
     entries well below are 0 and entries well above are 1, exactly, and have no gradient. The ranks are the projection of -s / t
-    onto the hull of all permutations of (1, …, n): those of scores that are at least t apart are exact. The sort is the
-    projection of (n, …, 1) / t onto the hull of all permutations of s: neighbours that are at most 1 / t apart are exact.
+    onto the hull of all permutations of (1, …, n): exact if all scores are at least t apart. The sort is the
+    projection of (n, …, 1) / t onto the hull of all permutations of s: exact if no two neighbours are more than 1 / t apart.
 
     Cost: O(n log n). It has no probability that a class has a rank, and is not an operator of the losses.
 
@@ -43,7 +43,7 @@ class Permutahedron(Operator, name="permutahedron"):
         raise TypeError("operator: Permutahedron has no probability for each rank: expected another operator")
 
     def _log_inclusion(self, scores: Tensor, position: Tensor, real: Tensor | None, k: int) -> Tensor:
-        raise TypeError("operator: Permutahedron has no probability to be among the first k: expected another operator")
+        raise TypeError("operator: Permutahedron has no probability of being among the first k: expected another operator")
 
     def _mask(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
         number = torch.full((1,), scores.shape[-1], device=scores.device) if real is None else real.sum(-1, keepdim=True)

@@ -25,18 +25,21 @@ class SinkhornSort(Operator, name="sinkhorn"):
     is n times the plan of the transport problem with equal masses 1/n. A shift of the scores changes nothing.
 
     The plan is found by damped Newton steps on the dual, in double precision, from a start that is exact both for small
-    and for large temperatures. Rows of the batch that have met the tolerance are frozen. Rows that have not after
-    ``max_iterations`` steps are counted in ``unconverged``, warned of once (in eager mode on the CPU), and like all
-    others they satisfy ``sum_r P[r, c] = 1``. The gradient follows from the implicit function theorem.
+    and for large temperatures. Rows of the batch that have met the tolerance are frozen. The attribute ``unconverged`` is the
+    number of rows that have not met it after ``max_iterations`` steps; the first time, a warning is given (in eager mode on the
+    CPU). Such rows satisfy ``sum_r P[r, c] = 1`` as well. The gradient follows from the implicit function theorem.
 
-    Cost: O(n^3) for each of a few Newton steps, with ``anchors="topk"`` O(k^2 n). Cheap steps with the same matrix follow each.
+    The mask is another operator, with two anchors, "in" of mass k and "out" of mass n - k: ``m_c = sigmoid((s_c - b) / t)``, b
+    such that it sums to k. It does not depend on ``anchors``, and is not T_k.
+
+    Cost: O(n^3) for each of a few Newton steps, O(k^2 n) with ``anchors="topk"``. Cheap steps with the same matrix follow each.
 
     Args:
         {temperature}
         anchors: ``"all"`` n ranks; ``"topk"`` merges the ranks past k into one anchor of mass (n-k)/n at their mean. That
             is cheaper and a different operator: T_j then depends on k.
-        tolerance: largest error of a row sum of P.
-        max_iterations: number of Newton steps; usual are two to four.
+        tolerance: the largest error of a row sum of P that is accepted.
+        max_iterations: the largest number of Newton steps; two to four are usual.
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])
@@ -181,8 +184,8 @@ class SinkhornSort(Operator, name="sinkhorn"):
         self._warned = True
         warnings.warn(
             f"SinkhornSort: {int((error > self.tolerance).sum())} of {error.numel()} rows did not converge in "
-            f"max_iterations = {self.max_iterations} steps: give more, or a larger temperature. This is said "
-            "once; the attribute unconverged counts the rows of each call.",
+            f"max_iterations = {self.max_iterations} steps: increase max_iterations or the temperature. This warning is "
+            "shown once; the attribute unconverged has the number of such rows in the last call.",
             stacklevel=2,
         )
 

@@ -15,7 +15,7 @@ from anyk.operators.base import Operator, by_class, expected_sort, in_order, log
 class SoftSort(Operator, name="softsort"):
     """Row-stochastic relaxation of sorting by distances.
 
-    ``P[r] = softmax(-|s_[r] - s|^p / t)`` with s_[r] the r-th largest score. Rows sum to 1, columns need not: T can pass
+    ``P[r] = softmax(-|s_[r] - s|^p / t)`` with s_[r] the r-th largest score. Rows sum to 1, columns need not: T can exceed
     1, and the loss then counts it as 1.
 
     Cost: O(n log n + k n).

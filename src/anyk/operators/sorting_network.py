@@ -78,8 +78,8 @@ NETWORKS["odd_even"] = Kind("Odd-even network", lambda n, k: networks.odd_even(n
 class SortingNetwork(Operator):
     """Differentiable sorting and selection networks.
 
-    Every comparator of the network mixes its two values instead of swapping them: with a the value on the wire that shall
-    get the larger one, b the other, and ``alpha = swap((a - b) / t)``,
+    Every comparator of the network mixes its two values instead of swapping them: with a the value on the wire that is to
+    get the larger one, b the other, and ``alpha = swap((a - b) / t)``, for ``"logistic_art"`` ``swap((a - b) / t^2)``,
 
         larger = alpha a + (1 - alpha) b,    smaller = (1 - alpha) a + alpha b.
 
@@ -87,14 +87,14 @@ class SortingNetwork(Operator):
     target's share is pushed forward, beside the scores: the cost is that of the comparators, with no factor k.
 
     Cost, in comparators: splitter about n (1 + log2 k), bitonic n log2(n)^2 / 4, odd-even n^2 / 2. Where gradients are
-    recorded, T keeps about 6 numbers of a row for each of them. The matrix keeps 8 k; with ``wires="target"`` it is made
-    column by column, each class in turn on the target's wire, and keeps 7 n: 5 MB for each row of 256 scores at k = 5.
+    recorded, T keeps about 6 numbers per row and comparator. The matrix keeps 8 k; with ``wires="target"`` it is computed
+    column by column, with each class in turn on the target's wire, and keeps 7 n: 5 MB for each row of 256 scores at k = 5.
 
     Args:
         kind: ``"splitter"`` (selection network), ``"bitonic"`` or ``"odd_even"`` (sorting networks).
         {temperature}
-        swap: the soft comparator, which decides how fast a class far behind is let go: exponentially by ``"logistic"``, faster
-            by ``"gaussian"``, as exp(-root of the distance) by ``"logistic_art"``, as 1 / distance by ``"cauchy"``,
+        swap: the soft comparator, which decides how fast T of a class far behind decays: exponentially for ``"logistic"``,
+            faster for ``"gaussian"``, as exp(-sqrt(distance)) for ``"logistic_art"``, as 1 / distance for ``"cauchy"``,
             ``"reciprocal"`` and ``"optimal"``.
         wires: where the classes start, which matters to a network. ``"target"``: the target on one fixed wire, the others
             in descending order on the rest, so that T is continuous in the scores and does not depend on the order of the
@@ -102,7 +102,8 @@ class SortingNetwork(Operator):
             first wire, as published (candidates that the loss has cut down to m < n come in descending order). Only with
             the last two do the rows of the matrix sum to 1: with ``"target"`` each column has its own arrangement, and of 16
             normal scores of any spread the sums lie between .6 and 1.4 (splitter; .05 from 1 in the mean), .5 and 2.5
-            (bitonic), .7 and 1.9 (odd-even, which comes to 5 at 64).
+            (bitonic), .7 and 1.9 (odd-even; up to 5 with 64 scores). The mask, the ranks and the sort always start in
+            descending order, whatever ``wires`` is; the mask jumps where two scores cross.
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0, 0.0])
