@@ -76,7 +76,7 @@ def test_a_missing_package_a_file_that_is_there_and_a_bad_k(runs, anyk, tmp_path
     (tmp_path / "model.onnx").write_text("mine")
     code, out, err = anyk("export", runs["table"])
     assert (code, out) == (2, "")
-    assert err == "anyk: model.onnx is there already: name another file, or give --force to replace it.\n"
+    assert err == "anyk: model.onnx already exists: name another file, or give --force to replace it.\n"
     assert anyk("export", runs["table"], "--k", "0", "-o", "other.onnx")[2] == "anyk: k should be at least 1, but is 0.\n"
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
     assert anyk("export", runs["table"], "--force", "--k", "99")[1].splitlines()[0].endswith("(N, 4)")  # there are four classes

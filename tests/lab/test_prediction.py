@@ -341,7 +341,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_predicted(runs, anyk, tmp_
     assert len(lines) == 4
     assert lines[0] == "gone.png does not exist."
     assert lines[1].startswith("new/kind 0/0.png cannot be read as an image (")
-    assert lines[2].startswith("notes.txt is of no known kind")
+    assert lines[2].startswith("notes.txt has an unknown format")
     assert lines[3] == "nothing has no images in it."
     x = lab_data.examples(6, 1, 16, seed=5)[0].numpy()
     np.save(tmp_path / "good.npy", x)
@@ -383,7 +383,7 @@ def test_out_is_whole_and_not_overwritten(runs, anyk, tmp_path):
     written = (tmp_path / "out.csv").read_text()
     assert len(table(written)) == 6
     code, _, err = anyk("predict", runs["embeddings"], "x.npy", "--out", "out.csv", "--json")
-    assert (code, err) == (2, "anyk: out.csv is there already: name another file, or give --force to replace it.\n")
+    assert (code, err) == (2, "anyk: out.csv already exists: name another file, or give --force to replace it.\n")
     assert (tmp_path / "out.csv").read_text() == written
     assert anyk("predict", runs["embeddings"], "x.npy", "--out", "out.csv", "--json", "--force")[0] == 0
     rows = json.loads((tmp_path / "out.csv").read_text())
@@ -474,8 +474,8 @@ def test_each_example_gets_its_own_list_and_the_promise_is_kept(crowded, anyk):
     assert {line.count(",") for line in written.splitlines()} == {1 + 2 * max(lengths)}
     luck = 100 * (0.16 / examples) ** 0.5
     assert told == (
-        f"The right class is in 80 % of the lists, give or take {luck:.1f} points, of examples like the {examples} that the "
-        "model had for validation.\n"
+        f"For examples like the {examples} that the model had for validation, the right class is in 80 % of the lists, "
+        f"give or take {luck:.1f} points.\n"
     )
 
 
@@ -521,7 +521,7 @@ def test_what_validation_has_chosen_is_told(runs, anyk, tmp_path):
         (tmp_path / "model.safetensors", "the epoch, the hyperparameters, the loss and the seed"),
     ):
         _, _, told = anyk("predict", model, tmp_path / "x.npy", "--coverage", "0.8")
-        assert told.endswith(f" for validation. The same examples chose {chosen}, so it may be a little less.\n")
+        assert told.endswith(f" points. The same examples were used to choose {chosen}, so it may be a little less.\n")
 
 
 def test_lists_of_what_may_be_guessed(runs, anyk, tmp_path):

@@ -58,7 +58,7 @@ class Failure:
 
 def reuse_sentence(runs: int) -> str:
     """Says how many runs are not made again."""
-    return f"Runs that had ended before and are taken as they are: {runs}."
+    return f"Runs that had already finished and are reused: {runs}."
 
 
 def failure_sentences(failures: Iterable[Failure]) -> list[str]:

@@ -66,7 +66,7 @@ def refuse_existing(path: Path, force: bool) -> None:
     """Raise if something is at ``path`` that ``force`` does not give up; an empty folder counts as nothing."""
     if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
         kind = "folder" if path.is_dir() else "file"
-        raise LabError(f"{path} is there already: name another {kind}, or give --force to replace it.")
+        raise LabError(f"{path} already exists: name another {kind}, or give --force to replace it.")
 
 
 @contextmanager

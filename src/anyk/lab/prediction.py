@@ -198,7 +198,7 @@ def _expanded(
         elif not path.exists():
             unreadable(f"{path} does not exist.")
         elif not texts and not _is_image(path) and path.suffix.lower() not in _ARRAYS:
-            unreadable(f"{path} is of no known kind: give images or files that end in {', '.join(sorted(_ARRAYS))}.")
+            unreadable(f"{path} has an unknown format: give images or files that end in {', '.join(sorted(_ARRAYS))}.")
         else:
             yield path
 

@@ -97,7 +97,7 @@ def test_compare_ends_with_0_when_it_is_decided(anyk, data, tmp_path):
     assert "Not decided" not in out
     results = json.loads((tmp_path / "anyk-runs" / "compare-points" / "results.json").read_text())
     assert results["derived"]["decided"] is True
-    assert f"To paste: {results['derived']['chosen']}" in out
+    assert f"To paste, for {results['derived']['chosen']}:" in out
 
 
 def test_a_folder_of_another_config_is_left_alone(anyk, data):
@@ -166,7 +166,7 @@ def test_reproduce_smoke(anyk, experiment):
     assert "difference" not in out
     code, again, err = anyk(*words)
     assert (code, again) == (0, out)
-    assert re.fullmatch(r"Runs that had ended before .*: \d+\.\n", err)
+    assert re.fullmatch(r"Runs that had already finished .*: \d+\.\n", err)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_completions_for_a_shell_are_still_written(anyk):
 )
 def test_what_people_type_for_an_option(anyk, typed, meant):
     code, out, err = anyk("train", f"--{typed}", "3")
-    assert (code, out, err) == (2, "", f"anyk: --{typed} is no option of anyk train: did you mean --{meant}?\n")
+    assert (code, out, err) == (2, "", f"anyk: --{typed} is not an option of anyk train: did you mean --{meant}?\n")
 
 
 @pytest.mark.parametrize(
@@ -101,15 +101,21 @@ def test_what_people_type_for_an_option(anyk, typed, meant):
     [
         (
             ("train", "points", "--lr=3", "--bs", "4"),
-            "--lr is no option of anyk train: did you mean --learning-rate? "
-            "--bs is no option of anyk train: did you mean --batch-size?",
+            "--lr is not an option of anyk train: did you mean --learning-rate? "
+            "--bs is not an option of anyk train: did you mean --batch-size?",
         ),
-        (("train", "--gpu"), "--gpu is no option of anyk train: anyk train --help lists them."),
-        (("train", "--data", "points"), "--data is no option of anyk train: DATA stands by itself, anyk train DATA."),
-        (("compare", "--seed", "1"), "--seed is no option of anyk compare: did you mean --seeds?"),
-        (("predict", "run", "new.npz", "--topk", "3"), "--topk is no option of anyk predict: anyk predict --help lists them."),
-        (("train", "a", "b", "c"), "there is no use for 'b' and 'c' beside DATA: anyk train --help tells what it takes."),
-        (("info", "x"), "there is no use for 'x': anyk info --help tells what it takes."),
+        (("train", "--gpu"), "--gpu is not an option of anyk train: anyk train --help lists the options."),
+        (
+            ("train", "--data", "points"),
+            "--data is not an option of anyk train: DATA is given without an option, anyk train DATA.",
+        ),
+        (("compare", "--seed", "1"), "--seed is not an option of anyk compare: did you mean --seeds?"),
+        (
+            ("predict", "run", "new.npz", "--topk", "3"),
+            "--topk is not an option of anyk predict: anyk predict --help lists the options.",
+        ),
+        (("train", "a", "b", "c"), "unexpected 'b' and 'c' besides DATA: anyk train --help says what it takes."),
+        (("info", "x"), "unexpected 'x': anyk info --help says what it takes."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -168,7 +174,7 @@ def test_train_says_that_a_run_had_ended(anyk, data):
     for more in ((), ("--json",)):
         code, out, err = anyk(*words, *more)
         assert (code, "test" in out) == (0, True)
-        assert err.startswith("anyk-runs/points-lapsum-seed0 had ended before")
+        assert err.startswith("anyk-runs/points-lapsum-seed0 had already finished")
     assert anyk(*words, "--seed", "1")[::2] == (0, "")
 
 
@@ -176,7 +182,7 @@ def test_compare_says_how_many_had_ended(anyk, data, tmp_path):
     words = ("compare", data, "--losses", "lapsum", "--seeds", "1", "--budget", "1", *QUICK)
     assert anyk(*words)[2] == ""
     runs = list(Path("anyk-runs/compare-points/runs").glob("*/result.json"))
-    assert anyk(*words)[2].endswith(f" before and are taken as they are: {len(runs)}.\n")
+    assert anyk(*words)[2].endswith(f" and are reused: {len(runs)}.\n")
     made.run_folder(tmp_path / "anyk-runs/compare-points/runs/other", Config(), {"top1": 0.5, "top5": 0.9})
     assert anyk(*words)[2].endswith(f" {len(runs)}.\n")  # not those that this comparison does not need
 

@@ -188,11 +188,11 @@ def test_wrong_labels_of_validation_choose_only_among_what_the_test_confirms():
     assert said[0].startswith("error is better than softmax: ")
     assert (
         said[1]
-        == "40 % of the labels for training and validation were replaced by wrong ones on purpose; those of the test are right."
+        == "40 % of the labels for training and validation were replaced by wrong ones on purpose; those of the test were not."
     )
     [place] = [place for place, sentence in enumerate(said) if sentence.startswith("On validation, splitter is best")]
-    assert said[place + 1].startswith("The labels of validation are wrong, too, so that only methods which the test confirms")
-    assert said[place + 2] == "On the test gce is, too, significantly better than softmax."
+    assert said[place + 1].startswith("The labels of validation are wrong, too, so only methods that the test confirms")
+    assert said[place + 2] == "On the test gce is also significantly better than softmax."
     # The report shows what was picked, and neither that nor the best on validation ends with fewer seeds.
     assert compared.rival.name == "error"
     assert search.futile(compared) == set()
@@ -226,7 +226,7 @@ def test_a_softmax_that_missed_its_best_rate_takes_that_of_another_method():
     assert (before.name, before.runs) == (f"softmax, learning rate {softmax.config.learning_rate:g}", softmax.runs)
     found = made.measured(*found.methods, controls=found.controls)
     assert found.choice.name == "softmax"
-    assert "softmax has the learning rate of error, 0.05: over the seeds it is better for it" in " ".join(verdict(found))
+    assert "softmax has the learning rate of error, 0.05: on validation, over the seeds, it does better" in " ".join(verdict(found))
 
 
 def test_a_softmax_that_diverged_on_a_seed_is_replaced_too():

@@ -417,7 +417,7 @@ def test_other_files(tmp_path):
     with pytest.raises(LabError, match=r"none.npz is not a file"):
         arrays.read(tmp_path / "none.npz")
     (tmp_path / "a.xlsx").write_text("x")
-    with pytest.raises(LabError, match=r"a.xlsx is of no known kind"):
+    with pytest.raises(LabError, match=r"a.xlsx has an unknown format"):
         arrays.read(tmp_path / "a.xlsx")
     (tmp_path / "a.p").write_bytes(pickle.dumps(3))
     with pytest.raises(LabError, match=r"a.p holds a int"):

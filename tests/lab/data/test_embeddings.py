@@ -230,7 +230,7 @@ def test_flipped_bits_never_give_a_traceback(folder):
 def test_a_set_is_replaced_only_when_asked(folder):
     before = embeddings.read(folder).fingerprint
     other = small(torch.float16, test=False)
-    with pytest.raises(LabError, match=r"small is there already: .* --force"):
+    with pytest.raises(LabError, match=r"small already exists: .* --force"):
         embeddings.write(folder, other)
     assert embeddings.read(folder).fingerprint == before
     embeddings.write(folder, other, force=True)

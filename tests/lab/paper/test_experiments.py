@@ -308,7 +308,7 @@ def test_compare_puts_our_numbers_beside_the_papers():
     assert table.rows[-1][9:] == (pytest.approx(85.0), pytest.approx(0), 86.73, pytest.approx(-1.73))
     assert all(len(row) == len(titles) for row in table.rows)
     smoke = EXPERIMENTS["table1"].compare(results, smoke=True)
-    assert "made data" in smoke.notes[0]
+    assert "synthetic data" in smoke.notes[0]
     assert [column.title for column in smoke.columns[5:]] == ["top1", "std", "paper", "top5", "std", "paper"]
     assert all(len(row) == len(smoke.columns) for row in smoke.rows)
 

@@ -172,7 +172,7 @@ def test_files_that_are_not_models(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:50])
     with pytest.raises(LabError, match=r"model.safetensors cannot be used"):
         models.load(file)
-    with pytest.raises(LabError, match="is not there: a run writes it"):
+    with pytest.raises(LabError, match="does not exist: a run writes it"):
         models.load(tmp_path / "nothing")
 
 

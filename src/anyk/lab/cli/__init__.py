@@ -30,7 +30,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
 DESCRIPTION = f"""Train for 'the right class is among the first k', and find out whether it helps.
 
 anyk COMMAND --help lists the options of a command. With any command, --import MODULE first imports a module of yours that
-registers losses. anyk --version tells which anyk this is: {anyk.__version__}."""
+registers losses. anyk --version prints the version: {anyk.__version__}."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -38,16 +38,16 @@ def command(
     *,
     json: Flag = False,
 ) -> int:
-    """Does top-k training help on your data, which variant, by how much, and is that luck?
+    """Find out whether top-k training helps on your data, with which loss, by how much, and whether that may be luck.
 
-    Tunes the learning rate of every loss, and the one hyperparameter it has of its own, on validation, all with as many tries;
-    trains it with several seeds, and tells what the test says. Writes results.json, report.html and
-    the model to use. Ends with 0 if there is an answer ("no difference" is one), 3 if there is none yet, 1 if runs failed.
-    The same command goes on where it was stopped.
+    Tunes the learning rate and one hyperparameter of every loss on validation, with equally many tries for each; trains each
+    loss with several seeds, and compares them on the test set. Writes results.json, report.html and the model to use. The exit
+    code is 0 if there is an answer ("no difference" is one), 3 if there is none yet, 1 if runs failed. After an interruption,
+    the same command goes on where it stopped.
 
     Args:
         config: what to compare; the tuning starts at the values of its runs.
-        json: print the results as JSON instead of words.
+        json: print the results as JSON instead of text.
     """
     from anyk.lab.comparison.compare import run
 
@@ -59,7 +59,7 @@ def command(
     else:
         say(str(report))
         if report.decided:
-            say(f"\nTo paste: {report.chosen}\n")
+            say(f"\nTo paste, for {report.chosen}:\n")
             say(report.code)
         if _is_of(report, config.folder):
             say(f"Report: {config.folder / 'report.html'}")

@@ -30,7 +30,7 @@ class Output:
     float32: Flag = False
     """store float32 instead of float16"""
     force: Flag = False
-    """replace a set that is there"""
+    """replace an existing set"""
     quiet: Flag = False
     """show no progress"""
 
@@ -41,7 +41,7 @@ def command(
     model: Group[ModelOptions],
     output: Group[Output],
 ) -> int:
-    """Images in class folders to an embedding set. Interrupted, the same command goes on.
+    """Turn images in class folders into an embedding set. After an interruption, the same command goes on.
 
     Args:
         folder: FOLDER/class/* or FOLDER/train/class/* and FOLDER/test/class/*; without a test folder val is the test.

@@ -18,7 +18,7 @@ class Output:
     k: int = 5
     """guesses for each example"""
     force: Flag = False
-    """replace a file that is there"""
+    """replace an existing file"""
 
 
 def command(
@@ -27,7 +27,7 @@ def command(
     model: str | None = None,
     output: Group[Output],
 ) -> int:
-    """A trained model as an ONNX file, with the normalisation of its inputs and the first k guesses inside.
+    """Write a trained model as an ONNX file, with the normalisation of its inputs and the first k guesses inside.
 
     Args:
         run: a run's or a comparison's folder, or a model.safetensors.

@@ -26,9 +26,9 @@ class DataOptions:
     categories: tuple[str, ...] = ()
     """tables: columns of numbers that are categories, to be one-hot encoded as texts are"""
     missing: Literal["mean", "refuse"] = "mean"
-    """tables: what becomes of missing values: mean fills a number with the mean of its column and a text with no category"""
+    """tables: missing values: mean fills numbers with the column's mean and gives texts no category; refuse is an error"""
     row_numbers: Flag = False
-    """tables: take columns that only count the rows, as the index of pandas does"""
+    """tables: keep columns that only number the rows, such as the index of pandas"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Output:
     half: Flag = False
     """store float16"""
     force: Flag = False
-    """replace a set that is there"""
+    """replace an existing set"""
 
 
 def command(
@@ -51,7 +51,7 @@ def command(
     data: Group[DataOptions],
     output: Group[Output],
 ) -> int:
-    """An array file to an embedding set: .npz, .npy, .csv, .parquet, .feather, .p, .pt. Nothing in the file is executed.
+    """Turn an array file into an embedding set: .npz, .npy, .csv, .parquet, .feather, .p, .pt. Nothing in the file is executed.
 
     Args:
         files: the file; or two .npy files, the embeddings and the labels.

@@ -4,10 +4,10 @@ from anyk.lab.cli.words import Flag, say, say_json
 
 
 def command(*, json: Flag = False) -> int:
-    """What a bug report needs: versions, machine, devices, kernels, and extras that are missing.
+    """Print what a bug report needs: versions, machine, devices, kernels, and extras that are missing.
 
     Args:
-        json: print JSON instead of words.
+        json: print JSON instead of text.
     """
     from anyk import info
     from anyk.lab.data.cache import cache_folder

@@ -110,16 +110,16 @@ def _refuse_unknown(words: Sequence[str], known: Mapping[str, Argument]) -> None
     options = {f"--{name}" for name, argument in known.items() if not argument.positional}
     unknown = [name for name in names if name.replace("_", "-") not in options]
     if unknown:
-        raise LabError(" ".join(f"{name} is no option of {command}: {_hint(name, command, known)}" for name in unknown))
+        raise LabError(" ".join(f"{name} is not an option of {command}: {_hint(name, command, known)}" for name in unknown))
 
 
 def _hint(option: str, command: str, known: Mapping[str, Argument]) -> str:
     near = nearest(option.removeprefix("--"), known)
     if not near:
-        return f"{command} --help lists them."
+        return f"{command} --help lists the options."
     if known[near[0]].positional:
         place = near[0].upper()
-        return f"{place} stands by itself, {command} {place}."
+        return f"{place} is given without an option, {command} {place}."
     return f"did you mean {' or '.join(f'--{name}' for name in near)}?"
 
 
@@ -128,8 +128,8 @@ def _message(event: Any, words: Sequence[str], known: Mapping[str, Argument]) ->
     command = f"anyk {words[0]}"
     if hasattr(event, "tokens"):
         places = " ".join(name.upper() for name, argument in known.items() if argument.positional)
-        given = f"{' and '.join(map(repr, event.tokens))}{f' beside {places}' if places else ''}"
-        return f"there is no use for {given}: {command} --help tells what it takes."
+        given = f"{' and '.join(map(repr, event.tokens))}{f' besides {places}' if places else ''}"
+        return f"unexpected {given}: {command} --help says what it takes."
     if hasattr(event, "missing_arguments"):
         names = " and ".join(each.arg.display_name().upper() for each in event.missing_arguments)
         return f"{names} should be given: {command} --help tells what that is."

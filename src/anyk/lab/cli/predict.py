@@ -31,12 +31,12 @@ class DataOptions:
     drop: tuple[str, ...] = ()
     """tables: other columns to leave out"""
     missing: Literal["mean", "refuse"] = "mean"
-    """tables: what becomes of missing values: mean fills them as in training"""
+    """tables: missing values: mean fills them as in training; refuse is an error"""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What guesses."""
+    """Which model predicts."""
 
     model: str | None = None
     """for a model of your own, the function that made it: module:function. A file alone imports no code"""
@@ -60,7 +60,7 @@ class Output:
     out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """the file to write; by default standard output"""
     force: Flag = False
-    """replace a file that is there"""
+    """replace an existing file"""
 
 
 def command(
@@ -71,15 +71,15 @@ def command(
     model: Group[ModelOptions],
     output: Group[Output],
 ) -> int:
-    """The first k guesses of a trained model for new data, or as many as a coverage needs, with probabilities, as CSV or JSON.
+    """Write a trained model's first k guesses for new data, or as many as a coverage needs, with probabilities, as CSV or JSON.
 
-    A file that cannot be read is named, the others are predicted, and the exit code is 1.
+    A file that cannot be read is reported and skipped; the exit code is then 1.
 
     Args:
         run: a run's or a comparison's folder, or a model.safetensors.
         files: images, files of arrays or tables (.npz, .npy, .csv, .parquet, .feather, .pt, .safetensors), with labels or
             without; or folders. The columns of a table are found by their names. For a model of sequences, texts, one sequence
-            a line: words, or items between blanks (between tabs, if their names have blanks). For code completion, Python
+            a line: words, or items separated by spaces (by tabs, if names have spaces). For code completion, Python
             source: what follows its end is guessed.
     """
     from anyk.lab.files import refuse_to_overwrite
@@ -140,11 +140,11 @@ def _promise(coverage: float, classifier: "Classifier") -> str:
     assert calibration is not None
     *first, last = calibration.chose or ("",)
     chosen = f"{', '.join(first)} and {last}" if first else last
-    weaker = f" The same examples chose {chosen}, so it may be a little less." if chosen else ""
+    weaker = f" The same examples were used to choose {chosen}, so it may be a little less." if chosen else ""
     luck = 100 * (coverage * (1 - coverage) / calibration.examples) ** 0.5
     return (
-        f"The right class is in {100 * coverage:g} % of the lists, give or take {luck:.1f} points, of examples like the "
-        f"{calibration.examples:,} that the model had for validation.{weaker}"
+        f"For examples like the {calibration.examples:,} that the model had for validation, the right class is in "
+        f"{100 * coverage:g} % of the lists, give or take {luck:.1f} points.{weaker}"
     )
 
 

@@ -15,7 +15,7 @@ class Output:
     """What is written."""
 
     format: Format = "terminal"
-    """of the table"""
+    """format of the table"""
     plot: Path | None = None
     """also draw to this .png, .svg or .pdf file: lines over the number that was varied, else top-1 against top-k"""
     curves: Path | None = None
@@ -30,7 +30,7 @@ def command(
     sort: str | None = None,
     output: Group[Output],
 ) -> int:
-    """Any set of runs as a table, and as a plot.
+    """Show any set of runs as a table, and with --plot as a plot.
 
     Args:
         folders: run folders, or folders that hold some.

@@ -19,7 +19,7 @@ class Output:
     out: Path | None = None
     """folder for the runs; by default anyk-runs/EXPERIMENT"""
     format: Format = "terminal"
-    """of the table"""
+    """format of the table"""
     quiet: Flag = False
     """show no progress"""
 
@@ -36,17 +36,17 @@ def command(
     address: str | None = None,
     output: Group[Output],
 ) -> int:
-    """A table or a figure of the paper, our numbers beside its own.
+    """Reproduce a table or a figure of the paper, with our numbers beside its own.
 
     Args:
         experiment: table1, table1-small, table2, table3, table4, table5, table6, alpha, set-size, backbones or depths.
-        data: where the data sets are that it needs: a path, or NAME=PATH for each.
-        smoke: the same path in a minute, on small made data in the same formats.
+        data: where the data sets that it needs are: a path, or NAME=PATH for each.
+        smoke: a trial of the same steps, in about a minute, on small synthetic data in the same formats.
         seeds: how many; by default as many as in the paper.
         source: the paper's settings or the official code's, where they differ.
         jobs: runs at a time; 0 is one for each core, or as many as the cluster has room for.
-        engine: where the runs are made: local, in processes of this machine, or ray, on a Ray cluster.
-        address: ray: HOST:PORT of the cluster; none: RAY_ADDRESS, or a Ray on this machine that is started for the command.
+        engine: where to run: local, in processes of this machine, or ray, on a Ray cluster.
+        address: ray: HOST:PORT of the cluster; by default RAY_ADDRESS, or a Ray on this machine, started for the command.
     """
     from anyk.lab import engines, tables
     from anyk.lab.engines.engine import ended

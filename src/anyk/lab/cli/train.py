@@ -17,17 +17,17 @@ class Output:
     out: Path | None = None
     """the run folder; by default anyk-runs/DATA-LOSS-seedSEED"""
     log: tuple[LoggerName, ...] = ()
-    """hand the metrics on: tensorboard, wandb, mlflow, or several"""
+    """also send the metrics to tensorboard, wandb or mlflow, or to several of them"""
     quiet: Flag = False
     """show no progress"""
     json: Flag = False
-    """print the result as JSON instead of words"""
+    """print the result as JSON instead of text"""
 
 
 def command(config: WholeConfig, *, output: Group[Output]) -> int:
-    """One run with every hyperparameter. Killed or stopped, the same command goes on where it stood.
+    """Train one model, with every hyperparameter as an option. After an interruption, the same command goes on.
 
-    torchrun --nproc-per-node N -m anyk train … is the same run in N processes.
+    torchrun --nproc-per-node N -m anyk train … makes the same run in N processes.
     """
     from anyk.lab import stopping
     from anyk.lab.progress import watched
@@ -55,7 +55,7 @@ def command(config: WholeConfig, *, output: Group[Output]) -> int:
     if not group.first:
         return 0
     if had_ended:
-        warn(f"{out} had ended before and is shown as it is: nothing was trained.")
+        warn(f"{out} had already finished: its result is shown, and nothing was trained.")
     if output.json:
         say_json(result)
         return 0

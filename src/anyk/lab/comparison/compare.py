@@ -96,11 +96,11 @@ def compare(
     ks: int | Sequence[int] = (),
     **options: Any,
 ) -> Report:
-    """Find out whether top-k training helps on some data, by how much, and whether that is luck.
+    """Find out whether top-k training helps on some data, with which loss, by how much, and whether that may be luck.
 
-    The learning rate of every loss, and the one hyperparameter it has of its own, are tuned on validation, all with as many
-    tries. Then it is trained with several seeds, and the test tells. Runs are processes of
-    their own and keep their state in ``out``: the same call goes on where it was stopped.
+    The learning rate and one hyperparameter of every loss are tuned on validation, with equally many tries for each. Then each
+    loss is trained with several seeds, and all are compared on test data. Runs are separate processes and keep their state
+    in ``out``: after an interruption, the same call goes on where it stopped.
 
     Args:
         data: what the command takes, a word or a path; arrays ``(X, y)`` or ``(X, y, X_test, y_test)``, or a mapping with
@@ -108,9 +108,9 @@ def compare(
             a DataFrame of pandas, with ``label_column=`` unless that is the last, or two.
         model: what the command takes; or a function of a module that is called with the shape of one example and the number
             of classes and returns an ``nn.Module``.
-        losses: what to compare; softmax is always among them, and gce beside error losses.
+        losses: what to compare; softmax is always included, and gce if there are error losses.
         ks: the k that you will show to people. It sets P_K, the metrics, what is tuned for and what is judged. By default
-            1 and 5.
+            1 and 5; with fewer than 9 classes, 1 and half of them.
         options: the other options of the command, by their names with underscores: ``effort``, ``seeds``, ``budget``, ``time``,
             ``jobs``, ``engine``, ``address``, ``out``, ``quiet``, ``epochs``, ``batch_size``, ``device``, …; what each does is
             in `anyk compare --help`.

@@ -31,25 +31,25 @@ class ComparisonFields:
     """What to compare, and how long that may take."""
 
     losses: tuple[str, ...] = (BASELINE, BOUNDED, "error", "splitter")
-    """what to compare; softmax is always among them, and gce beside error losses"""
+    """what to compare; softmax is always included, and gce if there are error losses"""
     effort: Literal["quick", "normal", "thorough"] = "normal"
-    """how thoroughly to look: some 8, 12 or 32 trainings of each loss"""
+    """how thoroughly to tune: about 8, 12 or 32 trainings of each loss"""
     seeds: int | None = None
-    """runs of each tuned loss; none: by the effort, and fewer where more could hardly change the answer"""
+    """seeds to train each tuned loss with; none: by the effort, and fewer where more could hardly change the answer"""
     budget: int | None = None
-    """the most points of each loss to try at full length; none: as many as it takes"""
+    """the most tries of each loss at full length; none: as many as it takes"""
     time: str | float | None = None
-    """what the whole may take, such as 90s, 10m or 2h; none: as long as it takes"""
+    """time limit of the whole comparison, such as 90s, 10m or 2h; by default there is none"""
     jobs: int = 0
     """runs at a time; 0: one for each core, or as many as the cluster has room for"""
     engine: EngineName = "local"
-    """where the runs are made: local, in processes of this machine, or ray, on a Ray cluster"""
+    """where to run: local, in processes of this machine, or ray, on a Ray cluster"""
     address: str | None = None
-    """ray: HOST:PORT of the cluster; none: RAY_ADDRESS, or a Ray on this machine that is started for the command"""
+    """ray: HOST:PORT of the cluster; by default RAY_ADDRESS, or a Ray on this machine, started for the command"""
     out: str | None = None
-    """folder for the outcome; none: anyk-runs/compare-DATA"""
+    """folder for the results; by default anyk-runs/compare-DATA"""
     log: tuple[LoggerName, ...] = ()
-    """hand the metrics of all runs on: tensorboard, wandb, mlflow, or several"""
+    """also send the metrics of all runs to tensorboard, wandb or mlflow, or to several of them"""
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """show no progress"""
 

@@ -584,7 +584,7 @@ def _plan(config: ComparisonConfig, dataset: Dataset, parts: Parts, windows: Win
         what = f"{counted(units, 'test example')}" if groups is None else f"test examples in {counted(units, 'group')}"
         yield (
             f"With {what} no difference will count as significant: {counted(tests, 'test')} need at least {needed}. Give more, "
-            "or take the answer for what validation shows."
+            "or go by what validation shows."
         )
     batches = f"batches of {config.batch_size}"
     if windows is not None:

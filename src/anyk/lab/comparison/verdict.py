@@ -100,11 +100,11 @@ def _measured(comparison: Comparison) -> list[str]:
     if tests:
         grouped = any(one.clusters < one.examples for one in comparison.contrasts)
         lines.append(
-            f"Interval and p count two kinds of luck: that of the seeds and that of the test examples"
+            f"The interval and p account for two kinds of luck: that of the seeds and that of the test examples"
             f"{', which come in groups' if grouped else ''}. p is corrected by Holm's method over {counted(tests, 'test')}: "
             f"every method, in {_either(map(title, comparison.judged_metrics), 'and')}. "
-            f"Differences to controls are corrected by themselves. "
-            f"Below {SIGNIFICANT} counts as significant. Metrics outside --ks are not tested."
+            f"Differences to controls are corrected separately. "
+            f"p below {SIGNIFICANT} counts as significant. Metrics outside --ks are not tested."
         )
     return lines
 
@@ -124,7 +124,7 @@ def _wrong_labels(comparison: Comparison) -> list[str]:
     if not noise:
         return []
     how = f"{100 * noise:g} % of the labels" if isinstance(noise, float) else f"Labels, by the confusions in {noise},"
-    return [f"{how} for training and validation were replaced by wrong ones on purpose; those of the test are right."]
+    return [f"{how} for training and validation were replaced by wrong ones on purpose; those of the test were not."]
 
 
 # The headline --------------------------------------------------------------------------------------------------------------
@@ -145,12 +145,12 @@ def _what_is_missing(comparison: Comparison) -> str:
     if not comparison.judged:
         most = max(len(method.runs) for method in comparison.compared)
         count = "one seed" if most == 1 else f"{most} seeds"
-        return f"{count} cannot tell a gain from luck; the same command with --seeds {GOOD_SEEDS} goes on."
+        return f"{count} cannot tell a gain from luck; run the same command with --seeds {GOOD_SEEDS} to go on."
     [(behind, ahead), *_] = comparison.overtaking
     gains = [100 * (comparison.gain_of_longer(method) or 0.0) for method in (behind, ahead)]
     return (
         f"with twice the epochs {behind.name} gains {gains[0]:.2f} points on validation and {ahead.name} {gains[1]:.2f}, which "
-        f"may turn their order round; run it again with --epochs {2 * ahead.config.epochs or 'twice as many'}."
+        f"may reverse their order; run it again with --epochs {2 * ahead.config.epochs or 'twice as many'}."
     )
 
 
@@ -162,7 +162,7 @@ def _capped_words(methods: Iterable[Method]) -> str:
     what = {cap: "the runs" if cap.startswith("--time") else "the tuning" for cap in caps}
     ended = _either((f"{cap} ended {what[cap]} of {_either(names, 'and')}" for cap, names in caps.items()), "and")
     options = dict.fromkeys(cap.split()[0] if cap.startswith("--") else "cap" for cap in caps)
-    return f"{ended} too early; the same command with a larger {_either(options, 'and')}, or without, goes on."
+    return f"{ended} too early; run the same command with a larger {_either(options, 'and')}, or without, to go on."
 
 
 def _headline(comparison: Comparison) -> str:
@@ -350,12 +350,12 @@ def _choice(comparison: Comparison) -> list[str]:
     sentences = [f"On validation, {names} {'are tied' if len(best) > 1 else 'is best'} ({value})."]
     if pick not in best:
         sentences.append(
-            "The labels of validation are wrong, too, so that only methods which the test confirms were considered; the size "
-            "of the gain is optimistic."
+            "The labels of validation are wrong, too, so only methods that the test confirms were considered; the size of the "
+            "gain is optimistic."
         )
     other = [method.name for method in comparison.judged if method is not pick and comparison.confirmed(method)]
     if other and comparison.decided:
-        verb = ("is" if len(other) == 1 else "are") + (", too," if comparison.confirmed(pick) else "")
+        verb = ("is" if len(other) == 1 else "are") + (" also" if comparison.confirmed(pick) else "")
         sentences.append(
             f"On the test {_either(other, 'and')} {verb} significantly better than {BASELINE}"
             + ("." if pick not in best else "; validation decides, since the test could not judge what it chose itself.")
@@ -392,7 +392,7 @@ def _caveats(comparison: Comparison) -> list[str]:
     """What weakens the comparison."""
     sentences = []
     if comparison.decided and comparison.settings.get("effort") == "quick":
-        sentences.append("Whether the training was long enough was not checked; --effort normal does.")
+        sentences.append("Whether the training was long enough was not checked; --effort normal checks it.")
     settled = [method for method in comparison.methods if method.settled]
     if settled:
         names, seeds = _either((method.name for method in settled), "and"), max(len(method.runs) for method in settled)
@@ -410,8 +410,8 @@ def _caveats(comparison: Comparison) -> list[str]:
     if comparison.decided:
         sentences += [f"{method.name} is best at {bound}." for method in comparison.methods for bound in method.bounds]
     sentences += [
-        f"{method.name} has the learning rate of {method.rate_of}, {method.config.learning_rate:g}: over the seeds it is "
-        "better for it on validation than what its own search found."
+        f"{method.name} has the learning rate of {method.rate_of}, {method.config.learning_rate:g}: on validation, over the "
+        "seeds, it does better with it than with what its own search found."
         for method in comparison.methods
         if method.rate_of
     ]

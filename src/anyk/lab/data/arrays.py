@@ -298,7 +298,7 @@ def _read_pairs(
         return _Found({"train": _pair(_read_tree(source), _read_tree(beside), source)})
     if source.suffix in SUFFIXES:
         return _Found(*_find_pairs(_read_tree(source), source, note))
-    raise LabError(f"{source} is of no known kind: name a file that ends in {', '.join(SUFFIXES)}.")
+    raise LabError(f"{source} has an unknown format: name a file that ends in {', '.join(SUFFIXES)}.")
 
 
 def found_in_table(table: tables.Labelled, source: str | Path) -> _Found:

@@ -80,7 +80,7 @@ def read(path: Path, classes: tuple[str, ...]) -> np.ndarray:
             f"label_noise should be a number or a confusion matrix in {' or '.join(SUFFIXES)}, but is {str(path)!r}."
         )
     if not path.is_file():
-        raise LabError(f"label_noise {path} does not exist.")
+        raise LabError(f"label_noise {path} does not exist: give a number, or a file with a confusion matrix.")
     try:
         if path.suffix.lower() == ".npy":
             matrix = np.load(path, allow_pickle=False).astype(np.float64)

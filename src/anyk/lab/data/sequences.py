@@ -24,7 +24,7 @@ TEXTS = (".txt", ".md")
 
 
 def load(path: Path, split: str = "auto", shares: tuple[float, float] = (0.1, 0.2)) -> Dataset:
-    """The sequences of a text file, one on each line, their items between blanks; the next item is to be guessed.
+    """The sequences of a text file, one on each line, their items separated by spaces; the next item is to be guessed.
 
     Args:
         path: the file.

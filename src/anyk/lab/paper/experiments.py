@@ -57,7 +57,7 @@ def temperature(method: str, inverse_temperature: float, ranked: int) -> float:
 
 
 _SINKHORN = "Sinkhorn's temperature is not published; (m - 1)/8 is ours."
-_SMOKE = "Short runs on made data: they show that everything works; the numbers cannot be held against the paper's."
+_SMOKE = "Short runs on synthetic data: they show that everything works; the numbers cannot be compared with the paper's."
 _NETWORK = "The paper does not say which network DiffSortNets is in its tables; here it is splitter."
 _HEAD = "The official code starts the target on a wire of its own that anyk does not offer; wires=target is the nearest."
 
@@ -161,7 +161,7 @@ class Experiment:
         needs = self.needs
         if isinstance(data, str):
             if len(needs) != 1:
-                raise LabError(f"{self.name} needs several data sets ({', '.join(needs)}): give each its own path by name.")
+                raise LabError(f"{self.name} needs several data sets ({', '.join(needs)}): give --data NAME=PATH for each.")
             data = dict.fromkeys(needs, data)
         places = {name: "cifar100" for name in needs if name.startswith("cifar100")}
         places.update(data or {})
@@ -170,7 +170,9 @@ class Experiment:
             raise LabError(f"{self.name} knows no data set {unknown[0]!r}; it needs {', '.join(needs)}.")
         if needs and not places:
             wanted = "; ".join(f"{name}: {what}" for name, what in needs.items())
-            raise LabError(f"{self.name} needs data that only you can give. {wanted}.")
+            raise LabError(
+                f"{self.name} needs data that only you can give. {wanted}. Give --data NAME=PATH for those you have."
+            )
         return places
 
     def _cells_for(self, names: Mapping[str, str]) -> list[Cell]:

@@ -193,7 +193,7 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise LabError(f"device {name!r} cannot be used here: {first_line(error)}") from None
+        raise LabError(f"device {name!r} cannot be used here ({first_line(error)}): try cpu.") from None
     return device
 
 

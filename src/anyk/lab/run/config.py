@@ -35,43 +35,43 @@ class DataFields:
     """completion, completion:CLASSES, glyphs, glyphs:CLASSES, cifar100, cifar100:PATH, sequences:FILE, movielens:PATH,
     words:PATH, hf:PATH, a folder of embeddings, a folder of images, a table or an array file"""
     validation: float = 0.1
-    """fraction of the training examples kept for validation, stratified, where the data bring none of their own"""
+    """fraction of the training examples kept for validation, stratified, where the data have no split for it"""
     test: float = 0.2
-    """fraction kept for the test, where the data bring no test split of their own"""
+    """fraction kept for the test, where the data have no split for it"""
     split_seed: int = 0
     """seed of these splits"""
     train_fraction: float = 1.0
     """fraction of the training examples that is used, stratified"""
     split: Literal["auto", "last", "lines"] = "auto"
-    """sequences: last takes the last of each as the test and the one before it for validation, lines takes whole sequences by
-    the two fractions; auto: last"""
+    """sequences: last takes the last of each for the test and the one before it for validation; lines takes whole sequences by
+    the two fractions; auto: last, and for words:PATH whole files"""
     mask_seen: bool = False
-    """sequences: what a sequence has had before is no guess"""
+    """sequences: do not guess what the sequence already contains"""
     image_size: int = 0
-    """height and width that images are resized to; 0: 32 for a folder of images, others as the data have them"""
+    """height and width that images are resized to; 0: 32 for a folder of images and hf:PATH, others as they are"""
     standardize: bool = True
     """features of embeddings and tables: subtract the mean and divide by the standard deviation of the training part"""
     label_column: str | None = None
-    """tables: the column with the label; none: the last one"""
+    """tables: the column with the label; by default the last one, for hf:PATH the one with class names or called label"""
     drop: tuple[str, ...] = ()
     """tables: columns to leave out"""
     categories: tuple[str, ...] = ()
     """tables: columns of numbers that are categories, to be one-hot encoded as texts are"""
     missing: Literal["mean", "refuse"] = "mean"
-    """tables: what becomes of missing values: mean fills a number with the mean of its column and a text with no category"""
+    """tables: missing values: mean fills numbers with the column's mean and gives texts no category; refuse is an error"""
     row_numbers: bool = False
-    """tables: take columns that only count the rows, as the index of pandas does"""
+    """tables: keep columns that only number the rows, such as the index of pandas"""
     user: str | None = None
-    """sequences:LOG.csv: the column of the users, each of whom has a sequence"""
+    """sequences:LOG.csv: the column with the user; the items of a user are one sequence"""
     item: str | None = None
-    """sequences:LOG.csv: the column of the items"""
+    """sequences:LOG.csv: the column with the item"""
     order: str | None = None
-    """sequences:LOG.csv: the column that orders the items of a user, numbers or times; none: the order of the rows"""
+    """sequences:LOG.csv: the column of numbers or times that orders the items of a user; by default the order of the rows"""
 
 
 @dataclass(frozen=True)
 class ModelFields:
-    """What learns."""
+    """Which model to train."""
 
     model: str = "auto"
     """linear, mlp; cnn, resnet18; context, gru, attention for sequences; module:function, a function of yours that is called
@@ -87,13 +87,13 @@ class ModelFields:
     context: int = 0
     """sequences: how many tokens the model sees; 0: 6 (context), 50 (attention) or 32 (gru, and models of yours)"""
     embedding: int = 0
-    """sequences: numbers for a token; 0: 48"""
+    """sequences: size of the embedding of a token; 0: 48"""
     layers: int = 0
-    """layers of the gru or the attention; 0: 1 or 2"""
+    """layers of the gru or the attention; 0 means 1 for the gru, 2 for the attention"""
     heads: int = 1
-    """heads of the attention, which divide its numbers for a token"""
+    """heads of the attention; the size of the embedding should be a multiple of this"""
     tied: bool = False
-    """sequences: the same numbers for a token as input and as class"""
+    """sequences: the last layer has the weights of the embedding"""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class LossFields:
     """What to train for."""
 
     ks: tuple[int, ...] = ()
-    """the k that you will show to people; by default 1 and 5. The metric "mean" is over these, and `anyk compare` trains for
-    them, unless p_k says otherwise, and judges by them"""
+    """the k that you will show to people; by default 1 and 5; in `anyk compare` with fewer than 9 classes, 1 and half of them.
+    The metric "mean" is over these. `anyk compare` judges by them, and trains for them unless P_K is given"""
     p_k: tuple[float, ...] = (0.5, 0.0, 0.0, 0.0, 0.5)
     """P_K: the weight of top-1, top-2, ..."""
     p_k_end: tuple[float, ...] | None = None
@@ -110,13 +110,13 @@ class LossFields:
     p_k_file: str | None = None
     """a JSON or CSV file with one P_K for each class, instead of p_k"""
     temperature: float = 1.0
-    """smaller is harder"""
+    """how soft the ranking is: smaller is closer to hard top-k"""
     temperature_end: float | None = None
     """the temperature moves from temperature to this, geometrically over the run"""
     m: int | Literal["auto"] | None = "auto"
     """rank only the m best scores of a row; auto: 64, or four times the k of P_K if that is more; none: all"""
     top1: Literal["separate", "mixed", "operator"] = "separate"
-    """how the top-1 part is measured"""
+    """the top-1 part: softmax cross-entropy as a separate term, softmax mixed into the logarithm, or the operator's own"""
     softmax_over: Literal["all", "candidates"] = "all"
     """which classes the softmax of the top-1 part covers"""
     ce_weight: float = 0.2
@@ -124,7 +124,7 @@ class LossFields:
     ce_weight_end: float | None = None
     """ce_weight moves to this, linearly over the run"""
     q: float = 1.0
-    """error losses: 1 is the expected top-k error, 0 its limit -log"""
+    """error losses: the exponent in (1 - T^q) / q: 1 is the expected top-k error, 0 the limit -log T"""
     swap: str = "logistic"
     """the soft comparator of the networks: logistic, logistic_art, cauchy, gaussian, reciprocal, optimal"""
     wires: Literal["target", "given", "sorted"] = "target"
@@ -169,12 +169,12 @@ class TrainingFields:
     """the evaluation that counts: the best on validation by this metric (mean: of the ks); each: every metric has
     its own, as in the paper; last: the last"""
     patience: int = 0
-    """stop after so many evaluations without improvement; 0: never"""
+    """stop after this many evaluations without improvement; 0: never"""
     measure: tuple[int, ...] = ()
     """further k to measure, beside 1, 5, 10, 20 and those that P_K trains for"""
 
     augment: tuple[Augmentation, ...] = ("auto",)
-    """images: crop (pad by an eighth and crop), flip (left-right), affine (turn, scale, shift); auto: by the data"""
+    """images: crop (pad by an eighth and crop), flip (left-right), affine (turn, scale, shift); auto: none"""
     mixup: float = 0.0
     """alpha of mixup's Beta distribution; 0: none"""
     label_noise: float | str = 0.0
@@ -188,7 +188,7 @@ class TrainingFields:
     amp: bool = False
     """bfloat16 autocast"""
     threads: int = 1
-    """CPU threads; other numbers may round differently"""
+    """CPU threads; another number may change the last digits of the results"""
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def check(names: Sequence[str]) -> None:
                 module.login()  # before the first run and in the main thread: it may ask for a key
             except Exception as error:
                 raise LabError(
-                    f"Weights & Biases cannot be used ({first_line(error)}): wandb login, or WANDB_MODE=offline."
+                    f"Weights & Biases cannot be used ({first_line(error)}): run `wandb login`, or set WANDB_MODE=offline."
                 ) from None
 
 

@@ -119,7 +119,7 @@ def reschedule(loss: nn.Module, config: Config, progress: float) -> None:
 def read_p_k(path: Path, classes: int) -> torch.Tensor:
     """One P_K for each class, from a JSON list of lists or from lines of a CSV file without a header."""
     if not path.exists():
-        raise LabError(f"p_k_file {path} does not exist.")
+        raise LabError(f"p_k_file {path} does not exist: name a JSON or CSV file with one row of weights for each class.")
     try:
         text = path.read_text()
         rows = files.parsed(text) if path.suffix == ".json" else [row for row in csv.reader(text.splitlines()) if row]

@@ -396,7 +396,7 @@ def read(path: str | Path) -> tuple[Plan, dict[str, Tensor]]:
     """What a `model.safetensors`, or the one in a folder, holds: the plan and the weights. Nothing in it is run."""
     file = _file(path)
     if not file.is_file():
-        raise LabError(f"{file} is not there: a run writes it when it ends.")
+        raise LabError(f"{file} does not exist: a run writes it when it ends.")
     try:
         weights, described = read_tensors(file)
         return Plan.from_json(described), weights

@@ -49,7 +49,7 @@ def collect(folders: Iterable[str | Path]) -> list[RunSummary]:
             if any((place / name).exists() for name in ("result.json", "error.txt", "environment.json", "metrics.jsonl")):
                 found.setdefault(place.resolve(), _summary(place))
     if not found:
-        raise LabError(f"There is no run in {', '.join(map(str, searched))}: `anyk train` writes them.")
+        raise LabError(f"There is no run in {', '.join(map(str, searched))}: `anyk train` and `anyk compare` make them.")
     return list(found.values())
 
 
@@ -58,7 +58,8 @@ def _summary(folder: Path) -> RunSummary:
     result, error = run.result(), run.error()
     if result is not None:
         if result.get("format") != FORMAT:
-            raise LabError(f"{file} has the format {result.get('format')!r}; this version reads format {FORMAT}.")
+            found = f"{file} has the format {result.get('format')!r}"
+            raise LabError(f"{found}, but this version of anyk reads format {FORMAT}: train the run again.")
         for part in ("config", "data", "validation", "test"):
             if not isinstance(result.get(part), dict):
                 raise LabError(f"{file} has no {part!r}: train the run again.")
