@@ -348,7 +348,7 @@ def test_a_broken_c_file_does_not_break_the_installation_but_is_told(tmp_path):
     wheel, names, said = wheel_of(place)
     assert wheel.name.endswith("-py3-none-any.whl")
     assert "anyk/kernels/_native.so" not in names
-    assert re.search(r"plain code serves: .*compiling anyk.c\n +anyk.c:1:14: error", said)
+    assert re.search(r"plain PyTorch code instead: .*compiling anyk.c\n +anyk.c:1:14: error", said)
     wheel.unlink()
     done = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", cwd=place, check=False, ANYK_NATIVE="require")
     assert done.returncode != 0

@@ -384,7 +384,7 @@ def test_the_first_use_is_compared(monkeypatch):
     monkeypatch.setattr(kernel, "_checked", {})
     backward = kernel._Call.backward
     monkeypatch.setattr(kernel._Call, "backward", lambda *arguments: 1.01 * backward(*arguments))
-    with pytest.warns(RuntimeWarning, match=r"plain code does \(the gradient is .* off"):
+    with pytest.warns(RuntimeWarning, match=r"plain PyTorch is used \(the gradient is .* off"):
         assert loss() is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
