@@ -107,20 +107,49 @@ def test_sinkhorn_rounding_does_not_leak_through_weak_links(monkeypatch):
     target = torch.randint(6, (200,))
     operator = anyk.SinkhornSort(anchors="topk")
     actual = operator.log_inclusion(scores, target, 5)
-    monkeypatch.setattr(sinkhorn, "REPEATS", 0)
+    monkeypatch.setattr(sinkhorn, "REPEATS", (0, 0))
     expected = operator.log_inclusion(scores, target, 5)
     assert expected.min() < -100
     assert ((actual - expected) / expected.clamp(max=-1)).abs().mean() < 7e-5
 
 
 def test_sinkhorn_counts_the_rows_that_did_not_converge():
-    operator = anyk.SinkhornSort(0.3, max_iterations=1)
+    operator = anyk.SinkhornSort(0.3, tolerance=1e-17, max_iterations=1)
     scores = torch.randn(10, 8, generator=torch.Generator().manual_seed(0))
     with pytest.warns(UserWarning, match="SinkhornSort: 10 of 10 rows did not converge in max_iterations = 1 steps"):
         operator(scores, 8)
     matrix = operator(scores, 8)  # told once: a second warning would be an error here
     assert operator.unconverged == 10
     torch.testing.assert_close(matrix.sum(-2), torch.ones(10, 8))  # on the class side it is normalised all the same
+
+
+@pytest.mark.parametrize("temperature", [1.0, 12.0, 100.0])
+@pytest.mark.parametrize("spread", [0.3, 2.0])
+def test_sinkhorn_factors_one_matrix(temperature, spread, monkeypatch):
+    """Making and factoring it is most of the work: after the first steps one is near enough to serve to the end."""
+    made = []
+    factored = sinkhorn._factored
+    monkeypatch.setattr(sinkhorn, "_factored", lambda laplacian: made.append(laplacian) or factored(laplacian))
+    torch.manual_seed(0)
+    operator = anyk.SinkhornSort(temperature)
+    operator.inclusion(spread * torch.randn(50, 40), torch.randint(40, (50,)), 5)
+    assert operator.unconverged == 0
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("anchors", ["all", "topk"])
+@pytest.mark.parametrize("temperature", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("n", [16, 40])
+def test_sinkhorn_of_a_row_does_not_depend_on_the_batch(n, temperature, anchors):
+    torch.manual_seed(0)
+    scores = torch.randn(32, n, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(n, (32,))
+    operator = anyk.SinkhornSort(temperature, anchors=anchors)
+    together = operator.log_inclusion(scores, target, 5)
+    alone = torch.cat([operator.log_inclusion(scores[i : i + 1], target[i : i + 1], 5) for i in range(32)])
+    torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-9)
+    gradients = [torch.autograd.grad(each.sum(), scores)[0] for each in (together, alone)]
+    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-8)
 
 
 def test_sinkhorn_topk_anchors_with_all_ranks_is_the_same_operator():

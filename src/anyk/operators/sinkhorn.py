@@ -14,7 +14,10 @@ from anyk.operators.base import Operator, by_class, expected_sort, in_order, log
 from anyk.operators.lapsum import laplace_threshold
 
 Anchors = Literal["all", "topk"]
-REPEATS = 2  # further steps with the Laplacian of each Newton step
+#: from so many ranks on, factoring the Laplacian is most of the work
+MANY = 32
+#: further steps with the Laplacian of each Newton step: with few ranks, with many
+REPEATS = (2, 6)
 
 
 @documented
@@ -25,9 +28,10 @@ class SinkhornSort(Operator, name="sinkhorn"):
     is n times the plan of the transport problem with equal masses 1/n. A shift of the scores changes nothing.
 
     The plan is found by damped Newton steps on the dual, in double precision, from a start that is exact both for small
-    and for large temperatures. Rows of the batch that have met the tolerance are frozen. The attribute ``unconverged`` is the
-    number of rows that have not met it after ``max_iterations`` steps; the first time, a warning is given (in eager mode on the
-    CPU). Such rows satisfy ``sum_r P[r, c] = 1`` as well. The gradient follows from the implicit function theorem.
+    and for large temperatures (from 32 ranks on, after two of Sinkhorn's iterations). Rows of the batch that have met the
+    tolerance are frozen. The attribute ``unconverged`` is the number of rows that have not met it after ``max_iterations``
+    steps; the first time, a warning is given (in eager mode on the CPU). Such rows satisfy ``sum_r P[r, c] = 1`` as well.
+    The gradient follows from the implicit function theorem.
 
     The mask is another operator, with two anchors, "in" of mass k and "out" of mass n - k: ``m_c = sigmoid((s_c - b) / t)``, b
     such that it sums to k. It does not depend on ``anchors``, and is not T_k.
@@ -39,7 +43,7 @@ class SinkhornSort(Operator, name="sinkhorn"):
         anchors: ``"all"`` n ranks; ``"topk"`` merges the ranks past k into one anchor of mass (n-k)/n at their mean. That
             is cheaper and a different operator: T_j then depends on k.
         tolerance: the largest error of a row sum of P that is accepted.
-        max_iterations: the largest number of Newton steps; two to four are usual.
+        max_iterations: the largest number of Newton steps; one or two are usual.
 
     Example:
         >>> scores = torch.tensor([1.0, 3.0, 2.0])
@@ -146,12 +150,20 @@ class SinkhornSort(Operator, name="sinkhorn"):
 
     def _solve(self, scores: Tensor, sides: _Sides, potentials: Tensor) -> tuple[Tensor, Tensor]:
         """The potentials, and the largest error of a row sum for each row of the batch."""
-        for _ in range(self.max_iterations):
-            plan = _plan(scores, sides, potentials)
+        plan = _plan(scores, sides, potentials)
+        many = potentials.shape[-1] >= MANY
+        if many:
+            # Two of Sinkhorn's iterations take off the rough part of the start's error, so that the first Laplacian is near
+            # enough to that of the solution to serve to the end.
+            plan, moved = _balanced(plan, sides)
+            potentials = potentials + moved
+        for iteration in range(self.max_iterations):
+            if iteration:
+                plan = _plan(scores, sides, potentials)
             missing = sides.masses - plan.sum(-1)
             error = _largest(missing)
             open_rows = error > self.tolerance
-            if checks.readable(open_rows) and not bool(open_rows.any()):
+            if not _any(open_rows):
                 break
             factor = _factored(_laplacian(plan, sides))
             step = _solved(factor, missing)
@@ -160,19 +172,24 @@ class SinkhornSort(Operator, name="sinkhorn"):
             moved = torch.where(open_rows, step * (torch.log1p(reach) / reach), 0)
             missing = _missing(plan, sides, moved)
             error = _largest(missing)
+            open_rows = open_rows & ~(error <= self.tolerance)
             # Making and factoring the Laplacian is most of the work, so it serves for some more steps. Each comes nearer by
-            # about the same factor, once near enough; those that do not come nearer are not taken.
-            for _ in range(REPEATS):
+            # about the same factor, once near enough; those that do not come nearer are not taken. Each row goes on by its
+            # own error alone, so that it does not matter what else is in the batch.
+            for _ in range(REPEATS[many]):
+                if not _any(open_rows):
+                    break
                 there = moved + _solved(factor, missing)
                 missing_there = _missing(plan, sides, there)
                 error_there = _largest(missing_there)
-                taken = open_rows & (error_there < error)
-                moved = torch.where(taken, there, moved)
-                missing = torch.where(taken, missing_there, missing)
-                error = torch.where(taken, error_there, error)
+                open_rows = open_rows & (error_there < error)
+                moved = torch.where(open_rows, there, moved)
+                missing = torch.where(open_rows, missing_there, missing)
+                error = torch.where(open_rows, error_there, error)
+                open_rows = open_rows & (error > self.tolerance)
             potentials = potentials + moved
             # Now, not by the next plan, which would be made for nothing else.
-            if checks.readable(error) and bool((error <= self.tolerance).all()):
+            if not _any(~(error <= self.tolerance)):
                 break
         return potentials, error
 
@@ -230,15 +247,35 @@ def _plan(scores: Tensor, sides: _Sides, potentials: Tensor) -> Tensor:
     return plan if sides.present is None else plan * sides.present[..., None, :]
 
 
-def _missing(plan: Tensor, sides: _Sides, moved: Tensor) -> Tensor:
-    """What the ranks lack when their potentials have moved since the plan was made: two products, no new plan."""
+def _balanced(plan: Tensor, sides: _Sides) -> tuple[Tensor, Tensor]:
+    """The plan after two of Sinkhorn's iterations, and how far the potentials have moved."""
+    moved = torch.zeros_like(sides.masses)
+    for _ in range(2):
+        factors, columns = _rescaling(plan, sides, moved)
+        wanted = (sides.masses / (factors * _times(plan, 1 / columns))).log().clamp(-1, 1)
+        moved = torch.where(sides.used, moved + wanted, moved)
+    factors, columns = _rescaling(plan, sides, moved)
+    return (plan * factors[..., :, None]).div_(columns[..., None, :]), moved
+
+
+def _rescaling(plan: Tensor, sides: _Sides, moved: Tensor) -> tuple[Tensor, Tensor]:
+    """By what to multiply the ranks and to divide the classes when the potentials have moved since the plan was made."""
     factors = moved.exp()
     columns = _times(plan.mT, factors)
-    if sides.present is not None:
-        columns = columns + (1 - sides.present)
+    return factors, columns if sides.present is None else columns + (1 - sides.present)
+
+
+def _missing(plan: Tensor, sides: _Sides, moved: Tensor) -> Tensor:
+    """What the ranks lack when their potentials have moved since the plan was made: two products, no new plan."""
+    factors, columns = _rescaling(plan, sides, moved)
     missing = sides.masses - factors * _times(plan, 1 / columns)
     # In total nothing is missing but by rounding, most of it in a merged rank. Weak links would take it for a need.
     return missing - missing.sum(-1, keepdim=True) * (sides.masses / sides.masses.sum(-1, keepdim=True))
+
+
+def _any(rows: Tensor) -> bool:
+    """Whether there are such rows; true where looking would wait for the device or break a graph."""
+    return not checks.readable(rows) or bool(rows.any())
 
 
 def _largest(missing: Tensor) -> Tensor:
@@ -262,7 +299,7 @@ def _laplacian(plan: Tensor, sides: _Sides) -> Tensor:
     links.diagonal(dim1=-2, dim2=-1).zero_()
     degrees = links.sum(-1)
     rounding = 1e-14 * torch.maximum(degrees.detach(), sides.masses).amax(-1, keepdim=True)
-    laplacian = 1 / rows - links
+    laplacian = links.neg_().add_(1 / rows)
     laplacian.diagonal(dim1=-2, dim2=-1).add_(degrees + rounding + ~sides.used)
     return laplacian
 
