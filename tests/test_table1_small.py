@@ -59,16 +59,15 @@ def test_differences_signs_and_tests():
         for seed in range(5)
     ]
     assert one.ours == pytest.approx(np.mean(each))
-    assert one.spread == pytest.approx(np.std(each, ddof=1))
     alone = scipy.stats.ttest_1samp(each, 0).pvalue
     assert alone < one.p <= 18 * alone
-    assert table1_small.signs(found) == (14, 4, 18)
+    assert table1_small.signs(found) == (18, 14, 4)
     smoothed = table1_small.differences(results, smoothed=True)
     assert [each.ours for each in smoothed] == pytest.approx([0] * 6, abs=0.3)
     assert all(each.paper is None for each in smoothed)
     text = table1_small.page(results)
     assert "66 of 66 runs, 6.6 hours of a core, 30 epochs a run" in text
-    assert "Of 18 differences to softmax that the paper has, 14 have the same sign here; 4 are surely the other way." in text
+    assert "Of the 18 differences to softmax in the paper, 14 have the same sign here; 4 are surely the other way." in text
     assert f"| Smooth top-k loss | top-5 | **{one.ours:+.2f}**".replace("-82", "−82") in text
     assert "| −8.20 \\| −0.08 | 5 |" in text
 
@@ -82,7 +81,10 @@ def test_a_page_without_runs_and_with_two_seeds():
 def test_nothing_is_sure_before_all_seeds_and_what_is_missing_counts_in_the_correction():
     whole = made(lambda cell, metric: 0.01 * len(cell.method))
     part = {name: run for name, run in whole.items() if "sinkhorn" not in name and not name.startswith(f"{SMOOTH}-seed4")}
-    assert table1_small.sentence(part).startswith(f"So far, {len(part)} of 66 runs. Of 14 differences")
+    begun = (
+        f"So far, {len(part)} of 66 runs; 12 differences have all seeds. Of 14 of the 18 differences to softmax in the paper, "
+    )
+    assert table1_small.sentence(part).startswith(begun)
     before = {(one.cell.name, one.metric): one for one in table1_small.differences(part, smoothed=False)}
     after = {(one.cell.name, one.metric): one for one in table1_small.differences(whole, smoothed=False)}
     assert len(before) == 14
@@ -90,6 +92,24 @@ def test_nothing_is_sure_before_all_seeds_and_what_is_missing_counts_in_the_corr
     tested = [name for name in before if name[0] != SMOOTH]
     assert all(after[name].p <= before[name].p for name in tested)  # a look ahead of the end shows nothing that it would not
     assert any(before[name].sure for name in tested)
+
+
+def test_no_difference_at_all_is_no_finding_and_hides_none():
+    results = made(lambda cell, metric: 0.1 * (cell.method == "neuralsort"))
+    for name in results:
+        if name.startswith((f"{SMOOTH}-seed", f"{SOFTMAX}-seed")):
+            results[name]["test"] = {"top1": 0.01, "top5": 0.05}
+    found = {(one.cell.name, one.metric): one for one in table1_small.differences(results, smoothed=False)}
+    assert not found[SMOOTH, "top1"].sure
+    assert found["cifar100-16px-neuralsort-top1to5", "top1"].sure
+    assert "| Smooth top-k loss | top-5 | 0.00 \\| 0.00 |" in table1_small.page(results)
+
+
+def test_a_run_that_is_not_in_the_plan(tmp_path):
+    path = tmp_path / "summary.jsonl"
+    table1_small.write({f"{SOFTMAX}-seed9": {"test": {}, "config": ""}}, path)
+    with pytest.raises(LabError, match=r"cifar100-16px-softmax-seed9 in .* is not in the plan"):
+        table1_small.run("images.npz", tmp_path / "runs", 1, path)
 
 
 def test_runs_are_made_once_and_kept(tmp_path, capsys):

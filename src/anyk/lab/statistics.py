@@ -233,9 +233,14 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     The smallest p is multiplied by the number of tests, the next by one less, and so on, never falling and never above 1.
     None stands for a test that could not be made: it stays None and does not count.
 
+    Raises:
+        ValueError: one is NaN.
+
     >>> holm([0.01, None, 0.04, 0.03])
     [0.03, None, 0.06, 0.06]
     """
+    if any(p is not None and math.isnan(p) for p in p_values):
+        raise ValueError(f"p_values: expected numbers or None, got {list(p_values)}")
     tested = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     largest = 0.0

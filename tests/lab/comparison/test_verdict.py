@@ -70,6 +70,49 @@ def test_headlines(methods, headline):
     assert re.match(headline, verdict(made.measured(made.SOFTMAX, *methods))[0])
 
 
+def test_a_headline_tells_of_all_that_lose_or_trade():
+    trade, loser = splitter(0.1, top5=0.05, top1=-0.003), dataclasses.replace(splitter(0.1, top1=-0.03), name="lapsum")
+    [headline, *_] = verdict(made.measured(made.SOFTMAX, trade, loser))
+    assert headline == (
+        "Nothing beats softmax; it is better than lapsum, and splitter gains in one metric and loses in another."
+    )
+
+
+def test_a_headline_tells_what_may_be_lost_beside_a_gain():
+    compared = made.measured(made.SOFTMAX, splitter(top5=0.003))
+    d = np.zeros((5, 10_000), dtype=int)
+    for seed, (hits, sign) in enumerate([(900, -1), (600, -1), (100, 1), (500, -1), (200, -1)]):
+        d[seed, np.random.default_rng(seed).permutation(10_000)[:hits]] = sign
+    counted = tuple(one for one in compared.contrasts if one.metric != "top1")
+    compared = dataclasses.replace(compared, contrasts=(*counted, contrast("splitter", "softmax", "top1", d)))
+    [headline, *_] = verdict(compared)
+    assert headline.startswith("splitter is better than softmax: 0.30 points of top-5 (")
+    assert headline.endswith("; it loses 4.20 points of top-1, which may be luck.")
+
+
+def test_what_failed_on_a_seed_does_not_win_on_the_others():
+    survivor = splitter(top5=0.02)
+    survivor = dataclasses.replace(survivor, runs=survivor.runs[:3])
+    compared = made.measured(made.SOFTMAX, survivor)
+    [headline, *_] = verdict(compared)
+    assert "but it has no result on 2 of 5 seeds, so it does not count as better." in headline
+    assert compared.choice.name == "softmax"
+    settled = dataclasses.replace(survivor, settled=True)
+    assert made.measured(made.SOFTMAX, settled).lost_seeds(settled) == 0
+
+
+def test_seeds_are_counted_that_both_have():
+    few = dataclasses.replace(made.SOFTMAX, runs=made.SOFTMAX.runs[:2])
+    headline, sentence, *_ = verdict(made.measured(few, splitter(top5=0.02)))
+    assert headline == "Not decided: no method shares more than 2 seeds with softmax, which cannot tell a gain from luck."
+    assert sentence.startswith("splitter against softmax on 2 seeds, not judged: ")
+
+
+def test_hits_that_were_not_counted_are_no_finding():
+    [headline, *_] = verdict(made.comparison(made.SOFTMAX, splitter(0.1, top5=0.02)))
+    assert headline == "Nothing beats softmax: no test, the hits were not counted."
+
+
 def test_the_test_does_not_choose_what_it_judges():
     rest = verdict(made.measured(made.SOFTMAX, splitter(), OTHER))[1:]
     assert any("On the test lapsum is significantly better than softmax; validation decides" in sentence for sentence in rest)

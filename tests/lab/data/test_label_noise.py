@@ -88,7 +88,7 @@ def test_the_remark_and_the_fingerprint(three: Dataset, matrix: str, tmp_path: P
     found = label_noise.marked(three, matrix, 0)
     [remark] = found.remarks
     wrong = float((label_noise.drawn(three, matrix, 0) != three.train.labels).double().mean())
-    assert f"{wrong:.1%} are wrong, drawn from confusions.npy; those of the test" in remark
+    assert f"wrong labels, drawn from confusions.npy, for {wrong:.1%} of the examples" in remark
     assert len(found.fingerprint) == 16
     assert found.fingerprint != three.fingerprint
     np.save(tmp_path / "others.npy", 100 * CONFUSIONS)  # the same shares

@@ -26,6 +26,8 @@ from anyk.lab.tables import Difference, Measured
 
 LEARNING_RATE_OF = "softmax, learning rate of "
 """how the name of a control begins, before that of the method whose learning rate it has"""
+NOT_COUNTED = "the hits were not counted"
+"""why there may be no test"""
 MUCH_LONGER = 0.005
 """what twice the epochs may gain in the metric tuned for, before the epochs count as too few"""
 
@@ -289,7 +291,7 @@ class Comparison:
         if not both:
             return None
         mean = statistics.mean([own[metric] - other[metric] for own, other in both])
-        return Paired(mean, len(both), reason="the hits were not counted", examples=self.data.get("test"))
+        return Paired(mean, len(both), reason=NOT_COUNTED, examples=self.data.get("test"))
 
     @property
     def picked(self) -> Method:
@@ -331,8 +333,13 @@ class Comparison:
         return best if self.decided and self.confirmed(best) else self.baseline or best
 
     def confirmed(self, method: Method) -> bool:
-        """Whether the test shows that a method gains in a judged metric, and loses in none."""
-        return bool(self.significant(method, 1)) and not self.significant(method, -1)
+        """Whether the test shows that a method gains in a judged metric, and loses in none, on all seeds."""
+        return bool(self.significant(method, 1)) and not self.significant(method, -1) and not self.lost_seeds(method)
+
+    def lost_seeds(self, method: Method) -> int:
+        """On how many seeds a method has no result, though another has: what is left may be the lucky ones."""
+        seeds = {run.seed for other in self.methods for run in other.runs}
+        return 0 if method.settled else len(seeds - {run.seed for run in method.runs})
 
     def significant(self, method: Method, sign: int) -> dict[str, Difference]:
         """The judged metrics in which the test shows a gain (sign 1) or a loss (sign -1) against the baseline."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from anyk.lab.comparison.config import BASELINE, BOUNDED
-from anyk.lab.comparison.outcome import Comparison, Method
+from anyk.lab.comparison.outcome import NOT_COUNTED, Comparison, Method
 from anyk.lab.coverage import SHARES
 from anyk.lab.errors import failure_sentences
 from anyk.lab.run import loss_names
@@ -123,8 +123,11 @@ def _wrong_labels(comparison: Comparison) -> list[str]:
     noise = next((method.config.label_noise for method in comparison.methods if method.config.label_noise), None)
     if not noise:
         return []
-    how = f"{100 * noise:g} % of the labels" if isinstance(noise, float) else f"Labels, by the confusions in {noise},"
-    return [f"{how} for training and validation were replaced by wrong ones on purpose; those of the test were not."]
+    if isinstance(noise, str):
+        how = f"The labels for training and validation were drawn anew from the confusions in {noise}, so some are wrong"
+    else:
+        how = f"{100 * noise:g} % of the labels for training and validation were replaced by wrong ones on purpose"
+    return [f"{how}; those of the test were not."]
 
 
 # The headline --------------------------------------------------------------------------------------------------------------
@@ -143,8 +146,10 @@ def _what_is_missing(comparison: Comparison) -> str:
     if comparison.capped:
         return _capped_words(comparison.capped)
     if not comparison.judged:
-        most = max(len(method.runs) for method in comparison.compared)
+        most = max(len(comparison.shared(method)) for method in comparison.compared)
         count = "one seed" if most == 1 else f"{most} seeds"
+        if any(len(method.runs) > most for method in comparison.compared):
+            return f"no method shares more than {count} with {BASELINE}, which cannot tell a gain from luck."
         return f"{count} cannot tell a gain from luck; run the same command with --seeds {GOOD_SEEDS} to go on."
     [(behind, ahead), *_] = comparison.overtaking
     gains = [100 * (comparison.gain_of_longer(method) or 0.0) for method in (behind, ahead)]
@@ -170,10 +175,17 @@ def _headline(comparison: Comparison) -> str:
     gains, losses = (comparison.significant(pick, sign) for sign in (1, -1))
     if gains and losses:
         return f"A trade: {pick.name} gains {_listed(gains)} and loses {_listed(losses)} against {BASELINE}."
+    if gains and (lost := comparison.lost_seeds(pick)):
+        missing = f"it has no result on {lost} of {counted(lost + len(pick.runs), 'seed')}, so it does not count as better"
+        return f"{pick.name} gains {_listed(gains)} against {BASELINE}, but {missing}."
     if gains:
-        control = next((one for one in comparison.controls_of(pick) if _has_it_too(comparison, pick, one, gains)), None)
-        but = f", but {_cause(comparison, pick, control, gains)}" if control is not None else ""
-        return f"{pick.name} is better than {BASELINE}: {_listed(gains)}{but}."
+        causes = [
+            _cause(comparison, pick, one, gains)
+            for one in comparison.controls_of(pick)
+            if _has_it_too(comparison, pick, one, gains)
+        ]
+        but = f", but {_either(causes, 'and')}" if causes else ""
+        return f"{pick.name} is better than {BASELINE}: {_listed(gains)}{but}{_lower(comparison, pick)}."
     winners = [method.name for method in comparison.judged if comparison.confirmed(method)]
     if pick.name != BASELINE:
         message = f"on the test it loses {_listed(losses)}" if losses else "the test does not confirm it"
@@ -187,19 +199,33 @@ def _headline(comparison: Comparison) -> str:
         gain = f"{_either(winners, 'and')} {'gains' if len(winners) == 1 else 'gain'}"
         return f"Nothing beats {BASELINE} on validation, which does not bear out what {gain} on the test."
     losing = [method for method in comparison.judged if comparison.significant(method, -1)]
-    losers = [method.name for method in losing if not comparison.significant(method, 1)]
+    trading = [method.name for method in losing if comparison.significant(method, 1)]
+    losers = [method.name for method in losing if method.name not in trading]
+    verbs = ("gains", "loses") if len(trading) == 1 else ("gain", "lose")
+    trade = f"{_either(trading, 'and')} {verbs[0]} in one metric and {verbs[1]} in another" if trading else ""
     if losers:
-        return f"Nothing beats {BASELINE}; it is better than {_either(losers, 'and')}."
-    if losing:
-        names = _either((method.name for method in losing), "and")
-        verbs = ("gains", "loses") if len(losing) == 1 else ("gain", "lose")
-        return f"Nothing beats {BASELINE}: {names} {verbs[0]} in one metric and {verbs[1]} in another."
+        return f"Nothing beats {BASELINE}; it is better than {_either(losers, 'and')}{trade and f', and {trade}'}."
+    if trading:
+        return f"Nothing beats {BASELINE}: {trade}."
     tests = [one for (name, metric), one in comparison.differences.items() if metric in comparison.judged_metrics]
     if not any(one.p is not None for one in tests):
-        return f"Nothing beats {BASELINE}: too few test examples differ to tell."
+        uncounted = any(one.paired.reason == NOT_COUNTED for one in tests)
+        why = f"no test, {NOT_COUNTED}" if uncounted else "too few test examples differ to tell"
+        return f"Nothing beats {BASELINE}: {why}."
     return (
         f"Nothing beats {BASELINE}: no difference in {_either(map(title, comparison.judged_metrics), 'or')} is more than luck."
     )
+
+
+def _lower(comparison: Comparison, method: Method) -> str:
+    """What a method may lose beside what it gains."""
+    found = comparison.differences
+    lower = [
+        f"{percent(abs(one.paired.difference))} points of {title(metric)}"
+        for metric in comparison.judged_metrics
+        if (one := found.get((method.name, metric))) is not None and round(100 * one.paired.difference, 2) < 0
+    ]
+    return f"; it loses {_either(lower, 'and')}, which may be luck" if lower else ""
 
 
 def _listed(found: Mapping[str, Difference]) -> str:
@@ -223,7 +249,7 @@ def _seen(comparison: Comparison) -> list[str]:
     for method in comparison.compared:
         own = {metric: found[method.name, metric] for metric in comparison.judged_metrics if (method.name, metric) in found}
         message = "; ".join(f"{title(metric)} {_difference_words(one)}" for metric, one in own.items() if one.p is None)
-        seeds = len({run.seed for run in method.runs})
+        seeds = len(comparison.shared(method))
         few = f" on {counted(seeds, 'seed')}, not judged" if method.name not in sure else ""
         if message:
             sentences.append(f"{method.name} against {BASELINE}{few}: {message}.")
@@ -347,7 +373,8 @@ def _choice(comparison: Comparison) -> list[str]:
     pick, best = comparison.picked, comparison.best_on_validation
     value = f"{_tuned_words(comparison)}, {percent(comparison.validation_score(best[0]))} %"
     names = _either((method.name for method in best), "and")
-    sentences = [f"On validation, {names} {'are tied' if len(best) > 1 else 'is best'} ({value})."]
+    where = " of those trained on all seeds" if any(method.settled for method in finished) and not best[0].settled else ""
+    sentences = [f"On validation, {names} {'are tied' if len(best) > 1 else 'is best'}{where} ({value})."]
     if pick not in best:
         sentences.append(
             "The labels of validation are wrong, too, so only methods that the test confirms were considered; the size of the "

@@ -33,7 +33,7 @@ def marked(dataset: Dataset, noise: float | str, seed: int) -> Dataset:
     labels = dataset.train.labels
     wrong = float((drawn(dataset, noise, seed) != labels)[labels >= 0].double().mean())
     source = f"drawn from {Path(noise).name}" if isinstance(noise, str) else "drawn at random"
-    remark = f"Of the labels for training and validation {wrong:.1%} are wrong, {source}; those of the test are as they are."
+    remark = f"Training and validation have wrong labels, {source}, for {wrong:.1%} of the examples; the test has its own."
     return dataclasses.replace(dataset, fingerprint=fingerprint, remarks=(*dataset.remarks, remark))
 
 
