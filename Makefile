@@ -30,7 +30,7 @@ demo: $(VENV)/demo $(LIBRARY)
 	@echo "40 % are wrong; those of the test are right. Softmax with label smoothing, a bounded loss without k (gce), and with k (error)."
 	@echo "A demonstration with a tiny model and any wrong label; with larger ones, docs/evidence.md, the gains are smaller."
 	@$(BIN)/anyk compare completion --losses softmax gce error --label-noise 0.4 --effort quick --train-fraction 0.1 --epochs 1 \
-		--learning-rate 0.05 --context 4 --embedding 16 --hidden 24 --dropout 0 --out demo
+		--learning-rate 0.05 --context 4 --embedding 16 --hidden 24 --dropout 0 --out demo || [ $$? -eq 3 ]  # 3: not decided
 
 test: $(VENV)/test $(LIBRARY) check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not full"

@@ -148,6 +148,33 @@ def assert_not_decided(compared, *words):
     return everything
 
 
+def test_a_gain_that_few_seeds_show_and_cannot_confirm():
+    """Eight seeds turned "Nothing beats softmax" into ten points: three could not have found them."""
+
+    def compared(seeds, **shifts):
+        softmax, method = made.SOFTMAX, splitter(**{"top5": 0.04, **shifts})
+        parts = [dataclasses.replace(one, runs=one.runs[:seeds]) for one in (softmax, method)]
+        compared = made.measured(*parts)
+        d = np.zeros((seeds, 10_000), dtype=int)
+        for seed, hits in enumerate((530, 400, 270, 450, 350)[:seeds]):
+            d[seed, np.random.default_rng(seed).permutation(10_000)[:hits]] = 1
+        others = tuple(one for one in compared.contrasts if one.metric != "top5")
+        return dataclasses.replace(compared, contrasts=(*others, contrast("splitter", "softmax", "top5", d)))
+
+    few = compared(3)
+    [(method, metric)] = few.unconfirmed
+    assert (method.name, metric) == ("splitter", "top5")
+    one = few.differences["splitter", "top5"]
+    assert one.paired.low > 0
+    assert one.p > 0.05
+    [headline, *_] = verdict(few)
+    assert headline.startswith("Not decided: splitter gains top-5 +4.00 points (95 % interval +")
+    assert headline.endswith(", which 3 seeds cannot confirm; run the same command with --seeds 5 to go on.")
+    assert few.choice.name == "softmax"
+    assert not compared(3, top1=-0.03).unconfirmed  # it loses for certain
+    assert not compared(5).unconfirmed
+
+
 @pytest.mark.parametrize("caps", [("", "--budget 14"), ("--budget 14", ""), ("--budget 14", "--budget 14")])
 def test_a_cap_leaves_no_p_and_no_significance(caps):
     methods = (made.SOFTMAX, made.method("splitter", made.shifted(top5=0.02)))

@@ -164,7 +164,7 @@ def test_a_missing_matrix_is_named_before_the_first_step(tmp_path: Path) -> None
     data = lab_data.write_embedding_set(tmp_path / "points")
     with pytest.raises(LabError, match=r"label_noise .*none.npy does not exist"):
         training.check(Config(data=str(data), label_noise=str(tmp_path / "none.npy")))
-    with pytest.raises(LabError, match="label_noise should be between 0 and 1"):
+    with pytest.raises(LabError, match=r"label_noise should be between 0 and 0\.99"):
         Config(data=str(data), label_noise=1.5)
 
 

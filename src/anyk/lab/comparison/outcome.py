@@ -26,6 +26,8 @@ from anyk.lab.tables import Difference, Measured
 
 LEARNING_RATE_OF = "softmax, learning rate of "
 """how the name of a control begins, before that of the method whose learning rate it has"""
+GOOD_SEEDS = 5
+"""what to raise the number of seeds to"""
 NOT_COUNTED = "the hits were not counted"
 """why there may be no test"""
 MUCH_LONGER = 0.005
@@ -377,7 +379,22 @@ class Comparison:
     @property
     def decided(self) -> bool:
         """Whether there is an answer; that there is no difference is one, too."""
-        return bool(self.judged) and not self.capped and not self.overtaking
+        return bool(self.judged) and not self.capped and not self.unconfirmed and not self.overtaking
+
+    @property
+    def unconfirmed(self) -> list[tuple[Method, str]]:
+        """The gains, as method and metric, that a few seeds show and cannot confirm, if nothing is confirmed: the interval is
+        above 0, but not after Holm's correction."""
+        if any(map(self.confirmed, self.judged)):
+            return []
+        found = self.differences
+        return [
+            (method, metric)
+            for method in self.judged
+            for metric in self.judged_metrics
+            if len(self.shared(method)) < GOOD_SEEDS and not self.significant(method, -1) and not self.lost_seeds(method)
+            if (one := found.get((method.name, metric))) is not None and one.paired.low is not None and one.paired.low > 0
+        ]
 
     @property
     def compared(self) -> list[Method]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from anyk.lab.comparison.config import BASELINE, BOUNDED
-from anyk.lab.comparison.outcome import NOT_COUNTED, Comparison, Method
+from anyk.lab.comparison.outcome import GOOD_SEEDS, NOT_COUNTED, Comparison, Method
 from anyk.lab.coverage import SHARES
 from anyk.lab.errors import failure_sentences
 from anyk.lab.run import loss_names
@@ -23,8 +23,6 @@ from anyk.lab.tables import (
     title,
 )
 
-#: what to raise the number of seeds to
-GOOD_SEEDS = 5
 #: the percentage of the sentence on the length of lists
 USUAL_SHARE = 95
 assert USUAL_SHARE in SHARES
@@ -151,6 +149,12 @@ def _what_is_missing(comparison: Comparison) -> str:
         if any(len(method.runs) > most for method in comparison.compared):
             return f"no method shares more than {count} with {BASELINE}, which cannot tell a gain from luck."
         return f"{count} cannot tell a gain from luck; run the same command with --seeds {GOOD_SEEDS} to go on."
+    if comparison.unconfirmed:
+        found = comparison.differences
+        method, metric = max(comparison.unconfirmed, key=lambda one: found[one[0].name, one[1]].paired.difference)
+        gain = f"{title(metric)} {_difference_words(found[method.name, metric], counts=False)}"
+        few = f"{counted(len(comparison.shared(method)), 'seed')} cannot confirm"
+        return f"{method.name} gains {gain}, which {few}; run the same command with --seeds {GOOD_SEEDS} to go on."
     [(behind, ahead), *_] = comparison.overtaking
     gains = [100 * (comparison.gain_of_longer(method) or 0.0) for method in (behind, ahead)]
     return (

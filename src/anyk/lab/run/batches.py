@@ -57,6 +57,8 @@ def check_setting(setting: Setting, dataset: Dataset) -> None:
 
 def check_data(setting: Setting, dataset: Dataset) -> None:
     """Raise if a resolved setting does not go with the data: the part of :func:`check_setting` that costs nothing."""
+    if len(dataset.classes) == 1:
+        raise LabError(f"{dataset.name} has one class only ({dataset.classes[0]}): there is nothing to tell apart.")
     for k in setting.ks:
         if k >= len(dataset.classes):
             raise LabError(

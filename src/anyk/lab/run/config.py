@@ -371,7 +371,8 @@ _POSITIVE = (1e-30, 1e30)
 #: the least and the largest value of a number, where that is not 0 to 1e30 or, of integers, 0 to 1e12
 _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("validation", "test"), (0.0, 0.9)),
-    **dict.fromkeys(("ce_weight", "ce_weight_end", "q", "label_smoothing", "label_noise"), (0.0, 1.0)),
+    **dict.fromkeys(("ce_weight", "ce_weight_end", "q", "label_smoothing"), (0.0, 1.0)),
+    "label_noise": (0.0, 0.99),
     **dict.fromkeys(("temperature", "temperature_end", "clip"), _POSITIVE),
     **dict.fromkeys(("seed", "split_seed", "noise_seed"), (0, 2**32 - 1)),
     "train_fraction": (1e-9, 1.0),
