@@ -236,6 +236,15 @@ def sentence(results: Results) -> str:
     return f"{begun}Of {some} differences to softmax in the paper, {same} have the same sign here; {other}."
 
 
+def smoothed_sentence(results: Results) -> str:
+    """The answer to the second question."""
+    found = differences(results, True)
+    if not found:
+        return "Not run yet."
+    below, above = (sum(one.sure and one.ours * sign > 0 for one in found) for sign in (-1, 1))
+    return f"With label smoothing 0.1 on both sides, of {len(found)} differences {below} are surely below 0 and {above} above."
+
+
 def page(results: Results) -> str:
     """The whole file."""
     epochs = [run["epochs"] for run in results.values()]
@@ -254,7 +263,7 @@ def page(results: Results) -> str:
             *("", sentence(results), spent, ""),
             *("## With label smoothing 0.1 on both sides", ""),
             *table(results, True),
-            "",
+            *("", smoothed_sentence(results), ""),
         ]
     )
 

@@ -66,6 +66,9 @@ def test_differences_signs_and_tests():
     smoothed = table1_small.differences(results, smoothed=True)
     assert [each.ours for each in smoothed] == pytest.approx([0] * 6, abs=0.3)
     assert all(each.paper is None for each in smoothed)
+    few = {name: run for name, run in results.items() if "softmax-smoothing" not in name}
+    above = {f"{SOFTMAX}-smoothing10-seed{seed}": {**results[f"{SOFTMAX}-seed{seed}"], "epochs": 30.0} for seed in range(5)}
+    assert table1_small.smoothed_sentence({**few, **above}).endswith("of 6 differences 0 are surely below 0 and 6 above.")
     text = table1_small.page(results)
     assert "62 of 62 runs, 6.2 hours of a core, 30 epochs a run" in text
     assert "Of the 18 differences to softmax in the paper, 14 have the same sign here; 4 are surely the other way." in text

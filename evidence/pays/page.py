@@ -320,8 +320,9 @@ def small_table(evidence: Evidence) -> str:
     results = table1_small.read()
     if not results:
         return "It has not been run yet: a night on two cores."
-    lines = [*table1_small.table(results, smoothed=False), "", table1_small.sentence(results)]
-    return "\n".join([*lines, "", *table1_small.table(results, smoothed=True)])
+    answers = f"{table1_small.sentence(results)} {table1_small.smoothed_sentence(results)}"
+    first, second = (table1_small.table(results, smoothed) for smoothed in (False, True))
+    return "\n".join([answers, "", *first, "", *second])
 
 
 QUOTES: Mapping[str, Callable[[Evidence], str]] = {
