@@ -111,7 +111,7 @@ def test_configs_are_valid(name, smoke, source):
 def test_seeds_of_the_paper():
     counts = {name: len(EXPERIMENTS[name].configs(places(name))) for name in TRAINED}
     assert counts["table1"] == 10 * 2
-    assert counts["table1-small"] == (8 + 4) * 5 + 2 * 1
+    assert counts["table1-small"] == (8 + 4) * 5 + 2 * 3
     assert counts["table2"] == 10 * 10 + 10 * 2
     assert counts["table3"] == 16 * 10 + 16 * 2
     assert counts["table4"] == 16 * 2
