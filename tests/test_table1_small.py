@@ -61,16 +61,17 @@ def test_differences_signs_and_tests():
     assert one.ours == pytest.approx(np.mean(each))
     alone = scipy.stats.ttest_1samp(each, 0).pvalue
     assert alone < one.p <= 18 * alone
-    assert table1_small.signs(found) == (18, 14, 4)
+    assert table1_small.signs(found, 1) == (8, 6, 2)
+    assert table1_small.signs(found, -1) == (10, 8, 2)
     smoothed = table1_small.differences(results, smoothed=True)
     assert [each.ours for each in smoothed] == pytest.approx([0] * 6, abs=0.3)
     assert all(each.paper is None for each in smoothed)
     few = {name: run for name, run in results.items() if "softmax-smoothing" not in name}
     above = {f"{SOFTMAX}-smoothing10-seed{seed}": {**results[f"{SOFTMAX}-seed{seed}"], "epochs": 30.0} for seed in range(5)}
-    assert table1_small.smoothed_sentence({**few, **above}).endswith("of 6 differences 0 are surely below 0 and 6 above.")
+    assert table1_small.smoothed_sentence({**few, **above}).endswith("0 of 6 differences are significant losses, 6 significant gains.")
     text = table1_small.page(results)
-    assert "66 of 66 runs, 6.6 hours of a core, 30 epochs a run" in text
-    assert "Of the 18 differences to softmax in the paper, 14 have the same sign here; 4 are surely the other way." in text
+    assert "66 of 66 runs, 6.6 hours of a core. 0 runs went to the last epoch, 60:" in text
+    assert "Of 8 gains over softmax in the paper, 6 come out as gains here, and 2 as significant losses; of 10 losses, 8 " in text
     assert f"| Smooth top-k loss | top-5 | **{one.ours:+.2f}**".replace("-82", "−82") in text
     assert "| −8.20 \\| −0.08 | 5 |" in text
 
@@ -85,9 +86,7 @@ def test_a_page_without_runs_and_with_two_seeds():
 def test_nothing_is_sure_before_all_seeds_and_what_is_missing_counts_in_the_correction():
     whole = made(lambda cell, metric: 0.01 * len(cell.method))
     part = {name: run for name, run in whole.items() if "sinkhorn" not in name and not name.startswith(f"{SMOOTH}-seed4")}
-    begun = (
-        f"So far, {len(part)} of 66 runs; 12 differences have all seeds. Of 14 of the 18 differences to softmax in the paper, "
-    )
+    begun = f"So far, {len(part)} of 66 runs; 12 differences have all seeds. Of 5 gains over softmax in the paper, "
     assert table1_small.sentence(part).startswith(begun)
     before = {(one.cell.name, one.metric): one for one in table1_small.differences(part, smoothed=False)}
     after = {(one.cell.name, one.metric): one for one in table1_small.differences(whole, smoothed=False)}

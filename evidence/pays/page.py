@@ -281,12 +281,12 @@ def wrong_sentence(evidence: Evidence) -> str:
     sets = len(rule.WRONG)
     if best.method != "gce":
         beyond = f"on {len(best.beyond_gce)} of them than without k, too" if best.beyond_gce else "on none than without k"
-        words = f"{_loss(best.method, 5)} is significantly better than cross-entropy on {len(best.gained)} of {sets} sets"
+        words = f"{_loss(best.method, 5)} is significantly better than cross-entropy on {len(best.gained)} of {sets} settings"
         return f"{words}, {beyond}."
-    words = f"The bounded loss without k is significantly better than cross-entropy on {len(best.gained)} of {sets} sets"
-    own = f"{_loss(mix.method, 5)} is better on {len(mix.gained)} of {sets}, and worse on {len(mix.lost) or 'none'}"
+    words = f"the bounded loss without k is significantly better than cross-entropy on {len(best.gained)} of {sets} settings"
+    own = f"{_loss(mix.method, 5)} is better on {len(mix.gained)}, and worse on {len(mix.lost) or 'none'}"
     beside = f"against the loss without k it is better on {len(mix.beyond_gce)} and worse on {len(mix.behind_gce)}"
-    return f"{words} and worse on none: most of the gain comes from bounding the loss, not from k. {own}; {beside}."
+    return f"Being bounded is what helps, and not k: {words} and worse on none. {own}; {beside}."
 
 
 def check_sentence(evidence: Evidence, name: str = "pixels-wrong40") -> str:
