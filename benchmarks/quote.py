@@ -96,14 +96,14 @@ def of(file: str, quote: Callable[[str], str]) -> Callable[[str], str]:
     return lambda results: quote((RESULTS.parent / file).read_text(encoding="utf-8"))
 
 
+#: of the table of temperatures
+LEFT_OUT = ("undecided at the start", "undecided at the half", "undecided at the end", "recall, sd over seeds")
 QUOTES: dict[str, Callable[[str], str]] = {
     "machine": machine,
     "cost": cost,
     "front": front,
     "head": part("Training a head"),
-    "start": of("temperature.md", part("By the temperature at the start", without=("undecided at the half",))),
-    "schedule": of("temperature.md", part("How it goes on", without=("sizes",))),
-    "varied": of("temperature.md", part("What else was varied", without=("sizes",))),
+    "start": of("temperature.md", part("By the temperature at the start", without=LEFT_OUT)),
     "difftopk": part("Beside difftopk", only=("anyk", "splitter"), without=("difftopk",)),
 }
 
