@@ -56,8 +56,8 @@ METRICS = ("top1", "top5")
 SURE = 0.05
 AMENDMENT = (
     "Cut for time: SinkhornSort, which takes three times as long as the others, has no row with smoothing (which leaves six "
-    "differences there) and three seeds, decided after nine runs of other methods. For a while the plan had one seed of it; three "
-    "again was decided before any of its runs had ended. With three seeds hardly any difference can be significant."
+    "differences there) and three seeds, decided after nine runs of other methods. For a while the plan had one seed of it; "
+    "three again was decided before any of its runs had ended. With three seeds hardly any difference can be significant."
 )
 CELLS = experiment("table1-small").cells
 LIMIT = numbers.REGIMES["cifar100-16px"].config.epochs
@@ -255,8 +255,8 @@ def page(results: Results) -> str:
     whole = sum(cell.seeds for cell in CELLS)
     last = sum(each >= LIMIT for each in epochs)
     spent = (
-        f"{len(results)} of {whole} runs, {hours:.1f} hours of a core. {last} runs went to the last epoch, {LIMIT}: some metric "
-        "had improved within the ten before."
+        f"{len(results)} of {whole} runs, {hours:.1f} hours of a core. {last} runs went to the last epoch, {LIMIT}: some "
+        "metric had improved within the ten before."
         if results
         else ""
     )

@@ -68,10 +68,14 @@ def test_differences_signs_and_tests():
     assert all(each.paper is None for each in smoothed)
     few = {name: run for name, run in results.items() if "softmax-smoothing" not in name}
     above = {f"{SOFTMAX}-smoothing10-seed{seed}": {**results[f"{SOFTMAX}-seed{seed}"], "epochs": 30.0} for seed in range(5)}
-    assert table1_small.smoothed_sentence({**few, **above}).endswith("0 of 6 differences are significant losses, 6 significant gains.")
+    assert table1_small.smoothed_sentence({**few, **above}).endswith(
+        "0 of 6 differences are significant losses, 6 significant gains."
+    )
     text = table1_small.page(results)
     assert "66 of 66 runs, 6.6 hours of a core. 0 runs went to the last epoch, 60:" in text
-    assert "Of 8 gains over softmax in the paper, 6 come out as gains here, and 2 as significant losses; of 10 losses, 8 " in text
+    assert (
+        "Of 8 gains over softmax in the paper, 6 come out as gains here, and 2 as significant losses; of 10 losses, 8 " in text
+    )
     assert f"| Smooth top-k loss | top-5 | **{one.ours:+.2f}**".replace("-82", "−82") in text
     assert "| −8.20 \\| −0.08 | 5 |" in text
 
