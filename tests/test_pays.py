@@ -397,8 +397,8 @@ def test_the_rule_for_wrong_labels(gains, gce, line, beyond, tmp_path):
     assert {one.method for one in judged} == {"gce", "splitter mix", MIX, "error:lapsum pure"}
     evidence = page.Evidence(tmp_path)
     words = {
-        "gce": "Being bounded is what helps, and not k: the bounded loss without k is significantly better than cross-entropy on 6 of "
-        "6 settings and worse on none",
+        "gce": "Being bounded is what helps, and not k: the bounded loss without k is significantly better than cross-entropy "
+        "on 6 of 6 settings and worse on none",
         None: "No loss helps",
         MIX: "`TopKErrorLoss({1: .5, 5: .5})` is significantly better than cross-entropy on 6 of 6 settings",
     }

@@ -488,6 +488,18 @@ def test_vmap_and_jacobians(case):
     torch.testing.assert_close(jacobian.reshape(-1, N), torch.stack(expected))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own, in forward mode
+@pytest.mark.parametrize("case", [case for case in SMOOTH if case.function != "select"], ids=label)
+def test_forward_mode_by_the_temperature(case):
+    scores, temperature = made(ROWS, N, dtype=torch.double), torch.tensor(0.7, dtype=torch.double)
+
+    def value(temperature):
+        return weighted(case(scores, temperature))
+
+    _, tangent = torch.func.jvp(value, (temperature,), (torch.ones_like(temperature),))
+    torch.testing.assert_close(tangent, torch.func.grad(value)(temperature))
+
+
 @pytest.mark.parametrize("case", TRACED, ids=label)
 def test_one_graph(case):
     graphs = []

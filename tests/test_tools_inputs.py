@@ -165,3 +165,121 @@ def test_results_are_where_the_scores_are_whatever_the_default_device(call, back
             found.sum().backward()
     assert torch.equal(found, expected)
     assert torch.equal(elsewhere.grad, here.grad)
+
+
+MASKS = ["lapsum", "permutahedron", "ksubset", "sinkhorn", "splitter"]
+each_mask = pytest.mark.parametrize("operator", MASKS)
+each_backend = pytest.mark.parametrize("backend", ["auto", "torch"])
+LEAST = torch.finfo(torch.float32).min
+
+
+@each_mask
+@each_backend
+@pytest.mark.parametrize("padding", [-1e9, -1e12, -1e16, -1e20, LEAST])
+@pytest.mark.parametrize(("n", "k"), [(4, 1), (4, 2), (128, 16), (128, 40), (128, 76), (4096, 300)])
+def test_padding_with_a_large_number(operator, backend, padding, n, k):
+    if operator == "splitter" and n > 128:
+        n, k = 128, 5
+    padded = torch.arange(n) >= max(2, (6 * n) // 10)
+    low, excluded = (scores_of(2, n).masked_fill(padded, value) for value in (padding, -INF))
+    with anyk.backend(backend):
+        mask, expected = anyk.soft_topk(low, k, operator), anyk.soft_topk(excluded, k, operator)
+        mirrored = anyk.soft_topk(-low, n - k, operator)
+    torch.testing.assert_close(mask.sum(-1), torch.full((2,), float(k)), rtol=1e-5, atol=0)
+    torch.testing.assert_close(mask, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(mirrored.sum(-1), torch.full((2,), float(n - k)), rtol=1e-5, atol=0)
+
+
+@each_backend
+@pytest.mark.parametrize("row", [[3.0, 1.0, -INF, -INF], [1.0, 1.0, 1.0, -INF], [-INF, 0.0, 2.0, 0.0]])
+@pytest.mark.parametrize("kind", ["splitter", "bitonic", "odd_even"])
+def test_ties_of_a_network_do_not_reach_into_padding(backend, row, kind):
+    row = torch.tensor(row)
+    with anyk.backend(backend):
+        for k in range(1, int(row.isfinite().sum()) + 1):
+            mask = anyk.soft_topk(row, k, kind)
+            assert mask.sum().item() == pytest.approx(k)
+            assert (mask[row == -INF] == 0).all()
+
+
+@each_mask
+@each_backend
+@pytest.mark.parametrize("temperature", [1.0, 0.01, 1e-6])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "row", [[INF, 0.0, 1.0, 2.0], [INF, INF, INF, 1.0], [7e4, 0.0, 1.0, 2.0], [1e37, 0.0, 1.0, 2.0], [-INF, INF, 1.0, 2.0]]
+)
+def test_what_is_infinite_or_overflows_is_chosen_first(operator, backend, temperature, dtype, row):
+    for k in (1, 2, 3):
+        scores = torch.tensor(row).to(dtype).requires_grad_()
+        with anyk.backend(backend):
+            mask = anyk.soft_topk(scores, k, operator, temperature)
+            (mask * torch.tensor([1, 2, 3, 4])).sum().backward()
+            if operator == "ksubset":
+                drawn = anyk.sample_k_subset(scores, k, temperature=temperature)
+                assert sorted(drawn.tolist()) == [0] * (4 - k) + [1] * k
+        tolerance = {torch.float16: 4e-3, torch.bfloat16: 2e-2}.get(dtype, 1e-5)
+        assert mask.sum().item() == pytest.approx(k, rel=tolerance)
+        assert ((mask >= 0) & (mask <= 1)).all()
+        assert scores.grad.isfinite().all()
+        if row.count(INF) == 1 and k == 1:
+            assert mask.argmax() == scores.argmax()
+
+
+@pytest.mark.parametrize("call", EVERYWHERE.values(), ids=EVERYWHERE)
+def test_results_can_be_changed_in_place(call):
+    scores = scores_of(3, 40).requires_grad_()
+    result = call(scores)
+    result.mul_(2).sum().backward()
+    assert scores.grad.isfinite().all()
+
+
+def test_k_with_the_last_dimension_kept():
+    scores, k = scores_of(3, 8), torch.tensor([1.5, 2.0, 5.0])
+    torch.testing.assert_close(anyk.soft_topk(scores, k[:, None]), anyk.soft_topk(scores, k))
+    assert anyk.soft_topk(scores[0], k[:1]).sum().item() == pytest.approx(1.5)
+    assert anyk.soft_quantile(scores, torch.tensor([[0.1], [0.5], [0.9]])).shape == (3,)
+    with pytest.raises(ValueError, match=r"k: expected one number, or the shape \(3,\) of the rows, got \(2, 1\)"):
+        anyk.soft_topk(scores, k[:2, None])
+
+
+def test_a_scalar_has_no_dimension_to_choose_along():
+    with pytest.raises(ValueError, match="scores: expected at least one dimension, got a scalar"):
+        anyk.soft_topk(torch.tensor(1.0), 1)
+
+
+@pytest.mark.parametrize("operator", ["splitter", "sinkhorn", "permutahedron"])
+def test_one_entry_keeps_its_graph(operator):
+    for function, slope in ((anyk.soft_rank, 0.0), (anyk.soft_sort, 1.0)):
+        scores = scores_of(3, 1).requires_grad_()
+        function(scores, operator).sum().backward()
+        assert scores.grad.tolist() == [[slope]] * 3
+
+
+def test_the_backward_pass_of_select_topk_under_autocast():
+    values, weights = scores_of(4, 20, 8), scores_of(4, 3, 8)
+    plain, within = (scores_of(4, 20).requires_grad_() for _ in range(2))
+    (anyk.select_topk(values, plain, 3)[0] * weights).sum().backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        (anyk.select_topk(values, within, 3)[0] * weights).sum().backward()
+    assert torch.equal(within.grad, plain.grad)
+
+
+def test_gumbel_samples_under_vmap():
+    draw = torch.func.vmap(lambda row: anyk.sample_k_subset(row, 3, method="gumbel"), randomness="different")
+    drawn = draw(torch.zeros(50, 8))
+    assert (drawn.sum(-1) == 3).all()
+    assert len(drawn.unique(dim=0)) > 10
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda s: anyk.soft_rank(s, "sinkhorn"), lambda s: anyk.soft_rank(s, "splitter"), lambda s: anyk.sample_k_subset(s, 2)],
+    ids=["ranks of sinkhorn", "ranks of splitter", "sample"],
+)
+def test_compiled_for_a_second_size(call):
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    for shape in ((3, 5), (4, 7)):
+        scores = scores_of(*shape)
+        torch.testing.assert_close(compiled(scores).sum(-1), call(scores).sum(-1))

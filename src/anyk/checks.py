@@ -76,13 +76,17 @@ def flag(name: str, value: object) -> bool:
 def dimension(value: object, scores: Tensor) -> int:
     """One of the dimensions of the scores, counted from either end."""
     dim = _integer("dim", value)
+    if scores.ndim == 0:
+        raise ValueError("scores: expected at least one dimension, got a scalar")
     if not -scores.ndim <= dim < scores.ndim:
         raise ValueError(f"dim: expected a dimension of scores of shape {tuple(scores.shape)}, got {dim}")
     return dim
 
 
-def one_for_each_row(name: str, value: Tensor, rows: torch.Size, low: float, high: float, high_name: str) -> None:
-    """Numbers between low and high, of a shape that broadcasts to that of the rows."""
+def one_for_each_row(name: str, value: Tensor, rows: torch.Size, low: float, high: float, high_name: str) -> Tensor:
+    """Numbers between low and high, of a shape that broadcasts to that of the rows, maybe with the last dimension kept as 1."""
+    if value.shape == (*rows, 1):
+        value = value.squeeze(-1)
     if value.dtype in (torch.bool, torch.complex64, torch.complex128):
         raise TypeError(f"{name}: expected numbers, got dtype {value.dtype}")
     try:
@@ -93,6 +97,7 @@ def one_for_each_row(name: str, value: Tensor, rows: torch.Size, low: float, hig
         ) from None
     if readable(value) and not bool((inside := (value >= low) & (value <= high)).all()):
         raise ValueError(f"{name}: expected {low:g} <= {name} <= {high_name}, got {value[~inside][0].item()}")
+    return value
 
 
 def tensor(name: str, value: object) -> Tensor:
@@ -162,7 +167,7 @@ def how_many(k: object, scores: Tensor) -> int | Tensor:
     """How many of the n entries of a row are chosen: an integer, or numbers of shape (..., 1), one for each row."""
     n = scores.shape[-1]
     if isinstance(k, Tensor):
-        one_for_each_row("k", k, scores.shape[:-1], 0, n, f"n = {n}")
+        k = one_for_each_row("k", k, scores.shape[:-1], 0, n, f"n = {n}")
         return k.to(scores.device, torch.promote_types(scores.dtype, torch.float32))[..., None]
     if isinstance(k, numbers.Integral):
         return count("k", k, 0, n, "n")

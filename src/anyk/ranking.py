@@ -48,7 +48,7 @@ def spearman_loss(
         tensor(0.)
     """
     where = _checked("target", target, prediction, where, name="prediction")
-    if prediction.shape[-1] == 1:  # as a layer of one output has it: no error would mean no gradient
+    if prediction.shape[-1] == 1 and prediction.ndim > 1:  # as a layer of one output has it: no error would mean no gradient
         shape = tuple(prediction.shape)
         raise ValueError(f"prediction: expected at least two entries in the last dimension, which is ranked, got shape {shape}")
     soft = soft_rank(prediction, operator, temperature, where=where)
@@ -74,6 +74,8 @@ def ndcg_loss(
     reduction: Reduction = "mean",
 ) -> Tensor:
     """1 minus NDCG@k: ``1 - sum_c m_c (2^rel_c - 1) / log2(1 + rank_c) / ideal``, with a soft mask m and soft ranks.
+
+    Tied scores share their mean rank, so that the loss of tied items of the same relevance is above 0 at any temperature.
 
     Args:
         {query_scores}

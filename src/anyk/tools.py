@@ -6,6 +6,7 @@ operator, which does the work: :mod:`anyk.operators`.
 
 from __future__ import annotations
 
+import contextlib
 import numbers
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -157,7 +158,8 @@ def soft_quantile(
     """The q-quantile of the scores, differentiable: the threshold of a soft top-k mask that sums to (1 - q) n.
 
     Its limit for small temperatures is numpy's ``"averaged_inverted_cdf"``: where (1 - q) n is an integer, midway between two
-    scores. q = 0 and q = 1 are the minimum and the maximum.
+    scores. q = 0 and q = 1 are the minimum and the maximum. Near them the threshold of a soft mask lies outside the range of
+    the scores, by some temperatures: a tail wants a temperature far below the gaps between the scores.
 
     Args:
         scores: of any shape. -inf and what ``where`` excludes do not count.
@@ -176,7 +178,7 @@ def soft_quantile(
     """
     rows = _rows(scores, dim, where, True)
     if isinstance(q, Tensor):
-        checks.one_for_each_row("q", q, rows.shape[:-1], 0, 1, "1")
+        q = checks.one_for_each_row("q", q, rows.shape[:-1], 0, 1, "1")
     else:
         checks.between("q", q, 0, 1)
     real = real_mask(rows)
@@ -231,8 +233,15 @@ def select_topk(
     learned = operator.temperature if isinstance(operator.temperature, Tensor) else None
     if checks.eager(values) and checks.eager(rows):
         return _Select.apply(values, rows, learned, indices, operator), indices  # type: ignore[no-untyped-call]
-    soft = operator(rows, k).to(values.dtype) @ values
+    with _no_autocast(values.device):
+        soft = operator(rows, k).to(values.dtype) @ values
     return _chosen(values, rows, indices).detach() + (soft - soft.detach()), indices
+
+
+def _no_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Autocast would take a product in half precision."""
+    known = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if known else contextlib.nullcontext()
 
 
 def _chosen(values: Tensor, scores: Tensor, indices: Tensor) -> Tensor:
@@ -265,7 +274,7 @@ class _Select(torch.autograd.Function):
         found: list[Any] = []
         for start in range(0, max(number, 1), chunk):
             part = slice(start, start + chunk)
-            with torch.enable_grad():
+            with torch.enable_grad(), _no_autocast(values.device):
                 # views, by which the gradient is: that by the values does not run through scores that were made from them
                 some = values.reshape(-1, n, d)[part], scores.reshape(-1, n)[part]
                 learned = None if temperature is None else temperature.view_as(temperature)
@@ -330,8 +339,8 @@ def sample_k_subset(
     k = checks.count("k", k, 0, rows.shape[-1], "n")
     kind = KSubset(temperature)
     if method == "gumbel":
-        # not empty_like: what is drawn must not depend on how the scores lie in memory
-        noise = torch.empty(rows.shape, dtype=checks.working_dtype(rows), device=rows.device)
+        # contiguous: what is drawn must not depend on how the scores lie in memory
+        noise = torch.empty_like(rows, dtype=checks.working_dtype(rows), memory_format=torch.contiguous_format)
         noise = -noise.exponential_(generator=generator).log()
         real = real_mask(rows)
         # not -inf: the temperature's gradient has this as a factor, and 0 times -inf is NaN

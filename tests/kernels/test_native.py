@@ -304,6 +304,19 @@ def test_the_largest_scores(name):
                     assert_close("loss", ours, loss(made), loss(made.double()), torch.float32)
 
 
+@few_operators
+@pytest.mark.parametrize("family", ["separate", "operator", "error"])  # smoothed, the cross-entropy is infinite
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_padding_with_the_least_number(name, family, temperature):
+    """finfo.min, over a small temperature as well: no NaN in the plain code either."""
+    scores, target = batch(rows=16, n=12)
+    scores = scores.masked_fill(torch.arange(12) > 8, torch.finfo(torch.float32).min)
+    loss = loss_of(family, target % 9, P_K, OPERATORS[name](temperature), reduction="none")
+    ours, theirs = by_kernel(loss, scores), plain(loss, scores)
+    torch.testing.assert_close(theirs.loss, ours.loss, rtol=1e-4, atol=1e-5)
+    assert theirs.gradient.isfinite().all()
+
+
 @pytest.mark.parametrize("n", [64, 257, 1000])
 @pytest.mark.parametrize("smoothed", [False, True])
 def test_a_target_that_is_well_ahead(n, smoothed):

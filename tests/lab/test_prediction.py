@@ -475,7 +475,7 @@ def test_each_example_gets_its_own_list_and_the_promise_is_kept(crowded, anyk):
     luck = 100 * (0.16 / examples) ** 0.5
     assert told == (
         f"For examples like the {examples} that the model had for validation, the right class is in 80 % of the lists, "
-        f"give or take {luck:.1f} points.\n"
+        f"give or take {luck:.1f} points (one standard deviation).\n"
     )
 
 
@@ -521,7 +521,9 @@ def test_what_validation_has_chosen_is_told(runs, anyk, tmp_path):
         (tmp_path / "model.safetensors", "the epoch, the hyperparameters, the loss and the seed"),
     ):
         _, _, told = anyk("predict", model, tmp_path / "x.npy", "--coverage", "0.8")
-        assert told.endswith(f" points. The same examples were used to choose {chosen}, so it may be a little less.\n")
+        assert told.endswith(
+            f" points (one standard deviation). The same examples were used to choose {chosen}, so it may be a little less.\n"
+        )
 
 
 def test_lists_of_what_may_be_guessed(runs, anyk, tmp_path):

@@ -339,7 +339,8 @@ class _Mask(torch.autograd.Function):
         ks = None if own_k is None else own_k.to(torch.float64).expand(*scores.shape[:-1], 1).reshape(-1).contiguous()
         number = rows.shape[0]
         threshold = torch.empty(number, 3 if kind == abi.Operator.KSUBSET else 1, dtype=torch.float64, device="cpu")
-        out = None if of_threshold else rows.new_empty(number, n)
+        # in its final shape: a view that is made in here could not be changed in place
+        out = None if of_threshold else rows.new_empty(scores.shape)
         packed = _pack_mask(
             number, n, rows.stride(0), DTYPES[rows.dtype], torch.get_num_threads(), kind, 0,
             k if ks is None else 0.0, rate,
@@ -349,7 +350,7 @@ class _Mask(torch.autograd.Function):
             return None
         ctx.save_for_backward(scores, own_k, own_temperature, rows, threshold)
         ctx.call = kind, rate, plain
-        return threshold.float().reshape(scores.shape[:-1]) if out is None else out.view(scores.shape)
+        return threshold.reshape(scores.shape[:-1]).float() if out is None else out
 
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
@@ -407,11 +408,11 @@ class _Ranking(torch.autograd.Function):
         edges = ordered[:, [0, -1]]
         if not bool((edges.abs().double() * rate < 1e9).all()):  # NaN sorts first, padding last; the rest lacks digits
             return None
-        out = ordered.new_empty(ordered.shape)
+        out = ordered.new_empty(scores.shape)
         _run_ranking(operator, kind, rate, ordered, order, None, out, None)
         ctx.save_for_backward(scores, learned, ordered, order)
         ctx.call = operator, kind, rate, plain
-        return out.reshape(scores.shape)
+        return out
 
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -499,10 +500,10 @@ class _NetworkMask(torch.autograd.Function):
             return None
         ctx.save_for_backward(scores, learned, ordered, order)
         ctx.call = described, power, temperature, k, plain
-        out = torch.empty_like(ordered)
+        out = ordered.new_empty(scores.shape)
         if not _run_network_mask(described, temperature**-power, k, ordered, order, None, out, None):
             return None
-        return out.view(scores.shape).to(scores.dtype)
+        return out.to(scores.dtype)
 
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

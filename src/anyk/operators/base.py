@@ -15,6 +15,8 @@ from anyk.candidates import real_mask
 from anyk.kernels.loss_description import OperatorDescription
 from anyk.registry import OPERATORS, register
 
+# Scores so many temperatures apart are out of each other's reach.
+FARTHEST = 1e30
 # Stands in for log(0) where a true -inf would give inf - inf in a backward pass; far below any log-probability.
 LOG_ZERO = -1e37
 
@@ -164,8 +166,7 @@ class Operator(nn.Module, ABC):
         """
         if self._ranks_all_at_once():
             # All of them are targets, far ones as well: float64 has the digits of all.
-            exact = scores if scores.device.type == "mps" else scores.double()
-            found = self._every_log_inclusion(self._scaled(exact, None, real), real, k)
+            found = self._every_log_inclusion(self._scaled(exactly(scores), None, real), real, k)
             dtype = checks.working_dtype(scores)
             # In float32 what is farther would be -inf, and a share of 0 times that is not a number.
             return found.clamp(min=torch.finfo(dtype).min).to(dtype)
@@ -262,8 +263,8 @@ class Operator(nn.Module, ABC):
 
     def _plain_ranks(self, scores: Tensor) -> Tensor:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        # +inf is a score, too; over a small temperature as well
-        scores = scores.clamp(max=torch.finfo(scores.dtype).max ** 0.9)
+        # +inf is a score, too
+        scores = scores.clamp(max=torch.finfo(scores.dtype).max)
         real = real_mask(scores)
         ranks = self._ranks(scores, real).to(scores.dtype)
         if real is None:
@@ -331,7 +332,8 @@ class Operator(nn.Module, ABC):
         if isinstance(temperature, Tensor):
             checks.temperature(temperature)
             temperature = temperature.to(scores.dtype).reshape(())
-        return (scores - reference) / temperature
+        most = farthest(scores.dtype)
+        return ((scores - reference) / temperature).clamp(-most, most)
 
     def _close(self, ordered: Tensor, most: float) -> Tensor:
         """Scores in descending order, over the temperature, from 0 downwards, with no two neighbours more than ``most`` apart.
@@ -357,7 +359,10 @@ class Operator(nn.Module, ABC):
         if isinstance(temperature, Tensor):
             checks.temperature(temperature)  # an optimiser may have taken it below zero
             temperature = temperature.to(scores.dtype).reshape(())
-        return shifted / temperature**self.scale_power
+        scaled = shifted / temperature**self.scale_power
+        # A low score over a small temperature is a number. Not clamp, which would stop the NaN of a score that has overflown.
+        least = torch.finfo(scaled.dtype).min
+        return torch.where(scaled < least, least, scaled)
 
     @abstractmethod
     def _matrix(
@@ -431,6 +436,22 @@ def _nothing(scores: Tensor, real: Tensor | None) -> Tensor:
     """0 with a graph; NaN for rows with a NaN."""
     # not 0 times the sum, which may overflow
     return (0 * (scores if real is None else scores.masked_fill(~real, 0))).sum(-1, keepdim=True)
+
+
+def farthest(dtype: torch.dtype) -> float:
+    """How far apart scores over a small temperature may be: differences and short sums are numbers, too."""
+    return float(torch.finfo(dtype).max ** 0.9)
+
+
+def exactly(scores: Tensor) -> Tensor:
+    """In float64, where the device has it."""
+    return scores if scores.device.type == "mps" else scores.double()
+
+
+def expected_ranks(matrix: Tensor) -> Tensor:
+    """The mean rank of each class, from all rows of P."""
+    rank = torch.arange(1, matrix.shape[-1] + 1, dtype=matrix.dtype, device=matrix.device)
+    return (rank[:, None] * matrix).sum(-2)
 
 
 def expected_sort(operator: Operator, scores: Tensor, real: Tensor | None) -> Tensor:

@@ -62,12 +62,14 @@ class KSubset(Operator, name="ksubset"):
         if not scores.numel():
             return torch.zeros_like(scores)
         size = 1 << (scores.shape[-1] - 1).bit_length()
-        uniform = torch.rand((*scores.shape[:-1], size - 1), generator=generator, dtype=torch.float64, device=scores.device)
+        shape = *scores.shape[:-1], size - 1
+        chosen: dict[str, Any] = {} if generator is None else {"generator": generator}  # None, too, breaks dynamic shapes
+        uniform = torch.rand(shape, **chosen, dtype=torch.float64, device=scores.device)
         drawn = kernels.draw(scores, k, checks.temperature(self.temperature), uniform)
         if drawn is not None:
             return drawn
         dtype = scores.dtype
-        scores = scores.clamp(max=torch.finfo(dtype).max).double()  # +inf is a score, too; the difference of two is not
+        scores = scores.double().clamp(max=torch.finfo(torch.float64).max)  # +inf is a score, too; the difference of two is not
         real = real_mask(scores)
         relative, number, tilt = logistic_threshold(self, scores, real, k)
         p = torch.sigmoid(relative - torch.where(tilt.isfinite(), tilt, 0))

@@ -11,7 +11,7 @@ from torch import Tensor
 from anyk import autograd, candidates, checks
 from anyk.docstrings import documented
 from anyk.kernels.loss_description import LAPSUM
-from anyk.operators.base import LOG_ZERO, Operator, in_order, rows_from_inclusion
+from anyk.operators.base import LOG_ZERO, Operator, farthest, in_order, rows_from_inclusion
 
 
 @documented
@@ -51,6 +51,9 @@ class LapSum(Operator, name="lapsum"):
         attached = attach(relative, k, torch.where(inside, solved, 0))
         unit = self._relative(torch.ones_like(reference), torch.zeros_like(reference))
         found = attached / unit + reference
+        # beside +inf, and at it
+        infinite = (reference == torch.finfo(found.dtype).max) | (solved > farthest(found.dtype) / 4)
+        found = torch.where(infinite, torch.inf, found)
         if checks.readable(inside) and bool(inside.all()):
             return found.squeeze(-1)
         first = scores.amax(-1, keepdim=True)
@@ -217,7 +220,8 @@ def laplace_threshold(
         if rest is not None:
             last = best[..., -1:].clamp(min=torch.finfo(best.dtype).min)
             log_rest = (operator._relative(rest, reference) - last).exp().sum(-1, keepdim=True).log() + last
-        found = _solve_threshold(best, log_rest, k.detach(), number)
+        # detached: no_grad does not stop the tangents of forward mode, which come by the temperature
+        found = _solve_threshold(best, log_rest, k.detach(), number).detach()
     if real is not None:
         relative = relative.masked_fill(~real, -torch.inf)
     return relative, k, found, reference

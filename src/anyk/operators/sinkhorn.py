@@ -10,7 +10,16 @@ from torch import Tensor
 
 from anyk import autograd, candidates, checks
 from anyk.docstrings import documented
-from anyk.operators.base import Operator, by_class, expected_sort, in_order, log_cumulative, log_running_sums
+from anyk.operators.base import (
+    FARTHEST,
+    Operator,
+    by_class,
+    expected_ranks,
+    expected_sort,
+    in_order,
+    log_cumulative,
+    log_running_sums,
+)
 from anyk.operators.lapsum import laplace_threshold
 
 Anchors = Literal["all", "topk"]
@@ -94,10 +103,8 @@ class SinkhornSort(Operator, name="sinkhorn"):
         return torch.where(inside, mask, (solved < 0).to(mask.dtype))
 
     def _ranks(self, scores: Tensor, real: Tensor | None) -> Tensor:
-        """The mean rank of each class under the plan."""
-        n = scores.shape[-1]
-        rank = torch.arange(1, n + 1, dtype=scores.dtype, device=scores.device)
-        return (rank[:, None] * self._matrix(self._scaled(scores, None, real), real, n)).sum(-2)
+        within_reach = self._scaled(scores, None, real).clamp(-FARTHEST, FARTHEST)  # +inf is a score, too
+        return expected_ranks(self._matrix(within_reach, real, scores.shape[-1])).to(scores.dtype)
 
     def _sort(self, scores: Tensor, real: Tensor | None) -> Tensor:
         return expected_sort(self, scores, real)
@@ -176,7 +183,7 @@ class SinkhornSort(Operator, name="sinkhorn"):
             # Making and factoring the Laplacian is most of the work, so it serves for some more steps. Each comes nearer by
             # about the same factor, once near enough; those that do not come nearer are not taken. Each row goes on by its
             # own error alone, so that it does not matter what else is in the batch.
-            for _ in range(REPEATS[many]):
+            for _ in range(REPEATS[1] if many else REPEATS[0]):  # many may be symbolic, and no index
                 if not _any(open_rows):
                     break
                 there = moved + _solved(factor, missing)

@@ -15,7 +15,7 @@ from anyk._compat import constant_when_traced
 from anyk.docstrings import documented
 from anyk.kernels.loss_description import GIVEN, MOST_WIRES, NETWORK, SORTED, TARGET, OperatorDescription, Wiring
 from anyk.kernels.loss_description import SWAPS as KERNEL_SWAPS
-from anyk.operators.base import Operator, by_class, expected_scores, in_order, rows_from_inclusion
+from anyk.operators.base import FARTHEST, Operator, by_class, expected_ranks, expected_scores, in_order, rows_from_inclusion
 from anyk.registry import NETWORKS, SWAPS
 from anyk.swaps import Swap
 
@@ -181,12 +181,17 @@ class SortingNetwork(Operator):
         """
         assert isinstance(k, int)
         n = scores.shape[-1]
-        # +inf is a score, too: what is so far ahead is out of reach, and differences stay numbers
-        ordered, present, classes = in_order(self._scaled(scores, None, real).clamp(-1e30, 1e30), real)
+        ordered, present, classes = in_order(scores, real)
+        number = n if present is None else present.sum(-1)
+        kth = torch.full_like(classes[..., 0], k - 1).clamp(max=number - 1).clamp(min=0)
+        ordered = self._scaled(ordered, kth, present).clamp(-FARTHEST, FARTHEST)  # +inf is a score, too
         rows = ordered.reshape(-1, n).t()
         shares = _soft_rows(self._schedule(scores, k), SWAPS[self.swap], rows, self._frozen(present, n), summed=True)
         mask = shares.squeeze(0).t().reshape(scores.shape)
-        apart = torch.nn.functional.pad(ordered.detach().diff(dim=-1) != 0, (1, 0), value=True)
+        apart = ordered.detach().diff(dim=-1) != 0
+        if present is not None:
+            apart = apart | present.diff(dim=-1)  # padding has a score that means nothing
+        apart = torch.nn.functional.pad(apart, (1, 0), value=True)
         tied = apart.long().cumsum(-1) - 1
         sums = torch.zeros_like(mask).scatter_add(-1, tied, mask)
         counts = torch.zeros_like(mask).scatter_add(-1, tied, torch.ones_like(mask))
@@ -195,10 +200,8 @@ class SortingNetwork(Operator):
         return mask if real is None else torch.where(real.sum(-1, keepdim=True) <= k, torch.ones_like(mask), mask)
 
     def _ranks(self, scores: Tensor, real: Tensor | None) -> Tensor:
-        """The mean rank of each class."""
-        n = scores.shape[-1]
-        rank = torch.arange(1, n + 1, dtype=scores.dtype, device=scores.device)
-        return (rank[:, None] * self._matrix_of_sorted(self._scaled(scores, None, real), real, n)).sum(-2)
+        within_reach = self._scaled(scores, None, real).clamp(-FARTHEST, FARTHEST)  # +inf is a score, too
+        return expected_ranks(self._matrix_of_sorted(within_reach, real, scores.shape[-1]))
 
     def _sort(self, scores: Tensor, real: Tensor | None) -> Tensor:
         matrix = self._matrix_of_sorted(self._scaled(scores, None, real), real, scores.shape[-1])
@@ -217,6 +220,8 @@ class SortingNetwork(Operator):
     def _matrix_of(self, scores: Tensor, real: Tensor | None, k: int, classes: Tensor) -> Tensor:
         """P with these classes on the wires."""
         n = scores.shape[-1]
+        if n == 1:  # no comparator carries the graph
+            return 1 + 0 * scores[..., None, :]
         rows = scores.gather(-1, classes).reshape(-1, n).t()
         shares = _soft_rows(self._schedule(scores, k), SWAPS[self.swap], rows, self._frozen(real, n))
         return by_class(shares.movedim(-1, 0).reshape(*scores.shape[:-1], k, n), classes)
@@ -311,7 +316,8 @@ class SortingNetwork(Operator):
         n = scores.shape[-1]
         if checks.eager(scores):
             return _cached_schedule(self.kind, NETWORKS[self.kind], n, k, scores.device)
-        n = len(list(range(n)))  # a network needs a definite number of wires, also in a trace with symbolic sizes
+        # a network needs definite numbers, also in a trace with symbolic sizes
+        n, k = len(list(range(n))), len(list(range(k)))
         return _schedule(_plan(self.kind, n, k), n, scores.device)  # what a trace makes must not outlive it
 
     def _frozen(self, real: Tensor | None, n: int) -> Callable[[int, Tensor], Tensor] | None:

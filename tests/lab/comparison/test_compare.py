@@ -113,11 +113,12 @@ def test_a_script_needs_no_guard(here):
 
 
 def test_what_it_shows():
-    better = made.method("splitter", made.shifted(top1=0.01))
+    better = dataclasses.replace(made.method("splitter", made.shifted(top1=0.01)), hyperparameter="temperature")
     outcome = shown(made.SOFTMAX, better, controls=(dataclasses.replace(made.SOFTMAX, name="control"),))
     assert outcome.verdict[0] in str(outcome)
     assert outcome.table() in str(outcome)
     assert outcome.table("csv").count("\n") > 3
+    assert "splitter was tuned to learning rate 0.001, temperature 0.5." in str(outcome)
     assert outcome.chosen == "softmax"
     assert "CrossEntropyLoss" in outcome.code
     page = outcome._repr_html_()

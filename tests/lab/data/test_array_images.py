@@ -139,18 +139,19 @@ def test_the_commands_refuse_what_they_cannot_do(anyk: Any, tmp_path: Path) -> N
     np.savez(tmp_path / "one.npz", X=COLOUR[:1], y=Y[:1])
     np.savez(tmp_path / "small.npz", X=COLOUR[:, :4, :4], y=Y)
     np.savez(tmp_path / "few.npz", X=COLOUR, y=Y)
-    np.savez(tmp_path / "lonely.npz", X=COLOUR[:1], y=Y[:1], X_val=COLOUR[:1], y_val=Y[:1], X_test=COLOUR[:1], y_test=Y[:1])
+    two = {f"{name}{part}": values for name, values in (("X", COLOUR[:2]), ("y", [0, 1])) for part in ("", "_val", "_test")}
+    np.savez(tmp_path / "lonely.npz", **two)
     lab_data.write_images(tmp_path / "blobs.npz")
     for words, message in (
         (("import", "blobs.npz"), "blobs.npz holds images, but import makes embedding sets: give the file itself to train"),
-        (("train", "one.npz"), "the data have one class only"),
+        (("train", "one.npz"), "one has one class only (0): there is nothing to tell apart"),
         (("train", "small.npz"), "model cnn needs images of at least 8 x 8 pixels, but small has 4 x 4"),
         (("train", "blobs.npz", "--width", "0"), "width should be between 1 and"),
         (
             ("train", "few.npz", "--p-k", ".5", ".5"),
             "two examples in each step for images of 9 x 8 pixels, but there are 9 train",
         ),
-        (("train", "lonely.npz", "--loss", "softmax", "--p-k", "1"), "there are 1 training examples in batches of 1"),
+        (("train", "lonely.npz", "--loss", "softmax", "--p-k", "1"), "there are 2 training examples in batches of 1"),
     ):
         code, out, err = anyk(*words)
         assert (code, out, err.count("\n")) == (2, "", 1), (words, err)

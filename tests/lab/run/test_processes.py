@@ -136,7 +136,8 @@ def test_three_processes_and_kills(data: str, tmp_path: Path) -> None:
             training.train(config, tmp_path / "alone" / name)
             assert_same_run(tmp_path / "ranks" / name, tmp_path / "alone" / name)
     stopped = json.loads((tmp_path / "ranks" / "stops early" / "result.json").read_text())
-    assert stopped["epochs"] == max(stopped["selected"].values()) + 3 < 200
+    last = max(stopped["selected"].values())  # after the last improvement, where an evaluation ties with it
+    assert last <= stopped["epochs"] <= last + 3 < 200
     assert 0.2 < json.loads((tmp_path / "images" / "result.json").read_text())["test"]["top5"] <= 1
 
     # A rank dies, and the command is given again; then another dies, and torchrun starts all again.

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -228,9 +229,10 @@ def test_models_and_hyperparameters_on_images(changes: dict[str, Any], tmp_path:
 def test_selection_patience_and_schedules(data: str, tmp_path: Path) -> None:
     result = training.train(quick(data, epochs=200, patience=3, learning_rate=0.1), tmp_path / "patient")
     assert result["epochs"] < 200
-    assert result["epochs"] == result["selected"]["mean"] + 3
-    best = max(Run(tmp_path / "patient").metrics(), key=lambda line: line["validation"]["mean"])
-    assert result["validation"] == best["validation"]
+    lines = [line["validation"] for line in Run(tmp_path / "patient").metrics()]
+    assert result["validation"] == max(lines, key=lambda line: (line["mean"], line["mrr"]))
+    means = [line["mean"] for line in lines]
+    assert result["epochs"] == means.index(max(means)) + 1 + 3
 
     for metric in ("mrr", "ndcg10", "macro_top5"):
         result = training.train(quick(data, epochs=4, select=metric, learning_rate=0.3), tmp_path / metric)
@@ -362,25 +364,90 @@ def test_the_files_of_a_run_have_the_usual_permissions(data: str, tmp_path: Path
     )
 
 
+SLOW = [2.4, 2.2, 2.1, 2.0]
+"""cross-entropies of ten classes that still fall; chance is 2.3"""
+FLAT = [1.2, 1.02, 1.0, 1.01]
+
+
 @pytest.mark.parametrize(
-    ("changes", "epochs", "selected", "top1", "sign"),
+    ("changes", "epochs", "losses", "top1", "advice"),
     [
-        ({}, 20.0, {"mean": 20.0}, 0.5, "improving"),
-        ({}, 20.0, {"mean": 19.0}, 0.5, "improving"),
-        ({}, 20.0, {"mean": 18.0}, 0.5, ""),
-        ({}, 20.0, {"mean": 18.0}, 0.15, "near chance"),
-        ({"select": "last"}, 20.0, {"mean": 20.0}, 0.5, ""),
-        ({"patience": 1}, 11.0, {"mean": 10.0}, 0.15, ""),
-        ({"select": "each"}, 20.0, {"top1": 20.0, "top5": 3.0}, 0.5, "improving"),
+        ({}, 20.0, SLOW, 0.5, "still improving when it ended: raise --epochs or --learning-rate."),
+        ({}, 20.0, FLAT, 0.5, ""),
+        ({}, 20.0, [1.0, 0.9, 1.1, 1.3], 0.5, ""),  # more would fit the training examples alone
+        ({}, 20.0, [2.5], 0.5, ""),
+        ({}, 20.0, [math.nan] * 4, 0.5, ""),  # training has seen none of the targets
+        ({}, 20.0, FLAT, 0.15, "still near chance when it ended: raise --epochs or --learning-rate."),
+        ({"select": "last"}, 20.0, SLOW, 0.5, "raise --epochs or --learning-rate."),
+        ({"patience": 1}, 11.0, SLOW, 0.15, ""),
+        ({"learning_rate": 0.01}, 20.0, SLOW, 0.5, "raise --epochs or --learning-rate."),
+        ({"learning_rate": 1000.0}, 20.0, [900.0, 700.0, 400.0, 90.0], 0.5, "raise --epochs or lower --learning-rate."),
     ],
     ids=str,
 )
 def test_the_sign_that_a_run_might_have_come_further(
-    changes: dict[str, Any], epochs: float, selected: dict[str, float], top1: float, sign: str
+    changes: dict[str, Any], epochs: float, losses: list[float], top1: float, advice: str
 ) -> None:
-    config = Config(epochs=20).replace(**changes)
-    result = {"config": config.to_json(), "epochs": epochs, "selected": selected, "validation": {"top1": top1}}
-    assert evaluation.unfinished({**result, "data": {"classes": 10}}) == sign
+    config = Config(epochs=20, learning_rate=1e-3).replace(**changes)
+    data = {"classes": 10, "kind": "embeddings"}
+    result = {"config": config.to_json(), "epochs": epochs, "data": data, "validation": {"top1": top1}}
+    found = evaluation.unfinished(result, [{"validation": {"cross_entropy": loss}} for loss in losses])
+    assert found.endswith(advice)
+    assert bool(found) == bool(advice)
+
+
+def evaluated(monkeypatch: pytest.MonkeyPatch, scores: list[tuple[float, float]]) -> None:
+    """Let the evaluations of a run find these mean accuracies and reciprocal ranks, one after the other."""
+    coming = iter(scores)
+
+    def accuracies(*_: Any) -> dict[str, float]:
+        mean, mrr = next(coming, scores[-1])
+        return {"mean": mean, "mrr": mrr, "top1": mean, "cross_entropy": 1.0}
+
+    monkeypatch.setattr(evaluation.Examined, "accuracies", accuracies)
+
+
+@pytest.mark.parametrize(
+    ("scores", "selected"),
+    [
+        ([(0.5, 0.6), (0.9, 0.90), (0.9, 0.92), (0.9, 0.91)], 3),  # the better reciprocal rank
+        ([(0.5, 0.6), (0.9, 0.92), (0.9, 0.92), (0.8, 0.99)], 3),  # as good in both: the later one
+        ([(0.5, 0.6), (0.9, 0.92), (0.9, 0.91), (0.9, 0.90)], 2),
+        ([(0.5, 0.6), (0.9, 0.92), (0.7, 0.99), (0.8, 0.99)], 2),
+    ],
+)
+def test_of_evaluations_that_tie_the_last_of_the_best_reciprocal_ranks_counts(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores: list[tuple[float, float]], selected: int
+) -> None:
+    evaluated(monkeypatch, scores)
+    result = training.train(quick(data, epochs=4, tested=False), tmp_path)
+    assert result["selected"] == {"mean": selected}
+    assert result["validation"]["mrr"] == scores[selected - 1][1]
+
+
+def test_a_tie_is_no_improvement_to_be_patient_for(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated(monkeypatch, [(0.5, 0.6), (0.9, 0.90)] + [(0.9, 0.91)] * 20)
+    result = training.train(quick(data, epochs=20, patience=3, tested=False), tmp_path)
+    assert (result["epochs"], result["selected"]) == (5, {"mean": 5})
+
+
+@pytest.mark.parametrize(
+    ("given", "p_k"),
+    [
+        ({}, (0.5, 0.5)),
+        ({"ks": (2,)}, (0.0, 1.0)),  # the usual P_K is too long for it
+        ({"p_k": (1.0,)}, (1.0,)),
+    ],
+)
+def test_the_usual_p_k_fits_few_classes(tmp_path: Path, given: dict[str, Any], p_k: tuple[float, ...]) -> None:
+    inputs, labels = lab_data.examples(3, 20, 4, seed=0)
+    np.savez(tmp_path / "points.npz", x=inputs.numpy(), y=labels.numpy())
+    config = quick(str(tmp_path / "points.npz"), epochs=1, **given)
+    result = training.train(config, tmp_path / "run")
+    assert tuple(result["config"]["p_k"]) == p_k
+    assert training.train(config, tmp_path / "run") == result
+    with pytest.raises(LabError, match="--ks 1000000000000 needs more than"):
+        training.train(config.replace(p_k=Config().p_k, ks=(10**12,)), tmp_path / "refused")
 
 
 def test_a_run_keeps_what_it_does_with_each_test_example(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ typedef struct {
     _Atomic int strange;
     float *kept; /* (n): those of each part stand where the part begins */
     float limit, rate;
-    int sums;
+    int sums, far;
     Scale scale;
 } Line;
 enum { INFINITE_BITS = 0x7f800000 };
@@ -404,6 +404,10 @@ static int64_t keep_best(Line *line, int64_t m, int sums, double rate) {
     return keep(line, score_of_key(threshold_key(line->maxima, count, m, m / 8 + 1, steps[line->dtype])), sums, rate);
 }
 
+/* So many temperatures from the number that it is relative to, a float64 has too few digits for a threshold: the plain code has
+   it relative to a score near it. */
+static const double FAR = 4e9; /* more than the -1e9 that padding often has */
+
 /* The threshold of finite scores, 0 < k <= n / 2. */
 static double laplace_row(Line *line, double k, double rate, MaskWork *work) {
     int64_t n = line->n, m = wanted(LAPSUM, n, k);
@@ -450,6 +454,7 @@ static double laplace_row(Line *line, double k, double rate, MaskWork *work) {
         p.line = line;
     }
     b = laplace_threshold(&p, k, b);
+    line->far = fabs(b) > FAR;
     return p.reference + b / rate;
 }
 
@@ -473,7 +478,10 @@ static double clip_row(Line *line, double k, double rate) {
     return reference + clip_threshold(kept, count, k, -gap - 1, 0) / rate;
 }
 
-/* The threshold of a row of finite scores, 0 < k < n; 0 if they are not. */
+enum { NOT_FINITE = -1 };
+
+/* The threshold of a row of scores, 0 < k < n. Returns NOT_FINITE if they are not; STRANGE if it is FAR from zero, or was found
+   relative to a score that is FAR from it. */
 static int finite_threshold(const Mask *mask, const void *scores, int dtype, int64_t n, double k, MaskWork *work, double *b) {
     int turned = mask->kind == LAPSUM && 2 * k > (double)n; /* few are left out: the threshold of the scores turned round */
     Line line = {.scores = scores, .n = n, .dtype = dtype, .threads = mask->threads, .turned = turned,
@@ -481,16 +489,14 @@ static int finite_threshold(const Mask *mask, const void *scores, int dtype, int
     double found = mask->kind == LAPSUM ? laplace_row(&line, turned ? (double)n - k : k, mask->rate, work)
                                         : clip_row(&line, k, mask->rate);
     *b = turned ? -found : found;
-    return !line.strange;
+    return line.strange ? NOT_FINITE : line.far || fabs(found) * mask->rate > FAR ? STRANGE : FINE;
 }
-
-/* So many temperatures from zero, a float64 has too few digits for a threshold: the plain code has it relative to a score. */
-static int status_of_threshold(const Mask *mask, double b) { return isfinite(b) && fabs(b) * mask->rate > 1e9 ? STRANGE : FINE; }
 
 /* b of a row: infinite where k is 0 or not less than the number of scores that are not padding, NaN where the row has NaN. */
 static int threshold_of_row(const Mask *mask, const void *row, double k, MaskWork *work, double *b) {
     int64_t n = mask->n, real = 0;
-    if (k > 0 && k < (double)n && finite_threshold(mask, row, mask->dtype, n, k, work, b)) return status_of_threshold(mask, *b);
+    int status = k > 0 && k < (double)n ? finite_threshold(mask, row, mask->dtype, n, k, work, b) : NOT_FINITE;
+    if (status != NOT_FINITE) return status;
     int has_nan = 0, is_infinite = 0;
     float *scores = (float *)borrow(n * 4);
     if (!scores) return NO_MEMORY;
@@ -500,9 +506,10 @@ static int threshold_of_row(const Mask *mask, const void *row, double k, MaskWor
         if (score > -INFINITY) scores[real++] = score;
     }
     *b = has_nan || k != k ? NAN : k <= 0 ? INFINITY : -INFINITY;
-    if (!has_nan && !is_infinite && k > 0 && k < (double)real) finite_threshold(mask, scores, FLOAT32, real, k, work, b);
+    status = is_infinite && !has_nan ? STRANGE : FINE;
+    if (!has_nan && !is_infinite && k > 0 && k < (double)real) status = finite_threshold(mask, scores, FLOAT32, real, k, work, b);
     give_memory_back((char *)scores);
-    return is_infinite && !has_nan ? STRANGE : status_of_threshold(mask, *b);
+    return status;
 }
 
 /* ---- masks ---- */

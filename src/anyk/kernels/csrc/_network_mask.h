@@ -6,10 +6,10 @@
 
 enum { KEPT = 3 }; /* of a comparator: d, x, and the difference of what runs back; later the gradient by the weight */
 
-/* The scores less that in the middle, over the temperature. */
+/* The scores less the k-th, near which digits count, over the temperature. */
 static double relative_score(const NetworkMask *g, int64_t row, int64_t i) {
     const float *s = g->scores + row * g->n;
-    return ((double)s[i] - (double)s[g->n / 2]) * g->rate;
+    return ((double)s[i] - (double)s[g->k - 1]) * g->rate;
 }
 
 INLINE void run_scores(const NetworkMask *g, const int swap, vd *restrict s, vd *restrict kept) {

@@ -50,6 +50,7 @@ def command(
         json: print the results as JSON instead of text.
     """
     from anyk.lab.comparison.compare import run
+    from anyk.lab.comparison.snippet import code
 
     report = run(config, processes.command_line())
     if report.reused:
@@ -61,6 +62,9 @@ def command(
         if report.decided:
             say(f"\nTo paste, for {report.chosen}:\n")
             say(report.code)
+            for method in report.all_confirmed if report.choice not in report.all_confirmed else ():
+                say(f"On the test, {method.name} is better than {report.chosen}; to paste it:\n")
+                say(code(method.config, report.data["classes"]))
         if _is_of(report, config.folder):
             say(f"Report: {config.folder / 'report.html'}")
     # Too few runs because of the time are no failure: the same command goes on.

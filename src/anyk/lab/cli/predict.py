@@ -144,7 +144,7 @@ def _promise(coverage: float, classifier: "Classifier") -> str:
     luck = 100 * (coverage * (1 - coverage) / calibration.examples) ** 0.5
     return (
         f"For examples like the {calibration.examples:,} that the model had for validation, the right class is in "
-        f"{100 * coverage:g} % of the lists, give or take {luck:.1f} points.{weaker}"
+        f"{100 * coverage:g} % of the lists, give or take {luck:.1f} points (one standard deviation).{weaker}"
     )
 
 

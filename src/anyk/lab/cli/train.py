@@ -66,10 +66,7 @@ def command(config: WholeConfig, *, output: Group[Output]) -> int:
     rate = f"learning rate {used['learning_rate']:g} ({used['schedule']})"
     say(f"loss {used['loss']}, {rate}, batch size {used['batch_size']}, model {used['model']}")
     say(f"epochs: {result['epochs']:g}; {result['seconds']:.1f} s; folder: {out}")
-    sign = evaluation.unfinished(result)
-    if sign and not (config.epochs and config.learning_rate):  # who gives both has chosen them
-        say(
-            f"It was still {sign} when it ended: raise --epochs or --learning-rate. "
-            "`anyk train` does not tune, `anyk compare` does."
-        )
+    advice = evaluation.unfinished(result, Run(out).metrics())
+    if advice and not (config.epochs and config.learning_rate):  # who gives both has chosen them
+        say(f"{advice} `anyk train` does not tune, `anyk compare` does.")
     return 0

@@ -83,7 +83,8 @@ class Report(Comparison):
         return pandas.DataFrame(rows, columns=columns)
 
     def __str__(self) -> str:
-        return "\n".join([self.table(), *([self.coverage_table()] if self.coverages else []), *self.verdict])
+        tuned = [f"{method.name} was tuned to {report_page.tuned_values(method)}." for method in self.methods if method.runs]
+        return "\n".join([self.table(), *([self.coverage_table()] if self.coverages else []), *self.verdict, *tuned])
 
     def _repr_html_(self) -> str:
         return report_page.embed(self)

@@ -17,7 +17,7 @@ from anyk.lab.comparison.tuning import EFFORTS, Effort
 from anyk.lab.engines import EngineName
 from anyk.lab.errors import LabError
 from anyk.lab.run import loss_names
-from anyk.lab.run.config import Config, Setting
+from anyk.lab.run.config import Config, Setting, even_p_k, usual_ks
 from anyk.lab.run.loggers import LoggerName
 
 BASELINE = "softmax"
@@ -109,16 +109,12 @@ class ComparisonConfig(ComparisonFields, Setting):
 
     def with_ks(self, classes: int) -> "ComparisonConfig":
         """The same with ks and P_K filled in for so many classes: each follows from the other, if that was given."""
-        usual = Setting()
-        own = (self.p_k, self.p_k_end, self.p_k_file) != (usual.p_k, usual.p_k_end, usual.p_k_file)
-        ks = tuple(dict.fromkeys(self.ks))
+        ks, own = tuple(dict.fromkeys(self.ks)), self.gives_p_k
         if not ks and own and self.p_k_file is None:
             weights = map(max, zip(self.p_k, self.p_k_end or self.p_k, strict=True))
             ks = tuple(k for k, weight in enumerate(weights, start=1) if weight > 0 and k < classes)
-        # Of few classes, the right one is nearly always among the first five: half of them say more.
-        ks = ks or tuple(sorted({1, min(5, (classes + 1) // 2)}))
-        p_k = self.p_k if own else tuple(1 / len(ks) if k in ks else 0.0 for k in range(1, max(ks) + 1))
-        return self.replace(ks=ks, p_k=p_k)
+        ks = ks or usual_ks(classes)
+        return self.replace(ks=ks, p_k=self.p_k if own else even_p_k(ks))
 
 
 def metric_of(setting: Setting) -> str:

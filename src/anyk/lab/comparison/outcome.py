@@ -32,6 +32,8 @@ NOT_COUNTED = "the hits were not counted"
 """why there may be no test"""
 MUCH_LONGER = 0.005
 """what twice the epochs may gain in the metric tuned for, before the epochs count as too few"""
+ROOM = 0.02
+"""a gain that would matter, as a fraction of the test examples"""
 
 
 @dataclass(frozen=True)
@@ -302,7 +304,7 @@ class Comparison:
         Where the labels of validation were made wrong, it may rank the losses wrongly, and chooses among what the test
         confirms, if there is anything: Holm's correction is over all of them.
         """
-        sure = [method for method in self.judged if self.confirmed(method)] if self.wrong_labels else []
+        sure = self.all_confirmed if self.wrong_labels else []
         return max(sure, key=self.validation_score) if sure else self.best_on_validation[0]
 
     @property
@@ -337,6 +339,11 @@ class Comparison:
     def confirmed(self, method: Method) -> bool:
         """Whether the test shows that a method gains in a judged metric, and loses in none, on all seeds."""
         return bool(self.significant(method, 1)) and not self.significant(method, -1) and not self.lost_seeds(method)
+
+    @property
+    def all_confirmed(self) -> list[Method]:
+        """Every method that the test confirms, whether or not validation picks it."""
+        return [method for method in self.judged if self.confirmed(method)]
 
     def lost_seeds(self, method: Method) -> int:
         """On how many seeds a method has no result, though another has: what is left may be the lucky ones."""
@@ -384,16 +391,25 @@ class Comparison:
     @property
     def unconfirmed(self) -> list[tuple[Method, str]]:
         """The gains, as method and metric, that a few seeds show and cannot confirm, if nothing is confirmed: the interval is
-        above 0, but not after Holm's correction."""
-        if any(map(self.confirmed, self.judged)):
+        above 0, but not after Holm's correction; or, of the method that validation picks, it reaches a gain that would matter.
+        """
+        if self.all_confirmed:
             return []
-        found = self.differences
+        found, pick = self.differences, self.picked
+
+        def may_be_one(method: Method, gain: Paired) -> bool:
+            if gain.low is None or gain.high is None:
+                return False
+            # Of a settled method it is known that more seeds could hardly confirm it.
+            matters = method is pick and not method.settled and gain.difference > 0 and gain.high > ROOM
+            return gain.low > 0 or matters
+
         return [
             (method, metric)
             for method in self.judged
-            for metric in self.judged_metrics
             if len(self.shared(method)) < GOOD_SEEDS and not self.significant(method, -1) and not self.lost_seeds(method)
-            if (one := found.get((method.name, metric))) is not None and one.paired.low is not None and one.paired.low > 0
+            for metric in self.judged_metrics
+            if (one := found.get((method.name, metric))) is not None and may_be_one(method, one.paired)
         ]
 
     @property

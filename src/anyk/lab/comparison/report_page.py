@@ -168,7 +168,6 @@ def _tunings(method: Method) -> list[dict[str, Any]]:
 
 def _tuning(method: Method, full: Sequence[Try]) -> dict[str, Any]:
     """Tries of one length: mean scores by learning rate (rows) and by the method's own hyperparameter (columns)."""
-    config, hyperparameter = method.config, method.hyperparameter or ""
     scores: dict[tuple[float, float | None], float | None] = {}
     for point in full:  # of two that differ in the smoothing of the cross-entropy, the better one
         place, score = (point.learning_rate, point.hyperparameter), _mean_score(point)
@@ -177,7 +176,7 @@ def _tuning(method: Method, full: Sequence[Try]) -> dict[str, Any]:
     high = max((score for score in scores.values() if score is not None), default=0.0)
     rates = sorted({point.learning_rate for point in full})
     values = sorted({point.hyperparameter for point in full}, key=lambda value: -math.inf if value is None else value)
-    taken = (config.learning_rate, getattr(config, hyperparameter, None))
+    taken = _taken(method)
 
     def cell(place: tuple[float, float | None]) -> dict[str, Any]:
         if place not in scores:
@@ -186,18 +185,30 @@ def _tuning(method: Method, full: Sequence[Try]) -> dict[str, Any]:
         share = 0 if score is None else max(0, round(100 * (1 - (high - score) / _COLOURED)))
         return {"text": "diverged" if score is None else percent(score), "share": share, "chosen": place == taken}
 
-    words = hyperparameter.replace("_", " ")
-    chosen = [f"learning rate {taken[0]:g}"] + ([f"{words} {taken[1]:g}"] if taken[1] is not None else [])
-    if any(point.label_smoothing is not None for point in full):
-        chosen.append(f"label smoothing of the cross-entropy {config.label_smoothing:g}")
     return {
         "name": method.name,
         "epochs": f"{full[0].epochs:g}",
-        "hyperparameter": words,
+        "hyperparameter": (method.hyperparameter or "").replace("_", " "),
         "columns": [text(value, "field") for value in values],
         "rows": [(f"{rate:g}", [cell((rate, value)) for value in values]) for rate in rates],
-        "chosen": ", ".join(chosen),
+        "chosen": tuned_values(method),
     }
+
+
+def tuned_values(method: Method) -> str:
+    """The values that the tuning chose, in words."""
+    rate, value = _taken(method)
+    words = [f"learning rate {rate:g}"]
+    if value is not None:
+        words.append(f"{(method.hyperparameter or '').replace('_', ' ')} {value:g}")
+    if any(point.label_smoothing is not None for point in method.tries):
+        words.append(f"label smoothing of the cross-entropy {method.config.label_smoothing:g}")
+    return ", ".join(words)
+
+
+def _taken(method: Method) -> tuple[float, float | None]:
+    """The learning rate and the method's own hyperparameter."""
+    return method.config.learning_rate, getattr(method.config, method.hyperparameter or "", None)
 
 
 def _mean_score(point: Try) -> float | None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from anyk.lab.comparison.config import BASELINE, BOUNDED
-from anyk.lab.comparison.outcome import GOOD_SEEDS, NOT_COUNTED, Comparison, Method
+from anyk.lab.comparison.outcome import GOOD_SEEDS, NOT_COUNTED, ROOM, Comparison, Method
 from anyk.lab.coverage import SHARES
 from anyk.lab.errors import failure_sentences
 from anyk.lab.run import loss_names
@@ -26,8 +26,6 @@ from anyk.lab.tables import (
 #: the percentage of the sentence on the length of lists
 USUAL_SHARE = 95
 assert USUAL_SHARE in SHARES
-#: a gain that would matter, as a fraction of the test examples
-ROOM = 0.02
 
 
 def table(comparison: Comparison) -> Table:
@@ -104,7 +102,24 @@ def _measured(comparison: Comparison) -> list[str]:
             f"Differences to controls are corrected separately. "
             f"p below {SIGNIFICANT} counts as significant. Metrics outside --ks are not tested."
         )
+    if any(map(_only_before_correction, _shown(comparison))):
+        lines.append(f"The intervals are not corrected: one that leaves out 0 is no finding where p is {SIGNIFICANT} or more.")
     return lines
+
+
+def _shown(comparison: Comparison) -> list[Difference]:
+    """All that is shown with an interval: the differences to the baseline and, of what gains, those to its controls."""
+    gaining = {method.name for method in comparison.judged if comparison.significant(method, 1)}
+    beyond = (one for (name, *_), one in comparison.beyond_controls.items() if name in gaining)
+    return [*comparison.differences.values(), *beyond]
+
+
+def _only_before_correction(one: Difference) -> bool:
+    """Whether an interval and the corrected p beside it seem to contradict each other."""
+    low, high = one.paired.low, one.paired.high
+    if low is None or high is None or one.p is None:
+        return False
+    return one.p >= SIGNIFICANT and not low <= 0 <= high
 
 
 def verdict(comparison: Comparison) -> list[str]:
@@ -190,35 +205,44 @@ def _headline(comparison: Comparison) -> str:
         ]
         but = f", but {_either(causes, 'and')}" if causes else ""
         return f"{pick.name} is better than {BASELINE}: {_listed(gains)}{but}{_lower(comparison, pick)}."
-    winners = [method.name for method in comparison.judged if comparison.confirmed(method)]
+    none, winners = f"No gain over {BASELINE} is shown", comparison.all_confirmed
     if pick.name != BASELINE:
-        message = f"on the test it loses {_listed(losses)}" if losses else "the test does not confirm it"
+        it = pick.name if winners else "it"
+        message = f"on the test {it} loses {_listed(losses)}" if losses else f"the test does not confirm {it}"
         if pick not in comparison.judged:
-            message = "has too few seeds to confirm it"
+            message = f"{pick.name} has too few seeds to confirm it" if winners else "has too few seeds to confirm it"
         if winners:
-            better = f"{_either(winners, 'and')} {'is' if len(winners) == 1 else 'are'} better than {BASELINE} on the test"
+            better = f"{_gains(comparison, winners)} {'is' if len(winners) == 1 else 'are'} better than {BASELINE} on the test"
             return f"{better}; but {pick.name} is best on validation, and {message}."
-        return f"Nothing beats {BASELINE}: {pick.name} is best on validation, but {message}."
+        return f"{none}: {pick.name} is best on validation, but {message}."
     if winners:
-        gain = f"{_either(winners, 'and')} {'gains' if len(winners) == 1 else 'gain'}"
-        return f"Nothing beats {BASELINE} on validation, which does not bear out what {gain} on the test."
+        gain = f"{_gains(comparison, winners)} {'gains' if len(winners) == 1 else 'gain'}"
+        return f"Nothing is ahead of {BASELINE} on validation, which does not bear out what {gain} on the test."
     losing = [method for method in comparison.judged if comparison.significant(method, -1)]
     trading = [method.name for method in losing if comparison.significant(method, 1)]
     losers = [method.name for method in losing if method.name not in trading]
     verbs = ("gains", "loses") if len(trading) == 1 else ("gain", "lose")
     trade = f"{_either(trading, 'and')} {verbs[0]} in one metric and {verbs[1]} in another" if trading else ""
     if losers:
-        return f"Nothing beats {BASELINE}; it is better than {_either(losers, 'and')}{trade and f', and {trade}'}."
+        return f"{none}: {BASELINE} is better than {_either(losers, 'and')}{trade and f', and {trade}'}."
     if trading:
-        return f"Nothing beats {BASELINE}: {trade}."
+        return f"{none}: {trade}."
     tests = [one for (name, metric), one in comparison.differences.items() if metric in comparison.judged_metrics]
     if not any(one.p is not None for one in tests):
         uncounted = any(one.paired.reason == NOT_COUNTED for one in tests)
         why = f"no test, {NOT_COUNTED}" if uncounted else "too few test examples differ to tell"
-        return f"Nothing beats {BASELINE}: {why}."
-    return (
-        f"Nothing beats {BASELINE}: no difference in {_either(map(title, comparison.judged_metrics), 'or')} is more than luck."
-    )
+        return f"{none}: {why}."
+    return f"{none}: every difference in {_either(map(title, comparison.judged_metrics), 'and')} may be luck."
+
+
+def _gains(comparison: Comparison, winners: Iterable[Method]) -> str:
+    """Methods with what each of them gains for certain."""
+    told = []
+    for method in winners:
+        gains = comparison.significant(method, 1).items()
+        sizes = (f"{points(one.paired.difference)} points of {title(metric)}" for metric, one in gains)
+        told.append(f"{method.name} ({_either(sizes, 'and')})")
+    return _either(told, "and")
 
 
 def _lower(comparison: Comparison, method: Method) -> str:
@@ -384,7 +408,7 @@ def _choice(comparison: Comparison) -> list[str]:
             "The labels of validation are wrong, too, so only methods that the test confirms were considered; the size of the "
             "gain is optimistic."
         )
-    other = [method.name for method in comparison.judged if method is not pick and comparison.confirmed(method)]
+    other = [method.name for method in comparison.all_confirmed if method is not pick]
     if other and comparison.decided:
         verb = ("is" if len(other) == 1 else "are") + (" also" if comparison.confirmed(pick) else "")
         sentences.append(

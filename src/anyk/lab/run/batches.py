@@ -126,7 +126,8 @@ def resolved(setting: AnySetting, dataset: Dataset) -> AnySetting:
     """The setting with what it leaves open filled in for the data set and this machine."""
     train = dataset.train
     memory = (info.usable_memory() or math.inf) if train.maps else math.inf
-    return setting.resolved(dataset.kind, len(train), len(dataset.classes), train.example_bytes, memory)
+    classes = len(dataset.classes)
+    return setting.resolved(dataset.kind, len(train), classes, train.example_bytes, memory).fitted(classes)
 
 
 def standardization(dataset: Dataset, parts: Parts, setting: Setting) -> Statistics:

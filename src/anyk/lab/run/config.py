@@ -10,7 +10,7 @@ import math
 import reprlib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -104,7 +104,7 @@ class LossFields:
     """the k that you will show to people; by default 1 and 5; in `anyk compare` with fewer than 9 classes, 1 and half of them.
     The metric "mean" is over these. `anyk compare` judges by them, and trains for them unless P_K is given"""
     p_k: tuple[float, ...] = (0.5, 0.0, 0.0, 0.0, 0.5)
-    """P_K: the weight of top-1, top-2, ..."""
+    """P_K: the weight of top-1, top-2, ...; by default top-1 and top-5, of fewer than 9 classes top-1 and half of them"""
     p_k_end: tuple[float, ...] | None = None
     """P_K moves from p_k to this, linearly over the run"""
     p_k_file: str | None = None
@@ -260,6 +260,23 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
             values["shuffle_block"] = max(1, min(BLOCK_BYTES // example_bytes, window // classes))
         return self.replace(**{name: value for name, value in values.items() if _open(name, getattr(self, name))})
 
+    def fitted(self, classes: int) -> Self:
+        """The same with the usual P_K shortened for few classes, where neither P_K nor ks were given.
+
+        With ks of your own, P_K changes only if it is too long.
+        """
+        if self.gives_p_k or (self.ks and len(self.p_k) <= classes):
+            return self
+        # Other ks are refused in the end, and may be so large that there is no room for their P_K.
+        within = tuple(k for k in self.ks if k < classes)
+        return self.replace(p_k=even_p_k(within or usual_ks(classes)))
+
+    @property
+    def gives_p_k(self) -> bool:
+        """Whether P_K is another than the usual one."""
+        usual = Setting()
+        return (self.p_k, self.p_k_end, self.p_k_file) != (usual.p_k, usual.p_k_end, usual.p_k_file)
+
     @property
     def table_options(self) -> Options:
         """How a table is read."""
@@ -327,6 +344,25 @@ class Config(Seed, LossName, Setting):
             raise LabError(
                 "label_smoothing is that of the cross-entropy, but ce_weight is 0: give a larger one, or no smoothing."
             )
+
+
+def usual_ks(classes: int) -> tuple[int, ...]:
+    """The k that are wanted where nobody says which. Of few classes, the right one is nearly always among the first five: half
+    of them say more.
+
+    >>> usual_ks(100), usual_ks(8), usual_ks(3), usual_ks(2)
+    ((1, 5), (1, 4), (1, 2), (1,))
+    """
+    return tuple(sorted({1, min(5, (classes + 1) // 2)}))
+
+
+def even_p_k(ks: Collection[int]) -> tuple[float, ...]:
+    """P_K with the same weight for each of these k.
+
+    >>> even_p_k((1, 3))
+    (0.5, 0.0, 0.5)
+    """
+    return tuple(1 / len(ks) if k in ks else 0.0 for k in range(1, max(ks) + 1))
 
 
 #: what the zeros and "auto" of a setting stand for

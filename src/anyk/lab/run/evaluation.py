@@ -1,7 +1,7 @@
 """Evaluation: the metrics of a model on some examples."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from anyk import candidates, metrics, prediction_sets
 from anyk.lab.data import Split
 from anyk.lab.data.tokens import SequenceSplit
 from anyk.lab.run.batches import Reader, mask_seen
+from anyk.lab.run.config import BY_KIND
 from anyk.lab.run.processes import ALONE, ProcessGroup
 
 KS = (1, 5, 10, 20)
@@ -21,6 +22,10 @@ KS = (1, 5, 10, 20)
 MACRO_KS = (1, 5)
 #: guesses that are kept of each test example
 GUESSES = 20
+#: the share of all that training gained on validation; a run is unfinished if its second half made more than this
+LATE = 0.05
+#: a learning rate above so many times the usual one is not too low
+FAR = 10
 
 
 @dataclass(frozen=True)
@@ -113,17 +118,31 @@ def conformity(model: nn.Module, examples: Split, index: Tensor, reader: Reader,
     return torch.cat(group.all_gather(torch.cat(found).cpu()))
 
 
-def unfinished(result: Mapping[str, Any]) -> str:
-    """Why a run may need more training, or "": it ended near chance, or its best evaluation is in its last tenth.
+def unfinished(result: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence on a run that may need more training, or "": it ended near chance, or its second half still made much of what
+    it gained.
+
+    That is measured by the cross-entropy on validation: of few examples, the accuracies move in large steps or not at all. What
+    was gained counts from the cross-entropy of chance, or from that of the first evaluation if that was worse.
 
     None of a run that lost patience: it did not improve any more.
+
+    Args:
+        result: the content of its ``result.json``.
+        evaluations: the lines of its ``metrics.jsonl``.
     """
-    config, epochs, chance = result["config"], result["epochs"], 1 / result["data"]["classes"]
-    if epochs < config["epochs"]:
+    config, data = result["config"], result["data"]
+    if result["epochs"] < config["epochs"]:
         return ""
+    chance = 1 / data["classes"]
+    far = config["learning_rate"] > FAR * BY_KIND[data["kind"]]["learning_rate"]
+    advice = f"raise --epochs or {'lower ' if far else ''}--learning-rate."
     # Of thousands of items, a tenth is more than anyone guesses right; ten times chance is no chance.
     if result["validation"]["top1"] - chance < min(0.1 * (1 - chance), 9 * chance):
-        return "near chance"
-    if config["select"] != "last" and result["validation"]["top1"] < 1 and max(result["selected"].values()) > 0.9 * epochs:
-        return "improving"
-    return ""
+        return f"It was still near chance when it ended: {advice}"
+    losses = [line["validation"]["cross_entropy"] for line in evaluations]
+    if len(losses) < 2:
+        return ""
+    half, end = min(losses[: (len(losses) + 1) // 2]), min(losses)
+    gained = max(losses[0], -math.log(chance)) - end
+    return f"It was still improving when it ended: {advice}" if half - end > LATE * gained else ""

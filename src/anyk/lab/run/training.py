@@ -316,14 +316,16 @@ class _Training:
             self.run.add_metrics(line)
         self.evaluations += 1
         for metric in self._counting_metrics(validation):
-            if metric not in self.best or self.config.select == "last" or validation[metric] > self.best[metric]["value"]:
-                self.best[metric] = {
-                    "value": validation[metric],
-                    "epoch": line["epoch"],
-                    "evaluation": self.evaluations,
-                    "validation": validation,
-                }
-                self.unsaved[metric] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+            best, value = self.best.get(metric), validation[metric]
+            if best is None or self.config.select == "last" or value > best["value"]:
+                improved = self.evaluations
+            # On few examples many evaluations tie, and the first of them is of a model that has hardly been trained.
+            elif value == best["value"] and validation["mrr"] >= best["validation"]["mrr"]:
+                improved = best["evaluation"]  # a tie is no improvement: patience goes on counting
+            else:
+                continue
+            self.best[metric] = {"value": value, "epoch": line["epoch"], "evaluation": improved, "validation": validation}
+            self.unsaved[metric] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def _counting_metrics(self, validation: dict[str, float]) -> list[str]:
         """The metrics that have a best evaluation of their own."""
