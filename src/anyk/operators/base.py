@@ -326,14 +326,21 @@ class Operator(nn.Module, ABC):
     def _threshold(self, scores: Tensor, real: Tensor | None, k: int | Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _relative(self, scores: Tensor, reference: Tensor) -> Tensor:
-        """Scores less a reference, over the temperature."""
+    def _relative(self, scores: Tensor, reference: Tensor, clamp: bool = True) -> Tensor:
+        """Scores less a reference, over the temperature; not ``clamp``: -inf where that overflows."""
         temperature = self.temperature
         if isinstance(temperature, Tensor):
             checks.temperature(temperature)
             temperature = temperature.to(scores.dtype).reshape(())
-        most = farthest(scores.dtype)
-        return ((scores - reference) / temperature).clamp(-most, most)
+        relative, most = (scores - reference) / temperature, farthest(scores.dtype)
+        return relative.clamp(-most, most) if clamp else relative
+
+    def _overflows(self, best: Tensor) -> bool:
+        """Whether relative scores may overflow so that it matters, as far as can be seen by ``best``, those of the best of each
+        row: upwards, or anywhere if the temperature is learned. To clamp them all takes a tenth of the time of a mask."""
+        if isinstance(self.temperature, Tensor) or not checks.readable(best):
+            return True
+        return not bool((best < farthest(best.dtype)).all())
 
     def _close(self, ordered: Tensor, most: float) -> Tensor:
         """Scores in descending order, over the temperature, from 0 downwards, with no two neighbours more than ``most`` apart.

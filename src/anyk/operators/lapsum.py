@@ -212,16 +212,17 @@ def laplace_threshold(
     k = torch.minimum(k, number.to(k.dtype))
     place = (k.detach().ceil().long().clamp(1, best.shape[-1]) - 1).expand(*best.shape[:-1], 1)
     reference = best.gather(-1, place).nan_to_num(neginf=0.0)
-    # not -inf: the temperature's gradient has this as a factor, and 0 times -inf is NaN
-    relative = operator._relative(scores if real is None else scores.masked_fill(~real, 0), reference)
     with torch.no_grad():
         best = operator._relative(best, reference)
         log_rest = None
         if rest is not None:
             last = best[..., -1:].clamp(min=torch.finfo(best.dtype).min)
-            log_rest = (operator._relative(rest, reference) - last).exp().sum(-1, keepdim=True).log() + last
+            log_rest = (operator._relative(rest, reference, clamp=False) - last).exp().sum(-1, keepdim=True).log() + last
         # detached: no_grad does not stop the tangents of forward mode, which come by the temperature
         found = _solve_threshold(best, log_rest, k.detach(), number).detach()
+    # not -inf: the temperature's gradient has this as a factor, and 0 times -inf is NaN
+    finite = scores if real is None else scores.masked_fill(~real, 0)
+    relative = operator._relative(finite, reference, clamp=operator._overflows(best[..., :1]))
     if real is not None:
         relative = relative.masked_fill(~real, -torch.inf)
     return relative, k, found, reference

@@ -58,7 +58,9 @@ class Permutahedron(Operator, name="permutahedron"):
             best = keys.sort(dim=-1, descending=True).values
             place = (goal.detach().ceil().long().clamp(1, scores.shape[-1]) - 1).expand(*scores.shape[:-1], 1)
             reference = best.gather(-1, place).nan_to_num(neginf=0.0)
-        relative = self._relative(scores if real is None else scores.masked_fill(~real, 0), reference)
+        finite = scores if real is None else scores.masked_fill(~real, 0)
+        clamp = self._overflows(self._relative(best[..., :1].detach(), reference.detach()))
+        relative = self._relative(finite, reference, clamp)
         with torch.no_grad():
             if steps is not None:
                 gap = _by_steps(relative.detach(), self._relative(best[..., -1:], reference), steps)
