@@ -166,7 +166,8 @@ class Operator(nn.Module, ABC):
         """
         if self._ranks_all_at_once():
             # All of them are targets, far ones as well: float64 has the digits of all.
-            found = self._every_log_inclusion(self._scaled(exactly(scores), None, real), real, k)
+            exact = scores if scores.device.type == "mps" else scores.double()
+            found = self._every_log_inclusion(self._scaled(exact, None, real), real, k)
             dtype = checks.working_dtype(scores)
             # In float32 what is farther would be -inf, and a share of 0 times that is not a number.
             return found.clamp(min=torch.finfo(dtype).min).to(dtype)
@@ -448,11 +449,6 @@ def _nothing(scores: Tensor, real: Tensor | None) -> Tensor:
 def farthest(dtype: torch.dtype) -> float:
     """How far apart scores over a small temperature may be: differences and short sums are numbers, too."""
     return float(torch.finfo(dtype).max ** 0.9)
-
-
-def exactly(scores: Tensor) -> Tensor:
-    """In float64, where the device has it."""
-    return scores if scores.device.type == "mps" else scores.double()
 
 
 def expected_ranks(matrix: Tensor) -> Tensor:

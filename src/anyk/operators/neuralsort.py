@@ -7,7 +7,10 @@ from torch import Tensor
 
 from anyk.docstrings import documented
 from anyk.kernels.loss_description import NEURALSORT
-from anyk.operators.base import Operator, by_class, exactly, expected_sort, in_order, log_running_sum, log_running_sums
+from anyk.operators.base import Operator, by_class, expected_sort, in_order, log_running_sum, log_running_sums
+
+#: less than one over the number of classes, and a power of 2, by which nothing is rounded
+SMALL = 2.0**-22
 
 
 @documented
@@ -54,7 +57,7 @@ def _log_rows(scores: Tensor, real: Tensor | None, k: int) -> Tensor:
     (1 - 2r) s_c - 2 Q_c up to a constant of the row: the number of classes cancels. Q grows from place to place by
     c (s_(c-1) - s_c): a sum of non-negative terms, so nothing cancels.
     """
-    dtype, scores = scores.dtype, exactly(scores)  # multiples of the scores may be beyond float32
+    scores = SMALL * scores  # multiples of the scores may overflow, those of so much less do not
     gaps = scores[..., :-1] - scores[..., 1:]
     place = torch.arange(1, scores.shape[-1], device=scores.device)
     better = torch.nn.functional.pad((gaps * place).cumsum(-1), (1, 0))
@@ -62,4 +65,4 @@ def _log_rows(scores: Tensor, real: Tensor | None, k: int) -> Tensor:
     exponents = (1 - 2 * ranks) * scores[..., None, :] - 2 * better[..., None, :]
     if real is not None:
         exponents = exponents.masked_fill(~real[..., None, :], -torch.inf)
-    return exponents.log_softmax(-1).to(dtype)
+    return ((exponents - exponents.detach().amax(-1, keepdim=True)) / SMALL).log_softmax(-1)
