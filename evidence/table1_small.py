@@ -6,7 +6,7 @@
 FILE.npz has CIFAR-100 at 16 px, as an array file; without it, the tables are written from the runs that are there. What is
 trained is `anyk reproduce table1-small`, in another order: seed by seed, SinkhornSort last. A run that has ended is in
 evidence/summaries/table1-small.jsonl and is not made again, on another machine either; the command may be killed at any
-moment. Some 16 hours of a core.
+moment. Some 19 hours of a core.
 
 Written before the runs:
 
@@ -57,7 +57,7 @@ SURE = 0.05
 AMENDMENT = (
     "Cut for time: SinkhornSort, which takes three times as long as the others, has no row with smoothing (which leaves six "
     "differences there) and three seeds, decided after nine runs of other methods. For a while the plan had one seed of it; "
-    "three again was decided before any of its runs had ended. With three seeds hardly any difference can be significant."
+    "three again was decided before any of its runs had ended."
 )
 CELLS = experiment("table1-small").cells
 LIMIT = numbers.REGIMES["cifar100-16px"].config.epochs
