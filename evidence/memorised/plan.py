@@ -1,33 +1,25 @@
 """The study of README.md as data: cells, arms, grids, methods, comparisons, the order of the runs."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from memorised.train import Variant
 
 Key = tuple[tuple[str, Any], ...]
-Found = Mapping[Key, Mapping[str, Any]]
-"""lines of runs.jsonl of one cell and seed, by variant"""
+Found = Mapping[Key, Mapping[str, Any]]  # lines of runs.jsonl of one cell and seed, by variant
 
-SEEDS = tuple(range(1, 11))
-TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
-SMOOTHING = (0.1, 0.3)
-UNTUNED = 4.0
+TEMPERATURES, RANK_TEMPERATURES, SMOOTHING, UNTUNED = (1.0, 2.0, 4.0, 8.0), (1.0, 2.0, 4.0), (0.1, 0.3), 4.0
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A setting: a set, a model, and how many examples a class there are (a fifth of them for validation)."""
+    """A setting: a set, a model, and how many examples a class there are (a fifth of them for validation; 0: all)."""
 
     name: str
     data: str
     a_class: int
-    """0: all there are"""
     hidden: int = 0
-    rectify: bool = True
     steps: int = 1500
     batch: int = 100
     ks: tuple[int, ...] = (1, 5)
@@ -37,66 +29,47 @@ class Cell:
     decay: bool = False
 
 
-def _cells() -> Iterator[Cell]:
-    for size in (5, 10, 20, 50, 100, 450):
-        batch = 500 if size == 450 else 100
-        yield Cell(f"linear-{size}", "features", size, batch=batch)
-        yield Cell(f"mlp-{size}", "features", size, 512, steps=1000, batch=batch, chunk=4)
-    for size in (5, 20, 100):
-        yield Cell(f"code-linear-{size}", "code", size)
-        yield Cell(f"code-mlp-{size}", "code", size, 512, steps=1000, chunk=4)
-    for rank in (2, 8, 32):
-        yield Cell(f"rank-{rank}", "features", 0, rank, False, 2000, 250, (1, 5, 10), (3e-2, 1e-2, 1e-1), (0.01,), decay=True)
-
-
-CELLS = {cell.name: cell for cell in _cells()}
-PIXELS = {  # from scratch, nothing tuned: loss, temperature, what the last layer's start is multiplied by
+SIZES = (5, 10, 20, 50, 100, 450)
+SETS = [
+    (size, data, prefix, 500 if size == 450 else 100)
+    for size in SIZES
+    for data, prefix in (("features", ""), ("code", "code-"))
+]
+_CELLS = [
+    *(Cell(f"{prefix}linear-{size}", data, size, batch=batch) for size, data, prefix, batch in SETS),
+    *(Cell(f"{prefix}mlp-{size}", data, size, 512, 1000, batch, chunk=4) for size, data, prefix, batch in SETS),
+    Cell("pixels-50", "pixels", 50, steps=4000, lrs=(1e-3,), wds=(0.01,), chunk=1),
+    *(Cell(f"rank-{r}", "features", 0, r, 2000, 250, (1, 5, 10), (3e-2, 1e-2, 1e-1), (0.01,), decay=True) for r in (2, 8, 32)),
+]
+CELLS = {cell.name: cell for cell in _CELLS}
+PIXELS = {  # from scratch, nothing tuned
     "ce": Variant("ce"),
     "start": Variant("ce", start=0.0),
     "soft": Variant("ce", t=UNTUNED),
-    "tail": Variant("net 1", t=2.0),
-    "k5": Variant("net 5", t=2.0),
-    "k1-5": Variant("net 1-5", t=2.0),
+    **{name: Variant(f"net {p_k}", t=2.0) for name, p_k in (("tail", "1"), ("k5", "5"), ("k1-5", "1-5"))},
 }
-
-#: method: arm, temperatures, start
-METHODS: dict[str, tuple[str, tuple[float, ...], float]] = {
+ARMS = {"soft": "ce", "bound": "gce", "tail": "net 1", "k5": "net 5", "k1-5": "net 1-5"}
+EXTRA = {"k10": "net 10", "k1+5": "net 1+5", "lap tail": "lap 1", "lap k5": "lap 5", "lap k1-5": "lap 1-5"}
+EXTRA |= {"logistic k1+5": "logistic 1+5", "error k1+5": "error 1+5"}
+METHODS: dict[str, tuple[str, tuple[float, ...], float]] = {  # arm, temperatures, start
     "start": ("ce", (1.0,), 0.0),
-    "soft": ("ce", (*TEMPERATURES, 16.0), 1.0),
-    "bound": ("gce", TEMPERATURES, 1.0),
-    "tail": ("net 1", TEMPERATURES, 1.0),
-    "k5": ("net 5", TEMPERATURES, 1.0),
-    "k1-5": ("net 1-5", TEMPERATURES, 1.0),
-    **{f"{name}, start": (arm, (1.0, 4.0), 0.0) for name, arm in
-       (("soft", "ce"), ("bound", "gce"), ("tail", "net 1"), ("k5", "net 5"), ("k1-5", "net 1-5"))},
-}  # fmt: skip
-EXTRA: dict[str, tuple[str, tuple[float, ...], float]] = {
-    "k10": ("net 10", TEMPERATURES, 1.0),
-    "k1+5": ("net 1+5", TEMPERATURES, 1.0),
-    "lap tail": ("lap 1", TEMPERATURES, 1.0),
-    "lap k5": ("lap 5", TEMPERATURES, 1.0),
-    "lap k1-5": ("lap 1-5", TEMPERATURES, 1.0),
-    "logistic k1+5": ("logistic 1+5", TEMPERATURES, 1.0),
-    "error k1+5": ("error 1+5", TEMPERATURES, 1.0),
+    **{name: (arm, TEMPERATURES + (16.0,) * (name == "soft"), 1.0) for name, arm in (ARMS | EXTRA).items()},
+    **{f"{name}, start": (arm, (1.0, 4.0), 0.0) for name, arm in ARMS.items()},
 }
-#: a model that is too small has nothing to memorise: no start, and both rates for every temperature
-RANK = {name: each for name, each in {**METHODS, **EXTRA}.items() if name in ("soft", "bound", "tail", "k5", "k10", "k1-5", "k1+5")}
-RANK_TEMPERATURES = (1.0, 2.0, 4.0)
+RANK = ("soft", "bound", "tail", "k5", "k1-5", "k10", "k1+5")
 #: start and rate of the last layer, of plain cross-entropy, against CE / 8; the first is the same thing as CE / 8
 IDENTITY = {"start/8, rate/8": (1 / 8, 1 / 8), "start/8": (1 / 8, 1.0), "start 0, rate/8": (0.0, 1 / 8), "rate/8": (1.0, 1 / 8)}
-UNTUNED_ARMS = {"start": (1.0, 0.0), "soft": (UNTUNED, 1.0), **{name: (UNTUNED, 1.0) for name in ("bound", "tail", "k5", "k1-5")}}
+LISTS = ("k5", "k1-5")
 #: what a method is compared with, beside tuned cross-entropy
 AGAINST = [
-    *(("soft", "start"), ("soft, start", "soft"), ("soft, start", "start")),
-    *(("bound", "soft"), ("tail", "soft"), ("tail", "start"), ("tail, start", "soft, start")),
-    *((name, "tail") for name in ("k5", "k1-5", "k10", "k1+5")),
-    *((name, "soft") for name in ("k5", "k1-5")),
-    *((name, "start") for name in ("k5", "k1-5")),
-    *((f"{name}, start", name) for name in ("bound", "tail", "k5", "k1-5")),
-    *((f"{name}, start", "tail, start") for name in ("k5", "k1-5")),
+    *(("soft", "start"), ("soft, start", "soft"), ("soft, start", "start"), ("bound", "soft")),
+    *(("tail", "soft"), ("tail", "start"), ("tail, start", "soft, start")),
+    *((name, "tail") for name in (*LISTS, "k10", "k1+5")),
+    *((name, other) for other in ("soft", "start") for name in LISTS),
+    *((f"{name}, start", name) for name in ("bound", "tail", *LISTS)),
+    *((f"{name}, start", "tail, start") for name in LISTS),
     *(("lap k5", "lap tail"), ("lap k1-5", "lap tail"), ("lap tail", "tail"), ("lap k1-5", "k1-5")),
-    *((name, "soft") for name in ("logistic k1+5", "error k1+5")),
-    *((name, "soft: t=8") for name in IDENTITY),
+    *(("logistic k1+5", "soft"), ("error k1+5", "soft"), *((name, "soft: t=8") for name in IDENTITY)),
 ]
 
 
@@ -104,92 +77,67 @@ def key(variant: Variant) -> Key:
     return tuple(sorted(variant.to_json().items()))
 
 
-def score(line: Mapping[str, Any]) -> float:
-    """What all tuning goes by: the mean of top-1 and top-5 on validation."""
-    return float(line["val"][0] + line["val"][1])
-
-
-def best(variants: Sequence[Variant], found: Found) -> Variant | None:
-    """The first of the best; None while one is missing."""
-    if any(key(one) not in found for one in variants):
-        return None
-    return max(variants, key=lambda one: score(found[key(one)]))
+def best(variants: list[Variant], found: Found) -> Variant | None:
+    """The first of the best by the mean of top-1 and top-5 on validation; None while one is missing."""
+    missing = any(key(one) not in found for one in variants)
+    return None if missing else max(variants, key=lambda one: sum(found[key(one)]["val"][:2]))
 
 
 def grid(cell: Cell) -> list[Variant]:
+    """What cross-entropy's rate and weight decay, which all methods take over, are chosen from."""
     return [Variant("ce", lr=lr, wd=wd) for lr in cell.lrs for wd in cell.wds]
 
 
-def base(cell: Cell, found: Found) -> Variant | None:
-    """Cross-entropy with its tuned rate and weight decay, which all arms take over."""
-    return best(grid(cell), found)
-
-
 def candidates(cell: Cell, method: str, tuned: Variant) -> list[Variant]:
-    """What a method chooses from on validation."""
-    own = {**METHODS, **EXTRA}
+    """What a method chooses from on validation; ``tuned`` is the best of the grid."""
+    if cell.data == "pixels":
+        return [PIXELS[method]]
     if method == "ce":
         return [tuned, *(replace(tuned, smooth=each) for each in SMOOTHING)]
-    if method.startswith("untuned "):
-        usual, name = Variant("ce", lr=cell.lrs[0], wd=cell.wds[0]), method.removeprefix("untuned ")
-        if name == "ce":
-            return [usual]
-        t, start = UNTUNED_ARMS[name]
-        return [replace(usual, arm=own[name][0], t=t, start=start)]
+    if method == "untuned ce":
+        return [Variant("ce")]
     if method in IDENTITY:
         start, rate = IDENTITY[method]
         return [replace(tuned, start=start, rate=rate)]
-    name, _, fixed = method.partition(": t=")
-    arm, temperatures, start = own[name]
+    name, _, fixed = method.removeprefix("untuned ").partition(": t=")
+    arm, temperatures, start = METHODS[name]
+    if method.startswith("untuned "):
+        return [Variant(arm, t=1.0 if name == "start" else UNTUNED, start=start)]
     if cell.decay:
         return [replace(tuned, arm=arm, t=t, lr=lr) for t in RANK_TEMPERATURES for lr in cell.lrs]
     return [replace(tuned, arm=arm, t=t, start=start) for t in ((float(fixed),) if fixed else temperatures)]
 
 
 def methods(cell: Cell, part: str) -> list[str]:
-    """What is asked of a cell; part is main or extra."""
+    """What is asked of a cell; part is main or extra. A model that is too small has nothing to memorise: no start."""
+    if cell.data == "pixels":
+        return list(PIXELS)[:5] if part == "main" else list(PIXELS)[5:]
     if cell.decay:
         return ["ce", *RANK] if part == "main" else []
-    if part == "extra":
-        return list(EXTRA)
-    return ["ce", *METHODS, *(f"untuned {name}" for name in ("ce", *UNTUNED_ARMS)), *IDENTITY]
+    untuned = [f"untuned {name}" for name in ("ce", "start", *ARMS)]
+    return list(EXTRA) if part == "extra" else ["ce", *(name for name in METHODS if name not in EXTRA), *untuned, *IDENTITY]
 
 
 def wanted(cell: Cell, part: str, found: Found) -> list[Variant]:
-    """The runs that are missing and can be made now."""
-    tuned = base(cell, found)
-    if tuned is None:
-        every = grid(cell)
-    else:
-        every = [one for method in methods(cell, part) for one in candidates(cell, method, tuned)]
+    """The runs that are missing and can be made now: first the grid."""
+    tuned = best(grid(cell), found)
+    every = [one for method in methods(cell, part) for one in candidates(cell, method, tuned)] if tuned else grid(cell)
     missing = {key(one): one for one in every if key(one) not in found}
     return sorted(missing.values(), key=lambda one: (one.arm, one.t))
 
 
 def queue() -> Iterator[tuple[str, int, str]]:
-    """(cell, seed, part), the most important first: five seeds of all that matters most, then five more, then the rest."""
-    first, second = SEEDS[:5], SEEDS[5:]
-    sizes = (20, 5, 100)
-
-    def some(names: Sequence[str], seeds: Sequence[int], *parts: str) -> Iterator[tuple[str, int, str]]:
-        yield from ((name, seed, part) for name in names for seed in seeds for part in parts)
-
-    linear, mlp = [f"linear-{size}" for size in sizes], [f"mlp-{size}" for size in sizes]
-    yield from some(linear, first, "main", "extra")
-    yield from some(mlp, first, "main")
-    yield from some(linear, second, "main", "extra")
-    yield from some(["code-linear-20"], first, "main")
-    yield from some(["rank-8", "rank-2", "rank-32"], first[:3], "main")
-    yield from some(mlp, second, "main")
-    yield from some(["code-mlp-20"], first, "main")
-    yield from some(["linear-450"], first[:3], "main", "extra")
-    yield from some(["linear-10", "linear-50"], first, "main")
-    yield from some(["mlp-20"], first, "extra")
-    yield from some(["code-linear-20", "code-mlp-20"], second, "main")
-    yield from some(["code-linear-5", "code-linear-100", "mlp-10", "mlp-50", "code-mlp-5", "code-mlp-100"], first, "main")
-    yield from some(["linear-450", "mlp-450"], first, "main", "extra")
-    yield from some(["rank-8", "rank-2", "rank-32"], first, "main")
-    yield from some(["linear-10", "linear-50"], second, "main")
-
-
-Reader = Callable[[str, int], Found]
+    """(cell, seed, part), the most important first. Changed for time: see "What was changed" in README.md."""
+    three, two, first, second = (1, 2, 3), (4, 5), range(1, 6), range(6, 11)
+    order = (
+        ("pixels-50", three, "main"), ("linear-20", first, "main"), ("linear-20", first, "extra"),
+        ("linear-5 linear-100 mlp-20 code-linear-20", first, "main"), ("mlp-5 mlp-100 rank-8 rank-2", three, "main"),
+        ("mlp-5 mlp-100", two, "main"), ("rank-32", three, "main"), ("pixels-50", three, "extra"),
+        ("linear-5 linear-100", first, "extra"), ("linear-20 linear-5 linear-100", second, "main"),
+        ("linear-450", three, "main"), ("linear-450", three, "extra"), ("code-mlp-20", first, "main"),
+        ("mlp-20 mlp-5 mlp-100", second, "main"), ("linear-10 linear-50 mlp-10 mlp-50", first, "main"),
+        ("mlp-20", first, "extra"), ("code-linear-20 code-mlp-20", second, "main"), ("pixels-50", two, "extra"),
+        ("code-linear-5 code-linear-100 code-mlp-5 code-mlp-100 linear-450 mlp-450", first, "main"),
+        ("rank-8 rank-2 rank-32", two, "main"), ("linear-20 linear-5 linear-100", second, "extra"),
+    )  # fmt: skip
+    yield from ((name, seed, part) for names, seeds, part in order for name in names.split() for seed in seeds)

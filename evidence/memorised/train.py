@@ -1,51 +1,39 @@
-"""Many small models trained at once on the same batches: a linear layer, or one hidden layer or a thin one before it.
+"""Many small models trained at once on the same batches, each as a plain loop with torch.optim.AdamW would train it: a linear
+layer, with or without a hidden one before it. They share the examples, the random weights and the order of the batches."""
 
-The models differ in their loss, temperature, rate, weight decay, smoothing and start. They share the examples, the random
-weights that they start from and the order of the batches, so that one product of matrices serves them all. Each is trained as
-a plain loop with torch.optim.AdamW would train it (tests/evidence/test_memorised.py).
-"""
-
-from __future__ import annotations
-
-import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import anyk
 
+Outcome = tuple[dict[str, Any], Any]  # a line of runs.jsonl, the test hits
 Q, SHARE = 0.7, 0.1  # of the bounded loss without a k
 EVALUATED = (25, 50, 75, 100, 150, 200, 300, 400, 500, 600, 800, 1000, 1250, 1500, 1750, 2000)
+P_K: dict[str, Any] = {"1": 1, "5": 5, "10": 10, "1+5": {1: 0.5, 5: 0.5}, "1-5": [0.2] * 5}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One model of a batch."""
+    """One model of many. ``start`` multiplies the last layer's random start; ``rate`` its rate, and divides its decay."""
 
     arm: str
     t: float = 1.0
-    """temperature"""
     lr: float = 1e-3
     wd: float = 0.01
     smooth: float = 0.0
     start: float = 1.0
-    """what the last layer's random start is multiplied by"""
     rate: float = 1.0
-    """what the last layer's rate is multiplied by, and its weight decay divided by"""
 
     def to_json(self) -> dict[str, Any]:
-        """Without what is as usual."""
-        usual = Variant(self.arm)
-        return {name: value for name, value in dataclasses.asdict(self).items() if name == "arm" or value != getattr(usual, name)}
-
-
-P_K: dict[str, Any] = {"1": 1, "5": 5, "10": 10, "1+5": {1: 0.5, 5: 0.5}, "1-5": [0.2] * 5}
-SOFTMAX = ("ce", "gce")  # computed here, in one go
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
 
 
 @functools.cache
@@ -54,13 +42,10 @@ def loss_of(arm: str, t: float) -> torch.nn.Module:
     name, _, p_k = arm.partition(" ")
     if name == "error":
         return anyk.TopKErrorLoss(P_K[p_k], anyk.LapSum(t), m=None, reduction="none")
-    operators = {
-        "net": lambda: anyk.SortingNetwork("splitter", t, "logistic_art", wires="given"),
-        "lap": lambda: anyk.LapSum(t),
-        "logistic": lambda: anyk.SortingNetwork("splitter", t),
-    }
+    network = functools.partial(anyk.SortingNetwork, "splitter", t)
+    operator = anyk.LapSum(t) if name == "lap" else network() if name == "logistic" else network("logistic_art", wires="given")
     top1 = "operator" if p_k == "1" else "separate"  # separate with k = 1 is cross-entropy
-    return anyk.TopKCrossEntropyLoss(P_K[p_k], operators[name](), m=None, top1=top1, reduction="none")
+    return anyk.TopKCrossEntropyLoss(P_K[p_k], operator, m=None, top1=top1, reduction="none")
 
 
 def softmax_family_gradient(scores: Tensor, target: Tensor, t: Tensor, smooth: Tensor, share: Tensor) -> Tensor:
@@ -72,142 +57,99 @@ def softmax_family_gradient(scores: Tensor, target: Tensor, t: Tensor, smooth: T
     return (p - aim) * weight / (t * scores.shape[-2])
 
 
-class Gradient:
-    """d loss / d scores for all models of a batch, (H, B, C)."""
+def gradient_of(variants: list[Variant]) -> Callable[[Tensor, Tensor], Tensor]:
+    """d loss / d scores for all models, (H, B, C)."""
+    softmax = [place for place, one in enumerate(variants) if one.arm in ("ce", "gce")]
+    others = [(place, loss_of(one.arm, one.t)) for place, one in enumerate(variants) if place not in softmax]
+    own = [variants[place] for place in softmax]
+    columns = torch.tensor([[one.t, one.smooth, SHARE if one.arm == "gce" else 1.0] for one in own]).T[..., None, None]
 
-    def __init__(self, variants: Sequence[Variant]) -> None:
-        self.softmax = [place for place, one in enumerate(variants) if one.arm in SOFTMAX]
-        own = [variants[place] for place in self.softmax]
-        column = functools.partial(torch.tensor, dtype=torch.float32)
-        self.t, self.smooth, self.share = (
-            column(values)[:, None, None]
-            for values in (
-                [one.t for one in own],
-                [one.smooth for one in own],
-                [SHARE if one.arm == "gce" else 1.0 for one in own],
-            )
-        )
-        self.others = [(place, loss_of(one.arm, one.t)) for place, one in enumerate(variants) if one.arm not in SOFTMAX]
-
-    def __call__(self, scores: Tensor, target: Tensor) -> Tensor:
+    def gradient(scores: Tensor, target: Tensor) -> Tensor:
         found = torch.empty_like(scores)
-        if self.softmax:
-            found[self.softmax] = softmax_family_gradient(scores[self.softmax], target, self.t, self.smooth, self.share)
-        for place, loss in self.others:
-            own = scores[place].requires_grad_()
-            found[place] = torch.autograd.grad(loss(own, target).mean(), own)[0]
+        if softmax:
+            found[softmax] = softmax_family_gradient(scores[softmax], target, *columns)
+        for place, loss in others:
+            one = scores[place].requires_grad_()
+            found[place] = torch.autograd.grad(loss(one, target).mean(), one)[0]
         return found
+
+    return gradient
 
 
 class Models:
-    """H models: (features ->) hidden -> classes. ``hidden`` is 0 for a linear layer; ``rectify`` puts a ReLU behind it."""
+    """H models: features -> (hidden ->) classes; ``rectify`` puts a ReLU behind the hidden layer."""
 
-    def __init__(self, variants: Sequence[Variant], features: int, classes: int, hidden: int, rectify: bool, seed: int) -> None:
-        self.variants, self.rectify = list(variants), rectify
-        generator, count = torch.Generator().manual_seed(seed), len(variants)
-
-        def layer(inputs: int, outputs: int) -> list[Tensor]:  # as torch starts nn.Linear
-            bound = 1 / math.sqrt(inputs)
-            sizes = ((outputs, inputs), (outputs,))
-            drawn = [(2 * torch.rand(size, generator=generator) - 1) * bound for size in sizes]
-            return [each.expand(count, *each.shape).clone() for each in drawn]
-
-        self.weights = [*(layer(features, hidden) if hidden else ()), *layer(hidden or features, classes)]
-        for place, one in enumerate(variants):
-            for each in self.weights[-2:]:
-                each[place] *= one.start
+    def __init__(self, variants: list[Variant], features: int, classes: int, hidden: int, rectify: bool, seed: int) -> None:
+        self.rectify, self.gradient = rectify, gradient_of(variants)
+        generator, sizes = torch.Generator().manual_seed(seed), [features, *([hidden] if hidden else []), classes]
+        self.weights = []
+        for inputs, outputs in itertools.pairwise(sizes):  # as torch starts nn.Linear
+            for shape in ((outputs, inputs), (outputs,)):
+                drawn = (2 * torch.rand(shape, generator=generator) - 1) * (1 / math.sqrt(inputs))
+                self.weights.append(drawn.expand(len(variants), *shape).clone())
         self.gradients = [torch.zeros_like(each) for each in self.weights]
         groups: dict[tuple[float, float], list[Tensor]] = {}
         for depth, (weight, gradient) in enumerate(zip(self.weights, self.gradients, strict=True)):
-            for place, one in enumerate(variants):
-                rate = one.rate if depth >= len(self.weights) - 2 else 1.0
-                parameter = weight[place]
-                parameter.grad = gradient[place]
+            for one, parameter, slope in zip(variants, weight, gradient, strict=True):
+                last = depth >= len(self.weights) - 2
+                parameter *= one.start if last else 1.0
+                parameter.grad, rate = slope, one.rate if last else 1.0
                 groups.setdefault((one.lr * rate, one.wd / rate), []).append(parameter)
-        self.optimizer = torch.optim.AdamW([{"params": p, "lr": lr, "weight_decay": wd} for (lr, wd), p in groups.items()], fused=True)
-        self.gradient = Gradient(variants)
+        every = [{"params": each, "lr": lr, "weight_decay": wd} for (lr, wd), each in groups.items()]
+        self.optimizer = torch.optim.AdamW(every, fused=True)
 
-    def hidden(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """(H, B, hidden)."""
-        first, bias = weights[0], weights[1]
-        made = x @ first.flatten(0, 1).T
-        made = made.view(len(x), *bias.shape).transpose(0, 1) + bias[:, None]
-        return made.relu_() if self.rectify else made
-
-    def scores(self, x: Tensor, weights: Sequence[Tensor], hidden: Tensor | None = None) -> Tensor:
-        """(H, B, C)."""
-        last, bias = weights[-2], weights[-1]
-        if len(weights) == 2:
-            return ((x @ last.flatten(0, 1).T).view(len(x), *bias.shape) + bias).transpose(0, 1).contiguous()
-        return torch.baddbmm(bias[:, None], self.hidden(x, weights) if hidden is None else hidden, last.transpose(1, 2))
+    def scores(self, x: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """(H, B, C), and of the hidden layer (H, B, hidden)."""
+        *first, last, bias = weights
+        if not first:
+            return ((x @ last.flatten(0, 1).T).view(len(x), *bias.shape) + bias).transpose(0, 1).contiguous(), None
+        hidden = (x @ first[0].flatten(0, 1).T).view(len(x), *first[1].shape).transpose(0, 1) + first[1][:, None]
+        hidden = hidden.relu_() if self.rectify else hidden
+        return torch.baddbmm(bias[:, None], hidden, last.transpose(1, 2)), hidden
 
     def step(self, x: Tensor, target: Tensor) -> None:
-        deep = len(self.weights) == 4
-        hidden = self.hidden(x, self.weights) if deep else None
-        slope = self.gradient(self.scores(x, self.weights, hidden), target)
-        last, bias = self.gradients[-2:]
-        bias.copy_(slope.sum(1))
-        if hidden is None:
-            torch.mm(slope.transpose(0, 1).flatten(1).T, x, out=last.view(-1, x.shape[1]))
-        else:
-            torch.bmm(slope.transpose(1, 2), hidden, out=last)
-            back = torch.bmm(slope, self.weights[-2])
-            if self.rectify:
-                back.mul_(hidden > 0)
-            self.gradients[1].copy_(back.sum(1))
-            torch.mm(back.transpose(0, 1).flatten(1).T, x, out=self.gradients[0].view(-1, x.shape[1]))
+        scores, hidden = self.scores(x, self.weights)
+        slope = self.gradient(scores, target)
+        if hidden is not None:
+            torch.bmm(slope.transpose(1, 2), hidden, out=self.gradients[2])
+            self.gradients[3].copy_(slope.sum(1))
+            slope = torch.bmm(slope, self.weights[2])
+            slope = slope.mul_(hidden > 0) if self.rectify else slope
+        torch.mm(slope.transpose(0, 1).flatten(1).T, x, out=self.gradients[0].view(-1, x.shape[1]))
+        self.gradients[1].copy_(slope.sum(1))
         self.optimizer.step()
+
+
+def outcome(variant: Variant, best: dict[int, tuple[float, int]], hits: dict[int, Tensor], learned: float) -> Outcome:
+    """A line of runs.jsonl and the test hits, by k: of the evaluation that is best by it on validation (accuracy, step)."""
+    tested = np.stack([each.numpy() for each in hits.values()])
+    val, test = ([round(float(each), 4) for each in one] for one in ([each for each, _ in best.values()], tested.mean(1)))
+    steps = [step for _, step in best.values()]
+    return {"v": variant.to_json(), "val": val, "test": test, "learned": round(learned, 4), "step": steps}, tested
 
 
 def ranks(scores: Tensor, target: Tensor) -> Tensor:
     """How many classes score at least as much as the target, itself included: a tie counts against it. (H, B)."""
-    own = scores.gather(-1, target.expand(scores.shape[:-1])[..., None])
-    return (scores >= own).sum(-1)
-
-
-@torch.no_grad()
-def all_ranks(models: Models, weights: Sequence[Tensor], x: Tensor, target: Tensor) -> Tensor:
-    found = [ranks(models.scores(xs, weights), ys) for xs, ys in zip(x.split(2000), target.split(2000), strict=True)]
-    return torch.cat(found, 1)
-
-
-@dataclass
-class Outcome:
-    """Of one model."""
-
-    variant: Variant
-    validation: dict[int, float]
-    """by k, of the evaluation that is best by this metric"""
-    step: dict[int, int]
-    hits: dict[int, Tensor]
-    """by k, on the test examples"""
-    learned: float
-    """accuracy on the training examples, at the end"""
+    return (scores >= scores.gather(-1, target.expand(scores.shape[:-1])[..., None])).sum(-1)
 
 
 def train(
-    variants: Sequence[Variant],
-    parts: dict[str, tuple[Tensor, Tensor]],
-    *,
-    classes: int,
-    hidden: int = 0,
-    rectify: bool = True,
-    steps: int,
-    batch: int = 100,
-    seed: int,
-    ks: Sequence[int] = (1, 5),
-    decay: bool = False,
-) -> list[Outcome]:
+    variants: list[Variant], parts: dict[str, tuple[Tensor, Tensor]], *, classes: int, steps: int, seed: int,
+    hidden: int = 0, rectify: bool = True, batch: int = 100, ks: tuple[int, ...] = (1, 5), decay: bool = False,
+) -> list[Outcome]:  # fmt: skip
     """Train all of them; of each, and for each k, the test hits of the evaluation that is best on validation (of equal ones
     the last). ``decay``: the rate falls to 0 in a straight line."""
     x, y = parts["train"]
     models = Models(variants, x.shape[1], classes, hidden, rectify, seed)
-    order = torch.Generator().manual_seed(1000 + seed)
-    best = {k: [each.clone() for each in models.weights] for k in ks}
-    top = {k: torch.full((len(variants),), -1.0) for k in ks}
-    at = {k: torch.zeros(len(variants), dtype=torch.long) for k in ks}
-    index = torch.empty(0, dtype=torch.long)
+    order, index = torch.Generator().manual_seed(1000 + seed), torch.empty(0, dtype=torch.long)
+    kept = {k: [each.clone() for each in models.weights] for k in ks}
+    best = [dict.fromkeys(ks, (-1.0, 0)) for _ in variants]
     batch = min(batch, len(x))
+
+    def ranked(weights: list[Tensor], part: str) -> Tensor:
+        blocks = zip(*(each.split(2000) for each in parts[part]), strict=True)
+        return torch.cat([ranks(models.scores(xs, weights)[0], ys) for xs, ys in blocks], 1)
+
     for step in range(1, steps + 1):
         if len(index) < batch:
             index = torch.randperm(len(x), generator=order)
@@ -217,22 +159,14 @@ def train(
                 group["lr"] = group.setdefault("initial_lr", group["lr"]) * (1 - (step - 1) / steps)
         models.step(x[chosen], y[chosen])
         if step in EVALUATED or step == steps:
-            found = all_ranks(models, models.weights, *parts["validation"])
+            found = ranked(models.weights, "validation")
             for k in ks:
-                accuracy = (found <= k).float().mean(1)
-                for place in (accuracy >= top[k]).nonzero()[:, 0].tolist():
-                    top[k][place], at[k][place] = accuracy[place], step
-                    for kept, weight in zip(best[k], models.weights, strict=True):
-                        kept[place].copy_(weight[place])
-    learned = (all_ranks(models, models.weights, x, y) == 1).float().mean(1)
-    hits = {k: all_ranks(models, best[k], *parts["test"]) <= k for k in ks}
-    return [
-        Outcome(
-            one,
-            {k: float(top[k][place]) for k in ks},
-            {k: int(at[k][place]) for k in ks},
-            {k: hits[k][place] for k in ks},
-            float(learned[place]),
-        )
-        for place, one in enumerate(variants)
-    ]
+                for place, accuracy in enumerate((found <= k).float().mean(1).tolist()):
+                    if accuracy >= best[place][k][0]:
+                        best[place][k] = accuracy, step
+                        for each, weight in zip(kept[k], models.weights, strict=True):
+                            each[place].copy_(weight[place])
+    hits = {k: ranked(kept[k], "test") <= k for k in ks}
+    learned = (ranked(models.weights, "train") == 1).float().mean(1).tolist()
+    of_one = ({k: each[place] for k, each in hits.items()} for place in range(len(variants)))
+    return [outcome(*each) for each in zip(variants, best, of_one, learned, strict=True)]
