@@ -27,7 +27,7 @@ the two-way 95 % interval; bold: p < .05 after Holm over its family in its cell.
 
 def families(cell: str) -> dict[str, list[tuple[str, str]]]:
     """The pairs of methods that are compared, by family of tests."""
-    known = [name for part in ("main", "extra") for name in plan.methods(plan.CELLS[cell], part)]
+    known = [name for part in ("main", "untuned", "extra") for name in plan.methods(plan.CELLS[cell], part)]
     usual = [name for name in known if name != "ce" and not name.startswith("untuned") and name not in plan.IDENTITY]
     untuned = [name for name in known if name.startswith("untuned") and name != "untuned ce"]
     defaults = ("logistic k1+5", "error k1+5") if cell.startswith("linear") else ()
@@ -36,6 +36,9 @@ def families(cell: str) -> dict[str, list[tuple[str, str]]]:
         "untuned cross-entropy": [(name, "untuned ce") for name in untuned],
         "tuned cross-entropy, added later": [(name, "ce") for name in untuned],
         "each other": [(a, b) for a, b in plan.AGAINST if a in known and b.partition(":")[0] in known],
+        "each other, untuned, added later": [
+            (f"untuned {a}", f"untuned {b}") for a, b in plan.AGAINST if {f"untuned {a}", f"untuned {b}"} <= {*untuned}
+        ],
         "the defaults": [(f"{name}: t={t}", f"{name}: t=1") for name in defaults for t in (2, 4, 8)],
     }
 
@@ -52,7 +55,7 @@ def chosen(lines: Lines, cell: str, *methods: str) -> list[list[dict[str, Any]]]
     found, setting = [], plan.CELLS[cell]
     for own in (lines[name, seed] for name, seed in sorted(lines) if name == cell):
         tuned = plan.best(plan.grid(setting), own)
-        variants = [tuned and plan.best(plan.candidates(setting, method, tuned), own) for method in methods]
+        variants = [plan.best(plan.candidates(setting, method, tuned), own) for method in methods]
         found += [[own[plan.key(one)] for one in variants if one]] if all(variants) else []
     return found
 

@@ -79,7 +79,7 @@ def key(variant: Variant) -> Key:
 
 def best(variants: list[Variant], found: Found) -> Variant | None:
     """The first of the best by the mean of top-1 and top-5 on validation; None while one is missing."""
-    missing = any(key(one) not in found for one in variants)
+    missing = not variants or any(key(one) not in found for one in variants)
     return None if missing else max(variants, key=lambda one: sum(found[key(one)]["val"][:2]))
 
 
@@ -88,40 +88,44 @@ def grid(cell: Cell) -> list[Variant]:
     return [Variant("ce", lr=lr, wd=wd) for lr in cell.lrs for wd in cell.wds]
 
 
-def candidates(cell: Cell, method: str, tuned: Variant) -> list[Variant]:
+def candidates(cell: Cell, method: str, tuned: Variant | None) -> list[Variant]:
     """What a method chooses from on validation; ``tuned`` is the best of the grid."""
     if cell.data == "pixels":
         return [PIXELS[method]]
-    if method == "ce":
-        return [tuned, *(replace(tuned, smooth=each) for each in SMOOTHING)]
     if method == "untuned ce":
         return [Variant("ce")]
+    if method.startswith("untuned "):
+        arm, _, start = METHODS[method.removeprefix("untuned ")]
+        return [Variant(arm, t=UNTUNED if start else 1.0, start=start)]
+    if tuned is None:
+        return []
+    if method == "ce":
+        return [tuned, *(replace(tuned, smooth=each) for each in SMOOTHING)]
     if method in IDENTITY:
         start, rate = IDENTITY[method]
         return [replace(tuned, start=start, rate=rate)]
-    name, _, fixed = method.removeprefix("untuned ").partition(": t=")
+    name, _, fixed = method.partition(": t=")
     arm, temperatures, start = METHODS[name]
-    if method.startswith("untuned "):
-        return [Variant(arm, t=1.0 if name == "start" else UNTUNED, start=start)]
     if cell.decay:
         return [replace(tuned, arm=arm, t=t, lr=lr) for t in RANK_TEMPERATURES for lr in cell.lrs]
     return [replace(tuned, arm=arm, t=t, start=start) for t in ((float(fixed),) if fixed else temperatures)]
 
 
 def methods(cell: Cell, part: str) -> list[str]:
-    """What is asked of a cell; part is main or extra. A model that is too small has nothing to memorise: no start."""
+    """What is asked of a cell, in its parts. A model that is too small has nothing to memorise: no start."""
     if cell.data == "pixels":
-        return list(PIXELS)[:5] if part == "main" else list(PIXELS)[5:]
+        return {"main": list(PIXELS)[:5], "extra": list(PIXELS)[5:]}.get(part, [])
     if cell.decay:
         return ["ce", *RANK] if part == "main" else []
-    untuned = [f"untuned {name}" for name in ("ce", "start", *ARMS)]
-    return list(EXTRA) if part == "extra" else ["ce", *(name for name in METHODS if name not in EXTRA), *untuned, *IDENTITY]
+    main = ["ce", *(name for name in METHODS if name not in EXTRA), *IDENTITY]
+    return {"main": main, "untuned": [f"untuned {name}" for name in ("ce", "start", *ARMS)], "extra": list(EXTRA)}[part]
 
 
 def wanted(cell: Cell, part: str, found: Found) -> list[Variant]:
     """The runs that are missing and can be made now: first the grid."""
     tuned = best(grid(cell), found)
-    every = [one for method in methods(cell, part) for one in candidates(cell, method, tuned)] if tuned else grid(cell)
+    every = [one for method in methods(cell, part) for one in candidates(cell, method, tuned)]
+    every += [] if tuned or part == "untuned" else grid(cell)
     missing = {key(one): one for one in every if key(one) not in found}
     return sorted(missing.values(), key=lambda one: (one.arm, one.t))
 
@@ -130,14 +134,16 @@ def queue() -> Iterator[tuple[str, int, str]]:
     """(cell, seed, part), the most important first. Changed for time: see "What was changed" in README.md."""
     three, two, first, second = (1, 2, 3), (4, 5), range(1, 6), range(6, 11)
     order = (
-        ("pixels-50", three, "main"), ("linear-20", first, "main"), ("linear-20", first, "extra"),
-        ("linear-5 linear-100 mlp-20 code-linear-20", first, "main"), ("mlp-5 mlp-100 rank-8 rank-2", three, "main"),
+        ("linear-20 linear-5 linear-100 mlp-20 code-linear-20", first, "untuned main"), ("linear-20", first, "extra"),
+        ("mlp-20 mlp-5 mlp-100", (*first, *second), "untuned"), ("mlp-5 mlp-100 rank-8", three, "main"),
+        ("linear-20 linear-5 linear-100", second, "untuned main"), ("pixels-50 rank-2", three, "main"),
         ("mlp-5 mlp-100", two, "main"), ("rank-32", three, "main"), ("pixels-50", three, "extra"),
-        ("linear-5 linear-100", first, "extra"), ("linear-20 linear-5 linear-100", second, "main"),
-        ("linear-450", three, "main"), ("linear-450", three, "extra"), ("code-mlp-20", first, "main"),
-        ("mlp-20 mlp-5 mlp-100", second, "main"), ("linear-10 linear-50 mlp-10 mlp-50", first, "main"),
-        ("mlp-20", first, "extra"), ("code-linear-20 code-mlp-20", second, "main"), ("pixels-50", two, "extra"),
-        ("code-linear-5 code-linear-100 code-mlp-5 code-mlp-100 linear-450 mlp-450", first, "main"),
+        ("linear-5 linear-100", first, "extra"), ("linear-450", three, "untuned main extra"),
+        ("code-mlp-20", first, "untuned main"), ("mlp-20 mlp-5 mlp-100", second, "main"),
+        ("linear-10 linear-50 mlp-10 mlp-50", first, "untuned main"), ("mlp-20", first, "extra"),
+        ("code-linear-20 code-mlp-20", second, "untuned main"), ("pixels-50", two, "main extra"),
+        ("code-linear-5 code-linear-100 code-mlp-5 code-mlp-100 linear-450 mlp-450", first, "untuned main"),
         ("rank-8 rank-2 rank-32", two, "main"), ("linear-20 linear-5 linear-100", second, "extra"),
     )  # fmt: skip
-    yield from ((name, seed, part) for names, seeds, part in order for name in names.split() for seed in seeds)
+    for names, seeds, parts in order:
+        yield from ((name, seed, part) for name in names.split() for seed in seeds for part in parts.split())

@@ -62,12 +62,12 @@ def gradient_of(variants: list[Variant]) -> Callable[[Tensor, Tensor], Tensor]:
     softmax = [place for place, one in enumerate(variants) if one.arm in ("ce", "gce")]
     others = [(place, loss_of(one.arm, one.t)) for place, one in enumerate(variants) if place not in softmax]
     own = [variants[place] for place in softmax]
-    columns = torch.tensor([[one.t, one.smooth, SHARE if one.arm == "gce" else 1.0] for one in own]).T[..., None, None]
+    columns = torch.tensor([(one.t, one.smooth, SHARE if one.arm == "gce" else 1.0) for one in own])
 
     def gradient(scores: Tensor, target: Tensor) -> Tensor:
         found = torch.empty_like(scores)
         if softmax:
-            found[softmax] = softmax_family_gradient(scores[softmax], target, *columns)
+            found[softmax] = softmax_family_gradient(scores[softmax], target, *columns.T[..., None, None])
         for place, loss in others:
             one = scores[place].requires_grad_()
             found[place] = torch.autograd.grad(loss(one, target).mean(), one)[0]
