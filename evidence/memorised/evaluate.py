@@ -118,7 +118,7 @@ def figure(lines: Lines, differences: Differences, path: Path) -> None:
 
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "memorised", "font.size": 8, "axes.titlesize": 8})
     picture = Figure(figsize=(9.5, 5.4), layout="constrained")
-    for own, group in zip(picture.subplots(2, 3, sharex=True), ("linear", "mlp"), strict=True):
+    for own, group in zip(picture.subplots(2, 3, sharex="row"), ("linear", "mlp"), strict=True):
         sizes = [size for size in (5, 10, 20, 50, 100, 450) if (f"{group}-{size}", "k5", "ce", 1) in differences]
         for number, method in enumerate(("start", "soft", "bound", "tail", "k5", "ce")):
             style: dict[str, Any] = {"color": f"C{number}", "marker": "o", "ms": 3, "lw": 1.2, "label": method}
