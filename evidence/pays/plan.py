@@ -425,8 +425,7 @@ def _q3(each: str) -> list[Cell]:
             cells.append(Cell("q3", each, f"{operator}, m {size}", f"error:{operator} mix", _fields(m=m)))
     warm = tuple(_fields(temperature=value) for value in OPERATOR_TEMPERATURES)
     for operator in varied.operators:
-        anchors = {"anchors": "topk"} if operator == "sinkhorn" else {}
-        changes = _fields(loss=f"error:{operator}", **anchors)
+        changes = _fields(loss=f"error:{operator}")
         cells.append(Cell("q3", each, f"operator {operator}", changes=changes, choices=warm))
     return cells
 
