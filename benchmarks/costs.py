@@ -22,7 +22,6 @@ import torch.distributed as dist
 from measuring import keep_freed_memory, machine, markdown_table
 
 import anyk
-from anyk import candidates
 
 P_K, K = [0.5, 0, 0, 0, 0.5], 5
 FLOAT = 4
@@ -147,7 +146,7 @@ def measured_rates() -> tuple[Rates, dict[str, float]]:
     memory = 2 * long.nbytes / best_of(lambda: long.add_(1.0))
     wire, latency = exchange()
     scores = torch.randn(128, 100_000)
-    selection = best_of(lambda: candidates.best(scores, 50)) / scores.numel()
+    selection = best_of(lambda: anyk.candidates.best(scores, 50)) / scores.numel()
     few, target = torch.randn(512, 50, requires_grad=True), torch.randint(50, (512,))
 
     def loss() -> None:

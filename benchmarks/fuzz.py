@@ -55,8 +55,8 @@ from PIL import Image
 from safetensors.torch import save
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+import hostile
 import lab_data
-import malicious_files
 from anyk.lab import data as datasets
 from anyk.lab import embed, prediction
 from anyk.lab.data import arrays, cifar, in_memory, labels, sequences, tables, tokens
@@ -65,7 +65,7 @@ from anyk.lab.errors import LabError
 from anyk.lab.run import losses, models, summaries
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import Run
-from malicious_files import Files, npy, saved, tarred
+from hostile import Files, npy, saved, tarred
 
 FLOOR = 64 << 20
 """Memory that any reading may take beside three times its file: buffers, threads, the smallest pieces that are worked on."""
@@ -88,7 +88,7 @@ TEXTS = ["", "nan", "inf", "-inf", "1e999", "1e-400", "-1", "0x10", "1_0", "9" *
 TEXTS += ["\u0661", "\0", "\ufeff", "\u2028", "\x85", "\U0001f600", "\t", "\r", "\n", '"', "'", "::", ",", ";", "#"]
 TEXTS += ["../../x", "/dev/zero", "a\0b"]
 VALUES: list[Any] = [None, True, False, -1, 1.5, 10**30, 10**400, math.nan, math.inf, "\ud800"]
-VALUES += [[], {}, [[]], [None], {"": None}, malicious_files.DEEP, [1] * 2000, *NUMBERS, *TEXTS]
+VALUES += [[], {}, [[]], [None], {"": None}, hostile.DEEP, [1] * 2000, *NUMBERS, *TEXTS]
 
 
 def changed(content: bytes, form: str, draw: random.Random) -> bytes:
@@ -174,7 +174,7 @@ def change_value(value: Any, draw: random.Random) -> Any:
 
 
 def written(value: Any) -> str:
-    return json.dumps(value).replace(f'"{malicious_files.DEEP}"', malicious_files.DEEP)
+    return json.dumps(value).replace(f'"{hostile.DEEP}"', hostile.DEEP)
 
 
 def change_json(content: bytes, draw: random.Random) -> bytes:
@@ -255,7 +255,7 @@ def change_zip(content: bytes, draw: random.Random) -> bytes:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         method = archive.infolist()[0].compress_type
         members = change_member([(name, archive.read(name)) for name in archive.namelist()], draw)
-    return malicious_files.zipped(dict(members), method)
+    return hostile.zipped(dict(members), method)
 
 
 def change_tar_gz(content: bytes, draw: random.Random) -> bytes:
@@ -267,11 +267,11 @@ def change_tar_gz(content: bytes, draw: random.Random) -> bytes:
     (name, first), *_ = members
     kind = draw.choice((tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.GNUTYPE_SPARSE, b"\xff"))
     link = draw.choice(("/etc/passwd", "train", "../../x"))
-    header = malicious_files.member(name, size=abs(draw.choice(NUMBERS)), type=kind, linkname=link)
+    header = hostile.member(name, size=abs(draw.choice(NUMBERS)), type=kind, linkname=link)
     return gzip.compress(header + first + gzip.decompress(tarred(dict(members[1:]))), 1)
 
 
-PIECES = [*malicious_files.LENGTHS.values(), *malicious_files.MEMO, b"(lp0\n" + b"(lp1\ng0\na" * 50, b"]" * 5000 + b"a" * 4999]
+PIECES = [*hostile.LENGTHS.values(), *hostile.MEMO, b"(lp0\n" + b"(lp1\ng0\na" * 50, b"]" * 5000 + b"a" * 4999]
 PIECES += [b"cbuiltins\nbytearray\nJ\x00\x00\x00\x40\x85R", b"cos\nsystem\n", b"2" * 1000, b"0"]
 
 
@@ -340,7 +340,7 @@ def loaded(spec: object) -> Callable[[], None]:
     return lambda: used(datasets.load(str(spec)))
 
 
-def all_of(made: malicious_files.Hostile) -> list[Files]:
+def all_of(made: hostile.Hostile) -> list[Files]:
     return [files for files, _ in made.values()]
 
 
@@ -494,7 +494,7 @@ def read_safetensors(folder: Path) -> Iterable[Callable[[], Any]]:
 
 
 def plans(inputs: int = 4) -> list[models.Plan]:
-    return [malicious_files.plan(model, inputs) for model in ("linear", "mlp", "cnn", "context", "gru", "attention")]
+    return [hostile.plan(model, inputs) for model in ("linear", "mlp", "cnn", "context", "gru", "attention")]
 
 
 def model_file(plan: models.Plan, described: str) -> Files:
@@ -509,7 +509,7 @@ def model_files(rows: int) -> Iterator[Files]:
 
 
 def model_hostile() -> Iterator[Files]:
-    for plan, lie, _ in malicious_files.model_lies():
+    for plan, lie, _ in hostile.model_lies():
         yield model_file(plan, written({**plan.to_json(), **lie}))
 
 
@@ -542,7 +542,7 @@ def json_files(_: int) -> Iterator[Files]:
 
 def json_hostile() -> Iterator[Files]:
     for name in ("p_k.json", "classes.json"):
-        yield {name: malicious_files.DEEP.encode()}
+        yield {name: hostile.DEEP.encode()}
     for about in ({"classes": ["a"] * 4, "files": ["../train.safetensors"]}, {"classes": ["\ud800", "b", "c", "d"]}):
         yield {**embedding_set(40), "set/dataset.json": json.dumps(about).encode()}
     yield {"run/config.json": b'{"seed": 1' + b"0" * 4000 + b"}", "run/environment.json": b"{}"}
@@ -635,21 +635,21 @@ def read_cifar(folder: Path) -> Iterable[Callable[[], Any]]:
     yield loaded(f"cifar100:{folder / 'cifar.tar.gz' if (folder / 'cifar.tar.gz').exists() else folder}")
 
 
-OTHERS = {"data/a/2.png": malicious_files.picture("PNG"), "data/b/1.png": malicious_files.picture("PNG")}
+OTHERS = {"data/a/2.png": hostile.picture("PNG"), "data/b/1.png": hostile.picture("PNG")}
 
 
 def image_files(_: int) -> Iterator[Files]:
     modes = {"PNG": ("RGB", "L", "RGBA", "P", "I;16", "1", "LA"), "TIFF": ("RGB", "L"), "GIF": ("P",)}
     for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM"):
         for mode in modes.get(kind, ("RGB",)):
-            yield {f"data/a/1.{kind.lower()}": malicious_files.picture(kind, mode), **OTHERS}
+            yield {f"data/a/1.{kind.lower()}": hostile.picture(kind, mode), **OTHERS}
     page = Image.new("1", (4960, 7016), 1)  # white, at 600 dpi
     yield {"data/a/1.tif": saved(lambda out: page.save(out, "TIFF", compression="group4")), **OTHERS}
 
 
 def image_hostile() -> Iterator[Files]:
-    contents = [files["1.png"] for files in all_of(malicious_files.image_files())]
-    for content in (*contents, malicious_files.png_of_zeros(9_500, 9_500), malicious_files.picture("PNG")[:33] + b"\xff" * 100):
+    contents = [files["1.png"] for files in all_of(hostile.image_files())]
+    for content in (*contents, hostile.png_of_zeros(9_500, 9_500), hostile.picture("PNG")[:33] + b"\xff" * 100):
         yield {"data/a/1.png": content, **OTHERS}
 
 
@@ -680,12 +680,12 @@ def python_hostile() -> Iterator[Files]:
 
 
 def archive_hostile() -> list[Files]:
-    return [each for sound in cifar_files(3) for each in all_of(malicious_files.archive_files(sound, BOMB))]
+    return [each for sound in cifar_files(3) for each in all_of(hostile.archive_files(sound, BOMB))]
 
 
 READERS = {
-    "npz": Reader(npz_files, read_arrays("data.npz"), lambda: all_of(malicious_files.npz_files(BOMB)), 4096, PACKED_FLOOR),
-    "npy": Reader(npy_files, read_arrays("data.npy"), lambda: all_of(malicious_files.npy_files()), 4096),
+    "npz": Reader(npz_files, read_arrays("data.npz"), lambda: all_of(hostile.npz_files(BOMB)), 4096, PACKED_FLOOR),
+    "npy": Reader(npy_files, read_arrays("data.npy"), lambda: all_of(hostile.npy_files()), 4096),
     "csv": Reader(csv_files, read_arrays("data.csv"), csv_hostile, 25_000),
     "parquet": Reader(
         parquet_files,
@@ -702,8 +702,8 @@ READERS = {
         PACKED_FLOOR,
     ),
     "log": Reader(log_files, read_log, rows=75_000),
-    "pickle": Reader(pickle_files, read_arrays("data.p"), lambda: all_of(malicious_files.pickle_files()), 4096),
-    "torch": Reader(torch_files, read_arrays("data.pt"), lambda: all_of(malicious_files.torch_files(BOMB)), 4096, PACKED_FLOOR),
+    "pickle": Reader(pickle_files, read_arrays("data.p"), lambda: all_of(hostile.pickle_files()), 4096),
+    "torch": Reader(torch_files, read_arrays("data.pt"), lambda: all_of(hostile.torch_files(BOMB)), 4096, PACKED_FLOOR),
     "safetensors": Reader(safetensors_files, read_safetensors, rows=4096),
     "model": Reader(model_files, read_model, model_hostile, 65536),
     "json": Reader(json_files, read_json, json_hostile),
@@ -812,7 +812,7 @@ def known_files(name: str, folder: Path) -> tuple[int, list[Files]]:
     for files in sound:
         attempt(READERS[name], files, folder)
     found = [*sound, *READERS[name].hostile()]
-    malicious_files.zeros.cache_clear()
+    hostile.zeros.cache_clear()
     return len(sound), found
 
 

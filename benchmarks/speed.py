@@ -46,13 +46,12 @@ from measuring import (
 from torch import nn
 
 import anyk
-from anyk import KSubset, LapSum, NeuralSort, SinkhornSort, SoftSort, SortingNetwork, candidates, kernels
+from anyk import KSubset, LapSum, NeuralSort, SinkhornSort, SoftSort, SortingNetwork
 from anyk.kernels import native
-from anyk.operators import Inclusion
 
 CE = "cross-entropy"
 K = 5
-WHY_PLAIN = native.why_not
+WHY_PLAIN = native.status()
 BACKENDS = ("torch",) if WHY_PLAIN else ("native", "torch")
 FASTEST = BACKENDS[0]
 TITLES = {"native": "native", "torch": "plain"}
@@ -69,7 +68,7 @@ class Case(NamedTuple):
         return f"{self.batch}, {self.n}, {self.m or 'none'}"
 
 
-OPERATORS: dict[str, Callable[[], Inclusion]] = {
+OPERATORS: dict[str, Callable[[], anyk.Operator]] = {
     "splitter": lambda: SortingNetwork("splitter"),
     "LapSum": LapSum,
     "KSubset": KSubset,
@@ -79,7 +78,7 @@ OPERATORS: dict[str, Callable[[], Inclusion]] = {
     "odd_even": lambda: SortingNetwork("odd_even"),
     # These have no kernel: what is native is the selection.
     "splitter, learned": lambda: SortingNetwork("splitter", nn.Parameter(torch.ones(()))),
-    "SinkhornSort": SinkhornSort,
+    "SinkhornSort, topk": lambda: SinkhornSort(anchors="topk"),
 }
 GROWING = ("splitter", "SoftSort", "NeuralSort", "LapSum", "KSubset")
 
@@ -234,8 +233,8 @@ def where_the_time_goes(plan: Plan) -> str:
             "zeros (B, n)": Forward(lambda scores, _: torch.zeros(scores.shape), fixed, target),
         }
         if not WHY_PLAIN:
-            steps["native selection"] = Forward(lambda scores, _, m=m: kernels.best(scores, m), fixed, target)
-        steps["plain selection"] = Forward(lambda scores, _, m=m: candidates.best(scores, m), fixed, target)
+            steps["native selection"] = Forward(lambda scores, _, m=m: native.best(scores, m), fixed, target)
+        steps["plain selection"] = Forward(lambda scores, _, m=m: anyk.candidates.best(scores, m), fixed, target)
         steps["torch.topk"] = Forward(lambda scores, _, m=m: scores.topk(m).indices, fixed, target)
         floor = best_seconds(steps, plan.budget)
         unit = floor.pop(CE)
@@ -505,7 +504,7 @@ def main() -> None:
     if WHY_PLAIN:
         head.append(f"There is no native library here, so that the plain code is measured alone: {WHY_PLAIN}.\n")
     else:
-        head.append(f"The kernels use {kernels.report()['native']['variant']}.\n")
+        head.append(f"The kernels use {native.variant()}.\n")
     if kept:
         head.append(
             "Freed memory is kept (measuring.py). With the allocator as it comes the ratios were alike up to n = 10450; at\n"

@@ -99,8 +99,7 @@ def tools(k: int) -> dict[str, Tool]:
         "soft_quantile, q = 0.5": lambda scores: anyk.soft_quantile(scores, 0.5),
         "soft_rank, LapSum": lambda scores: anyk.soft_rank(scores),
         "soft_rank, Permutahedron": lambda scores: anyk.soft_rank(scores, "permutahedron"),
-        "soft_sort, LapSum": lambda scores: anyk.soft_sort(scores),
-        "soft_sort, Permutahedron": lambda scores: anyk.soft_sort(scores, "permutahedron"),
+        "soft_sort, Permutahedron": lambda scores: anyk.soft_sort(scores),
     }
 
 

@@ -31,10 +31,8 @@ import torture_tools
 from torch import Tensor
 
 import anyk
-from anyk import kernels
 from anyk.kernels import native
-from anyk.operators import Inclusion
-from anyk.swaps import SWAPS
+from anyk.registry import SWAPS
 
 MODES = ("operator", "mixed", "separate", "error", "bounded")
 """those of topk_cross_entropy; topk_error with its defaults; topk_error without cross-entropy, with q = 1/2"""
@@ -58,7 +56,7 @@ class Subject:
     """
 
     name: str
-    make: Callable[[float], Inclusion]
+    make: Callable[[float], anyk.Operator]
     tie_slope: Callable[[float, int], float] = lambda temperature, m: 10 / temperature
     row_stochastic_only: bool = False
     exponential_tail: bool = True
@@ -84,15 +82,15 @@ def _network(kind: str, swap: str, **rest: object) -> Subject:
 SUBJECTS = (
     Subject("NeuralSort", lambda t: anyk.NeuralSort(t), lambda t, m: 2 * m / t, row_stochastic_only=True),
     Subject("SoftSort", lambda t: anyk.SoftSort(t), row_stochastic_only=True),
-    Subject("SinkhornSort", lambda t: anyk.SinkhornSort(t), _sinkhorn_tie_slope, has_kernel=False),
+    Subject("Sinkhorn/all", lambda t: anyk.SinkhornSort(t), _sinkhorn_tie_slope, has_kernel=False),
+    Subject("Sinkhorn/topk", lambda t: anyk.SinkhornSort(t, anchors="topk"), _sinkhorn_tie_slope, has_kernel=False),
     Subject("LapSum", lambda t: anyk.LapSum(t)),
     Subject("KSubset", lambda t: anyk.KSubset(t)),
     _network("splitter", "logistic"),
     _network("bitonic", "logistic"),
     _network("odd_even", "logistic"),
     _network("splitter", "logistic_art", tie_slope=_art_tie_slope, exponential_tail=False),
-    _network("splitter", "gaussian", exponential_tail=False),
-    *(_network("splitter", swap, exponential_tail=False, has_kernel=False) for swap in ("cauchy", "reciprocal", "optimal")),
+    *(_network("splitter", swap, exponential_tail=False) for swap in ("cauchy", "gaussian", "reciprocal", "optimal")),
 )
 
 
@@ -422,7 +420,7 @@ def any_row(broken: Broken, batch: Batch) -> Tensor:
 @contextlib.contextmanager
 def counted(tally: Tally) -> Iterator[None]:
     """Counts what the native kernels were asked, and what they left to the plain code."""
-    computed = kernels.loss
+    computed = native.loss
 
     def counting(*arguments: object) -> Tensor | None:
         result = computed(*arguments)  # type: ignore[arg-type]
@@ -430,7 +428,7 @@ def counted(tally: Tally) -> Iterator[None]:
         tally.left += result is None
         return result
 
-    with mock.patch.object(kernels, "loss", counting):
+    with mock.patch.object(native, "loss", counting):
         yield
 
 
@@ -557,8 +555,8 @@ def main() -> int:
     warnings.filterwarnings("ignore", "SinkhornSort: .* did not converge")
     failures = 0
     for backend in BACKENDS if arguments.backend is None else (arguments.backend,):
-        if backend == "native" and native.why_not:
-            print(f"\nno native kernels: {native.why_not}")
+        if backend == "native" and native.status():
+            print(f"\nno native kernels: {native.status()}")
             failures += arguments.backend is not None
             continue
         with anyk.backend(backend):

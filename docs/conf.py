@@ -57,7 +57,7 @@ CONTENTS = {
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((\.\./[^)]+\.md)\)")
 """A link to a page of the repository that is none of the guide: on the site, a file to download."""
 
-PUBLIC_MODULES = ("anyk", "anyk.lab", "anyk.networks", "anyk.parallel", "anyk.ranking", "anyk.sklearn", "anyk.swaps")
+PUBLIC_MODULES = ("anyk", "anyk.lab", "anyk.networks", "anyk.parallel", "anyk.ranking", "anyk.registry", "anyk.sklearn")
 """Every name in their __all__ must be documented in reference.md."""
 
 LISTED = re.compile(r"^- `(anyk\.[\w.]+)`.*\n((?:  .*\n)*)", re.MULTILINE)
@@ -68,8 +68,8 @@ SHORT, SHORT_TITLE = 28, 12
 
 HIDDEN = {
     *("set_fit_request", "set_score_request"),
-    *("extra_repr", "forward", "p_k", "weight", "options", "row_loss", "distribution", "look_at"),
-    *("descending", "kernel", "real_k", "has_cross_entropy", "draw", "log_rows"),
+    *("extra_repr", "forward", "arguments", "p_k", "weight", "spec", "conventions"),
+    *("scale_power", "sorts", "dtype", "unconverged", "kernel_code", "kernel_description", "kernel_settings"),
 }
 """What a class has for its base class, and no user calls."""
 
@@ -122,8 +122,7 @@ def typeset(app, what, name, thing, options, lines):
 
 
 def skip(app, what, name, thing, skipped, options):
-    written = name.startswith("compute_") and thing.__module__ != "anyk.operators.base"
-    return True if written or name in HIDDEN else None
+    return True if name in HIDDEN else None
 
 
 def link_names(app, doctree):
@@ -150,13 +149,6 @@ def tables_scroll(app, doctree):
         cell["classes"].append("short" if len(text) <= most else "long")
 
 
-def of_anyk(app, environment, node, content):
-    """What a docstring of another module names without "anyk."."""
-    if node.get("refdomain") == "py":
-        target, resolve = f"anyk.{node['reftarget']}", environment.domains.python_domain.resolve_xref
-        return resolve(environment, node["refdoc"], app.builder, "obj", target, node, content)
-
-
 def nothing_undocumented(app, environment):
     """A public name without an entry in the reference, or without a docstring, fails the build."""
     from sphinx.util.logging import getLogger
@@ -176,6 +168,5 @@ def setup(app):
     app.connect("autodoc-skip-member", skip)
     app.connect("doctree-read", link_names)
     app.connect("doctree-read", tables_scroll)
-    app.connect("missing-reference", of_anyk)
     app.connect("env-check-consistency", nothing_undocumented)
     return {"parallel_read_safe": True}

@@ -51,24 +51,23 @@ def facts_of(n: int, k: int) -> Facts:
     facts = Facts()
     rank_of = dict.fromkeys(range(n), 0)
     kept = [set(layer) for layer in networks.splitter(n, k).layers]
-    for number, (wires, start, layers, ranks) in enumerate(networks.splitter_cascades(n, k)):
-        end = start + len(layers)
-        for layer, comparators in enumerate(layers, start):
+    for number, cascade in enumerate(networks.splitter_cascades(n, k)):
+        for layer, comparators in enumerate(cascade.layers, cascade.start):
             for pair in comparators:
                 if pair in kept[layer]:
                     facts.cascade[layer, pair] = number
                 else:
                     facts.pruned.append((layer, pair))
-        for wire, rank in zip(wires, ranks, strict=True):
+        for wire, rank in zip(cascade.wires, cascade.ranks, strict=True):
             rank_of[wire] = rank
-            facts.ranks[end, wire] = rank
+            facts.ranks[cascade.end, wire] = rank
             if rank >= k:
-                facts.dropped[wire] = end
+                facts.dropped[wire] = cascade.end
         for rank in range(k):
-            having = [wire for wire in rank_of if rank_of[wire] == rank]
-            if len(having) != 1:
+            wires = [wire for wire in rank_of if rank_of[wire] == rank]
+            if len(wires) != 1:
                 break
-            facts.settled.setdefault(having[0], end)
+            facts.settled.setdefault(wires[0], cascade.end)
     return facts
 
 

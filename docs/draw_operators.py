@@ -13,10 +13,9 @@ from torch import Tensor
 import anyk
 from anyk.lab import plots
 from anyk.lab.plots import BLUE, GREEN, INK, ORANGE, PURPLE, SKY, VERMILLION
-from anyk.operators import Inclusion, Mask
 from draw_network import STYLE, ordinal
 
-OPERATORS: dict[str, tuple[Callable[[float], Inclusion], str, str]] = {
+OPERATORS: dict[str, tuple[Callable[[float], anyk.Operator], str, str]] = {
     "Splitter network": (partial(anyk.SortingNetwork, "splitter"), BLUE, "-"),
     "Bitonic network": (partial(anyk.SortingNetwork, "bitonic"), SKY, "--"),
     "Odd-even network": (partial(anyk.SortingNetwork, "odd_even"), "#4D4D4D", ":"),
@@ -120,7 +119,7 @@ CHOICES = (2.4, 1.9, 1.5, 1.1, 0.9, 0.4, 0.1, -0.2, -0.6, -1.0, -1.5, -2.1)
 """the scores of the picture of masks"""
 
 
-MASKS: dict[str, tuple[Callable[[float], Mask], str]] = {
+MASKS: dict[str, tuple[Callable[[float], anyk.Operator], str]] = {
     "LapSum": (anyk.LapSum, BLUE),
     "KSubset": (anyk.KSubset, "#7B4EA3"),
     "Permutahedron": (anyk.Permutahedron, GREEN),

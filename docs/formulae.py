@@ -25,11 +25,8 @@ TEX = {
     \end{aligned}
     """,
     'm = soft_topk(s, k, "lapsum", t),': r"m = \operatorname{softtopk}(s, k, t), \qquad \sum_i m_i = k",
-    "L = w log sum_j exp(s_j - s_y),   w = sigmoid((s_y - s_[k]) / t)": r"""
-    L = w \log \sum_j e^{s_j - s_y}, \qquad w = \operatorname{sigmoid}\Bigl( \frac{s_y - s_{[k]}}{t} \Bigr)
-    """,
-    "L = ce_weight (-log p) + (1 - ce_weight) (1 - p^q) / q": r"""
-    L = - \mathtt{ce\_weight} \, \log p + (1 - \mathtt{ce\_weight}) \, \frac{1 - p^q}{q}
+    "L = sigmoid((s_y - s_[k]) / t) log sum_j exp(s_j - s_y)": r"""
+    L = \operatorname{sigmoid}\Bigl( \frac{s_y - s_{[k]}}{t} \Bigr) \, \log \sum_j e^{s_j - s_y}
     """,
     "larger = alpha a + (1 - alpha) b,    smaller = (1 - alpha) a + alpha b.": r"""
     \mathrm{larger} = \alpha a + (1 - \alpha)\, b, \qquad \mathrm{smaller} = (1 - \alpha)\, a + \alpha b
@@ -75,6 +72,10 @@ TEX = {
     "L = ce_weight CE(s, y) + (1 - ce_weight) sum_j P_K(j) (1 - T_j^q) / q": r"""
     L = \mathtt{ce\_weight} \; \mathrm{CE}(s, y) + (1 - \mathtt{ce\_weight}) \sum_j P_K(j) \, \frac{1 - T_j^{\,q}}{q}
     """,
+    "sum_i w_i L(s(x_i), y_i) / sum_i w_i  +  alpha / 2 * (sum of the squared weights, without the intercepts).": r"""
+    \frac{\sum_i w_i\, L(s(x_i), y_i)}{\sum_i w_i}
+    + \frac{\alpha}{2} \, (\text{sum of the squared weights, without the intercepts})
+    """,
 }
 """A formula of a docstring -> TeX."""
 
@@ -100,8 +101,6 @@ _KNOWN = {plain(formula): tex for formula, tex in TEX.items()}
 
 def of_docstring(lines, name):
     """The directive for the lines of a formula in the docstring of ``name``."""
-    if "``" in lines[0]:  # words with code in them: as they are, line by line
-        return [f"| {line.strip()}" for line in lines]
     tex = _KNOWN.get(plain("\n".join(lines)))
     if tex is None:
         getLogger("anyk").warning("%s: no TeX in docs/formulae.py for the formula\n%s", name, "\n".join(lines))

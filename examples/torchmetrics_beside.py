@@ -26,7 +26,7 @@ def main() -> None:
         scores = torch.randn(batch_size, CLASSES, generator=generator)
         scores[torch.arange(batch_size), target] += 2
         theirs.update(scores, target)
-        hits = {k: hits[k] + count.item() for k, count in anyk.metrics.topk_hits(scores, target, KS).items()}
+        hits = {k: hits[k] + count.item() for k, count in anyk.topk_hits(scores, target, KS).items()}
         seen += batch_size
     values = theirs.compute()
     for k in KS:

@@ -1,4 +1,4 @@
-"""The helpers beside this file (fake_results.py, lab_data.py, …) can be imported by tests in any folder below."""
+"""The helpers beside this file (made.py, lab_data.py, …) can be imported by tests in any folder below."""
 
 import sys
 from pathlib import Path
@@ -26,8 +26,8 @@ def backend(request):
     import anyk
     from anyk.kernels import native
 
-    if request.param == "native" and native.why_not:
-        pytest.skip(f"the native library: {native.why_not}")
+    if request.param == "native" and native.status():
+        pytest.skip(f"the native library: {native.status()}")
     with anyk.backend(request.param):
         yield request.param
 

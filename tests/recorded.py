@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 import anyk
-from anyk.operators import Inclusion
 
 FILE = Path(__file__).with_name("recorded.json")
 P_K = [0.4, 0.0, 0.1, 0.5]
@@ -38,17 +37,18 @@ def data() -> dict[str, Tensor]:
     }
 
 
-def operators() -> dict[str, Inclusion]:
+def operators() -> dict[str, anyk.Operator]:
     network = anyk.SortingNetwork
     return {
         "neuralsort": anyk.NeuralSort(2.0),
         "softsort": anyk.SoftSort(0.8),
         "softsort squared": anyk.SoftSort(1.5, power=2.0),
         "sinkhorn": anyk.SinkhornSort(1.3),
+        "sinkhorn topk": anyk.SinkhornSort(1.3, anchors="topk"),
         "lapsum": anyk.LapSum(0.7),
         "ksubset": anyk.KSubset(1.2),
         **{f"{kind} {wires}": network(kind, 1.1, wires=wires)
-           for kind in ("splitter", "bitonic", "odd_even") for wires in ("target", "given")},
+           for kind in ("splitter", "bitonic", "odd_even") for wires in ("target", "sorted", "given")},
         **{f"splitter {swap}": network("splitter", 0.9, swap)
            for swap in ("logistic_art", "cauchy", "gaussian", "reciprocal", "optimal")},
     }  # fmt: skip
@@ -60,7 +60,8 @@ def losses() -> Iterator[tuple[str, Callable[[Tensor], Tensor], str]]:
     settings: dict[str, dict[str, Any]] = {
         "": {},
         "ignored, weighted": {"target": d["ignored"], "weight": d["weight"]},
-        "class probabilities": {"target": d["probabilities"]},
+        "smoothed": {"target": d["ignored"], "label_smoothing": 0.1, "weight": d["weight"]},
+        "probabilities": {"target": d["probabilities"]},
         "by class": {"p_k": d["by_class"]},
         "by example": {"example_p_k": d["by_example"]},
     }
@@ -75,16 +76,8 @@ def losses() -> Iterator[tuple[str, Callable[[Tensor], Tensor], str]]:
             for words, more in settings.items() if name in ("lapsum", "splitter target") else [("", {})]:
                 given = {"target": d["target"], "p_k": P_K, "operator": operator, "m": 6, "reduction": "none", **own, **more}
                 yield f"{name} {family} {words}".strip(), lambda s, loss=loss, given=given: loss(s, **given), "scores"
-            if name in ("lapsum", "splitter target") and ("error" in family or "separate" in family):
-                given |= {"target": d["ignored"], "label_smoothing": 0.1, "weight": d["weight"], "example_p_k": None}
-                words = "smoothed" if "error" in family else "its cross-entropy smoothed"
-                yield f"{name} {family} {words}", lambda s, loss=loss, given=given: loss(s, **given), "scores"
         whole = {"target": d["target"], "p_k": P_K, "operator": operator, "m": None, "reduction": "none"}
         yield f"{name} padded", lambda s, given=whole: anyk.topk_cross_entropy(s, **given), "padded"
-    for words, more in settings.items():
-        if "p_k" not in more and "example_p_k" not in more:
-            given = {"target": d["target"], "q": 0.4, "ce_weight": 0.3, "temperature": 2.0, "reduction": "none", **more}
-            yield f"gce {words}".strip(), lambda s, given=given: anyk.generalized_cross_entropy(s, **given), "scores"
     for criterion in (
         anyk.SmoothTopKLoss(3), anyk.TopKHingeLoss(3), anyk.TopKHingeLoss(3, "beta"), anyk.TruncatedTopKEntropyLoss(3),
         anyk.SoftmaxAtKLoss(3, 2.0),

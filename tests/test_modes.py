@@ -1,5 +1,4 @@
-"""The whole public surface on every device and under every mode: no host synchronisation, compiled, transformed, autocast,
-differentiated twice, the same bits with any number of threads."""
+"""On every device, under every mode: no host synchronisation, compiled, transformed, autocast, deterministic."""
 
 import shutil
 
@@ -7,125 +6,114 @@ import pytest
 import torch
 
 import anyk
-from strategies import name
+from anyk import TopKCrossEntropyLoss, topk_cross_entropy
+from strategies import name, operators
 
-P_K = [0.2, 0.3, 0.5]
-OPERATORS = [
-    *(anyk.NeuralSort(), anyk.SoftSort(power=2.0), anyk.LapSum(), anyk.KSubset()),
-    anyk.SinkhornSort(tolerance=1e-3, max_iterations=4),
-    *(anyk.SortingNetwork(), anyk.SortingNetwork("bitonic", swap="cauchy", wires="given")),
-]
-#: functions of scores (rows, n) or (n,) and targets (rows,) or ()
-LOSSES = {
-    "cross-entropy": lambda s, y: anyk.topk_cross_entropy(s, y, P_K, m=6),
-    "cross-entropy, mixed": lambda s, y: anyk.topk_cross_entropy(s, y, P_K, "lapsum", m=6, top1="mixed"),
-    "cross-entropy, operator": lambda s, y: anyk.topk_cross_entropy(s, y, P_K, "lapsum", m=6, top1="operator"),
-    "cross-entropy, candidates": lambda s, y: anyk.topk_cross_entropy(s, y, P_K, "lapsum", m=6, softmax_over="candidates"),
-    "error": lambda s, y: anyk.topk_error(s, y, P_K, m=6),
-    "error, q .5": lambda s, y: anyk.topk_error(s, y, P_K, m=6, ce_weight=0, q=0.5),
-    "error, smoothed": lambda s, y: anyk.topk_error(s, y, P_K, m=6, label_smoothing=0.1),
-    "gce": lambda s, y: anyk.generalized_cross_entropy(s, y, ce_weight=0.3, temperature=0.7),
-    "SmoothTopKLoss": lambda s, y: anyk.SmoothTopKLoss(3)(s, y),
-    "TopKHingeLoss": lambda s, y: anyk.TopKHingeLoss(3)(s, y),
-    "TruncatedTopKEntropyLoss": lambda s, y: anyk.TruncatedTopKEntropyLoss(3)(s, y),
-    "SoftmaxAtKLoss": lambda s, y: anyk.SoftmaxAtKLoss(3)(s, y),
-}
-TOOLS = {
-    "soft_topk": lambda s, y: anyk.soft_topk(s, 3),
-    "soft_topk, smallest": lambda s, y: anyk.soft_topk(s, 2.5, largest=False),
-    "soft_topk, hard": lambda s, y: anyk.soft_topk(s, 3, hard=True),
-    "soft_topk, ksubset": lambda s, y: anyk.soft_topk(s, 3, "ksubset"),
-    "soft_topk, sinkhorn": lambda s, y: anyk.soft_topk(s, 3, "sinkhorn"),
-    "soft_topk, permutahedron": lambda s, y: anyk.soft_topk(s, 3, "permutahedron"),
-    "soft_topk, splitter": lambda s, y: anyk.soft_topk(s, 3, "splitter"),
-    "soft_rank": lambda s, y: anyk.soft_rank(s),
-    "soft_rank, permutahedron": lambda s, y: anyk.soft_rank(s, "permutahedron"),
-    "soft_sort": lambda s, y: anyk.soft_sort(s),
-    "soft_sort, permutahedron": lambda s, y: anyk.soft_sort(s, "permutahedron"),
-    "soft_quantile": lambda s, y: anyk.soft_quantile(s, 0.7),
-    "select_topk": lambda s, y: anyk.select_topk(s[..., None] * torch.arange(1.0, 4).to(s), s, 3)[0],
-    "select_topk, mask": lambda s, y: anyk.select_topk(s[..., None], s, 3, backward="mask")[0],
-    "spearman_loss": lambda s, y: anyk.ranking.spearman_loss(s, relevance(s)),
-    "ndcg_loss": lambda s, y: anyk.ranking.ndcg_loss(s, relevance(s), 3),
-    "recall_loss": lambda s, y: anyk.ranking.recall_loss(s, relevance(s) > 1, 3),
-    "average_precision_loss": lambda s, y: anyk.ranking.average_precision_loss(s, relevance(s) > 1),
-}
-MATRICES = {
-    name(each): lambda s, y, each=each: torch.cat([each(s, 3).flatten(-2), each.log_inclusion(s, y, 3)], -1)
-    for each in OPERATORS
-}
-EVERYTHING = {**LOSSES, **TOOLS, **MATRICES}
-everything = pytest.mark.parametrize("function", EVERYTHING.values(), ids=list(EVERYTHING))
+P_K = [0.2] * 5
+OPERATORS = operators(wires=("target", "given"))
+every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=name)
+BASELINES = [anyk.SmoothTopKLoss(3), anyk.TopKHingeLoss(3), anyk.TruncatedTopKEntropyLoss(3), anyk.SoftmaxAtKLoss(3)]
 
 
-def relevance(scores):
-    return torch.tensor([2.0, 0, 1, 0, 3, 0, 2, 1], dtype=scores.dtype, device=scores.device).expand(scores.shape)
-
-
-def batch(rows=4, n=8, seed=0, dtype=torch.float32):
+def batch(rows=6, n=12, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, n, generator=generator, dtype=dtype) * 2, torch.randint(n, (rows,), generator=generator)
+    return torch.randn(rows, n, generator=generator), torch.randint(n, (rows,), generator=generator)
 
 
-def value_and_gradient(function, scores, target):
-    leaf = scores.clone().requires_grad_()
-    value = function(leaf, target)
-    weights = torch.linspace(0.5, 1.5, value.numel(), dtype=value.dtype, device=value.device).reshape(value.shape)
-    (gradient,) = torch.autograd.grad((value * weights).sum(), leaf)
-    return value.detach(), gradient
+# ---- meta tensors: an .item(), a data-dependent shape or a stray CPU tensor would fail ----------------------------------
 
 
-@everything
-def test_meta(function):
-    """An .item(), a shape that depends on data or a stray CPU tensor would fail."""
-    scores, target = batch()
-    with anyk.backend("torch"):
-        expected = value_and_gradient(function, scores, target)
-    actual = value_and_gradient(function, scores.to("meta"), target.to("meta"))
-    assert [(each.shape, each.dtype) for each in actual] == [(each.shape, each.dtype) for each in expected]
+@every_operator
+def test_meta(operator):
+    criterion = TopKCrossEntropyLoss(P_K, operator).to("meta")
+    scores = torch.empty(6, 12, device="meta", requires_grad=True)
+    target = torch.empty(6, dtype=torch.long, device="meta")
+    for m in (None, 8):
+        criterion.m = m
+        for smoothing in (0.0, 0.1):
+            criterion.label_smoothing = smoothing
+            criterion(scores, target).backward()
+            assert scores.grad.shape == scores.shape
+        criterion(scores, scores.detach()).backward()  # class probabilities
+    anyk.topk_error(scores, target, P_K, operator, m=8, label_smoothing=0.1).backward()
+    per_class = TopKCrossEntropyLoss(torch.full((12, 4), 0.25), operator, top1="mixed").to("meta")
+    per_class(scores, target, example_p_k=torch.empty(6, 3, device="meta")).backward()
+    per_class(scores, target).backward()
+    operator(scores, 5, hard=True).sum().backward()
+    operator.inclusion(scores, target, 5).sum().backward()
 
 
-def test_metrics_on_meta():
-    scores, target = (each.to("meta") for each in batch())
+@pytest.mark.parametrize("criterion", BASELINES, ids=lambda c: type(c).__name__)
+def test_meta_baselines(criterion):
+    scores = torch.empty(6, 12, device="meta", requires_grad=True)
+    target = torch.empty(6, dtype=torch.long, device="meta")
+    criterion(scores, target).backward()
+    assert anyk.topk_hits(scores, target)[5].device.type == "meta"
     for average in ("micro", "macro"):
-        found = [
-            *anyk.topk_accuracy(scores, target, average=average).values(),
-            *anyk.metrics.topk_hits(scores, target).values(),
-        ]
-        found += [anyk.metrics.mean_reciprocal_rank(scores, target, average=average), anyk.target_ranks(scores, target)]
-        assert all(each.is_meta for each in (*found, *anyk.metrics.ndcg(scores, target, average=average).values()))
+        found = [*anyk.topk_accuracy(scores, target, average=average).values(), *anyk.ndcg(scores, target).values()]
+        assert all(one.device.type == "meta" for one in (*found, anyk.mean_reciprocal_rank(scores, target, average=average)))
 
 
-@everything
-def test_compiled(function):
+# ---- torch.compile ------------------------------------------------------------------------------------------------------
+
+
+def assert_compiled_is_eager(function, inputs, backend="aot_eager"):
+    """The same values and gradients; for inputs of several sizes by one graph with symbolic sizes, slower to trace."""
     torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    expected, actual = (value_and_gradient(each, *batch()) for each in (function, compiled))
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    compiled = torch.compile(function, fullgraph=True, dynamic=len(inputs) > 1, backend=backend)
+    for scores, target in inputs:
+        ours, theirs = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+        expected, actual = function(ours, target), compiled(theirs, target)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+        weights = torch.linspace(0.5, 1.5, expected.numel()).reshape(expected.shape)
+        (expected * weights).sum().backward()
+        (actual * weights).sum().backward()
+        torch.testing.assert_close(theirs.grad, ours.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["cross-entropy", "error", "gce"])
-def test_compiled_for_any_batch_size(loss):
-    torch._dynamo.reset()
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    compiled = torch.compile(LOSSES[loss], fullgraph=True, backend=backend)
-    for rows in (4, 6, 7, 9, 13):
-        torch.testing.assert_close(compiled(*batch(rows)), LOSSES[loss](*batch(rows)))
-    assert len(graphs) <= 2  # one static, one dynamic
+SHORT = [0.5, 0.2, 0.3]
 
 
-def test_schedules_do_not_compile_again():
-    torch._dynamo.reset()
-    criterion = anyk.TopKErrorLoss([0.5, 0.5], m=6)
-    compiled = torch.compile(criterion, fullgraph=True, backend="eager")
-    for step in range(12):
-        criterion.p_k = [0.5 + 0.01 * step, 0.5 - 0.01 * step]
-        torch.testing.assert_close(compiled(*batch()), criterion(*batch()))
+# one of each code path, few candidates and a small k: tracing takes seconds, by the operations in the graph
+@pytest.mark.parametrize(
+    "operator",
+    [
+        anyk.NeuralSort(),
+        anyk.SoftSort(power=2.0),
+        anyk.SinkhornSort(anchors="topk", max_iterations=3),
+        anyk.LapSum(),
+        anyk.KSubset(),
+        anyk.SortingNetwork(),
+        anyk.SortingNetwork("bitonic", wires="given"),
+    ],
+    ids=name,
+)
+def test_compiled_loss_and_operator(operator):
+    def both(scores, target):  # in one graph: each compilation takes seconds
+        losses = topk_cross_entropy(scores, target, SHORT, operator, m=4, reduction="none")
+        return torch.cat([operator(scores, 3).flatten(1), losses[:, None]], dim=-1)
+
+    assert_compiled_is_eager(both, [batch(6, n=6)])
+
+
+@pytest.mark.parametrize("operator", [anyk.LapSum(), anyk.SortingNetwork()], ids=name)
+def test_compiled_for_any_batch_size(operator):
+    assert_compiled_is_eager(TopKCrossEntropyLoss(SHORT, operator, m=6), [batch(6), batch(9, seed=1)])
+
+
+@pytest.mark.parametrize("top1", ["mixed", "operator"])
+def test_compiled_modes(top1):
+    assert_compiled_is_eager(TopKCrossEntropyLoss(SHORT, anyk.LapSum(), m=6, top1=top1), [batch(6)])
+
+
+@pytest.mark.parametrize("settings", [{}, {"ce_weight": 0, "q": 0.5}, {"label_smoothing": 0.1}], ids=str)
+def test_compiled_error_loss(settings):
+    assert_compiled_is_eager(anyk.TopKErrorLoss(SHORT, m=6, **settings), [batch(6)])
+
+
+@pytest.mark.parametrize("criterion", BASELINES, ids=lambda c: type(c).__name__)
+def test_compiled_baselines(criterion):
+    assert_compiled_is_eager(criterion, [batch(6)])
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own
@@ -133,68 +121,126 @@ def test_schedules_do_not_compile_again():
 def test_compiled_with_inductor():
     if shutil.which("c++") is None and shutil.which("g++") is None:
         pytest.skip("inductor needs a C++ compiler")
+    assert_compiled_is_eager(TopKCrossEntropyLoss(SHORT, m=6), [batch(6)], backend="inductor")
+
+
+def test_no_recompilation_storm():
     torch._dynamo.reset()
-    with anyk.backend("torch"):
-        expected = value_and_gradient(LOSSES["error"], *batch())
-        actual = value_and_gradient(torch.compile(LOSSES["error"], fullgraph=True), *batch())
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    compilations = []
+
+    def backend(graph, inputs):
+        compilations.append(1)
+        return graph
+
+    criterion = torch.compile(TopKCrossEntropyLoss(P_K, m=8), fullgraph=True, backend=backend)
+    for rows in (6, 7, 9, 13, 20):
+        criterion(*batch(rows))
+    assert len(compilations) <= 2  # one static, one dynamic
 
 
-@everything
+def test_schedules_do_not_compile_again():
+    torch._dynamo.reset()
+    criterion = anyk.TopKErrorLoss([0.5, 0.5], m=8)
+    compiled = torch.compile(criterion, fullgraph=True, backend="eager")
+    for step in range(12):
+        criterion.p_k = [0.5 + 0.01 * step, 0.5 - 0.01 * step]
+        torch.testing.assert_close(compiled(*batch(6)), criterion(*batch(6)))
+
+
+# ---- functional transforms ----------------------------------------------------------------------------------------------
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, in jvp
-def test_functional_transforms(function):
+@pytest.mark.parametrize(
+    ("operator", "top1"),
+    [*((each, "separate") for each in OPERATORS), *((anyk.LapSum(), top1) for top1 in ("mixed", "operator", "error"))],
+)
+def test_functional_transforms(operator, top1):
     scores, target = batch()
-    each = [value_and_gradient(function, s, y) for s, y in zip(scores, target, strict=True)]
-    torch.testing.assert_close(torch.func.vmap(function)(scores, target), torch.stack([value for value, _ in each]))
 
-    def total(s, y):
-        value = function(s, y)
-        return (value * torch.linspace(0.5, 1.5, value.numel()).reshape(value.shape)).sum()
+    def loss(s, y):
+        if top1 == "error":
+            return anyk.topk_error(s, y, P_K, operator, m=8)
+        return topk_cross_entropy(s, y, P_K, operator, m=8, top1=top1)
 
-    gradients = torch.stack([gradient for _, gradient in each])
-    close = {"rtol": 1e-4, "atol": 1e-5}
-    torch.testing.assert_close(torch.func.vmap(torch.func.grad(total))(scores, target), gradients, **close)
-    direction = torch.linspace(-1, 1, scores.shape[1])
-    slope = torch.func.jvp(lambda s: total(s, target[0]), (scores[0],), (direction,))[1]
-    torch.testing.assert_close(slope, gradients[0] @ direction, rtol=1e-3, atol=1e-4)
-
-
-@everything
-def test_second_derivatives(function):
-    scores, target = batch(2, dtype=torch.float64)
-    assert torch.autograd.gradgradcheck(lambda s: function(s, target), (scores.requires_grad_(),), fast_mode=True, atol=1e-4)
+    expected = torch.stack([loss(s, y) for s, y in zip(scores, target, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(loss)(scores, target), expected)
+    gradient = torch.func.grad(loss)(scores, target)
+    reference = scores.clone().requires_grad_()
+    loss(reference, target).backward()
+    torch.testing.assert_close(gradient, reference.grad, rtol=1e-4, atol=1e-6)
+    each = torch.func.vmap(torch.func.grad(loss))(scores, target)
+    torch.testing.assert_close(each / len(scores), reference.grad, rtol=1e-4, atol=1e-6)
+    direction = torch.ones_like(scores) * torch.linspace(-1, 1, 12)
+    _, slope = torch.func.jvp(lambda s: loss(s, target), (scores,), (direction,))
+    torch.testing.assert_close(slope, (reference.grad * direction).sum(), rtol=1e-3, atol=1e-5)
 
 
-@everything
-def test_autocast(function):
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("top1", ["separate", "mixed", "operator"])
+def test_forward_mode_through_p_k_with_a_zero(top1):
+    scores, target = torch.randn(3, 5, dtype=torch.float64), torch.tensor([0, 4, 2])
+    p_k, direction = torch.tensor([0.2, 0.0, 0.8], dtype=torch.float64), torch.tensor([0.1, 0.0, -0.1], dtype=torch.float64)
+
+    def loss(p):
+        return anyk.topk_cross_entropy(scores, target, p, anyk.LapSum(), top1=top1)
+
+    slope = torch.func.jvp(loss, (p_k,), (direction,))[1]
+    apart = loss(p_k + 1e-6 * direction) - loss(p_k - 1e-6 * direction)
+    torch.testing.assert_close(slope, apart / 2e-6, rtol=1e-6, atol=1e-9)
+
+
+def test_transforms_of_other_arguments():
+    """The scores are plain there, and must not be taken for it."""
     scores, target = batch()
-    expected = function(scores, target)
+    p_ks = torch.tensor([[0.5, 0.5], [0.2, 0.8]])
+    for operator in (anyk.LapSum(), anyk.SortingNetwork(), anyk.SinkhornSort()):
+        each = torch.func.vmap(lambda p, op=operator: topk_cross_entropy(scores, target, p, op, m=8))(p_ks)
+        torch.testing.assert_close(each, torch.stack([topk_cross_entropy(scores, target, p, operator, m=8) for p in p_ks]))
+
+
+def test_forward_mode_and_batched_gradients():
+    scores, target = batch()
+    for operator in (anyk.LapSum(), anyk.SortingNetwork()):
+        leaf = scores.clone().requires_grad_()
+        losses = topk_cross_entropy(leaf, target, P_K, operator, reduction="none")
+        (each,) = torch.autograd.grad(losses, leaf, torch.eye(6), is_grads_batched=True)
+        (total,) = torch.autograd.grad(topk_cross_entropy(leaf, target, P_K, operator, reduction="sum"), leaf)
+        torch.testing.assert_close(each.sum(0), total)
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(scores, total)
+            loss = topk_cross_entropy(dual, target, P_K, operator, reduction="sum")
+            slope = torch.autograd.forward_ad.unpack_dual(loss).tangent
+        torch.testing.assert_close(slope, total.square().sum(), rtol=1e-4, atol=1e-5)
+
+
+@every_operator
+def test_a_first_call_without_gradients_spoils_nothing(operator):
+    scores, target = batch(4, 11)  # a size that no other test has cached
+    with torch.inference_mode():
+        topk_cross_entropy(scores, target, P_K, operator)
+    leaf = scores.clone().requires_grad_()
+    topk_cross_entropy(leaf, target, P_K, operator).backward()
+    assert leaf.grad.isfinite().all()
+
+
+# ---- precision and determinism ------------------------------------------------------------------------------------------
+
+
+@every_operator
+def test_autocast(operator):
+    scores, target = batch()
+    expected = topk_cross_entropy(scores, target, P_K, operator, m=8)
+    bounded = anyk.topk_error(scores, target, P_K, operator, m=8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = function(scores, target)
-    assert actual.dtype == expected.dtype == torch.float32
+        actual = topk_cross_entropy(scores, target, P_K, operator, m=8)
+        torch.testing.assert_close(anyk.topk_error(scores, target, P_K, operator, m=8), bounded)
+    assert actual.dtype == torch.float32
     torch.testing.assert_close(actual, expected)
 
 
-def test_batched_gradients():
-    scores, target = batch()
-    for loss in (anyk.topk_cross_entropy, anyk.topk_error):
-        leaf = scores.clone().requires_grad_()
-        losses = loss(leaf, target, P_K, reduction="none")
-        (each,) = torch.autograd.grad(losses, leaf, torch.eye(4), is_grads_batched=True)
-        (total,) = torch.autograd.grad(loss(leaf, target, P_K, reduction="sum"), leaf)
-        torch.testing.assert_close(each.sum(0), total)
-
-
-@everything
-def test_a_first_call_without_gradients_spoils_nothing(function):
-    scores, target = batch(4)
-    with torch.inference_mode():
-        function(scores, target)
-    assert value_and_gradient(function, scores, target)[1].isfinite().all()
-
-
-@pytest.mark.parametrize("loss", [anyk.topk_cross_entropy, anyk.topk_error])
-@pytest.mark.parametrize("operator", [anyk.LapSum(), anyk.KSubset(), anyk.SortingNetwork(), anyk.NeuralSort()], ids=name)
+@pytest.mark.parametrize("loss", [topk_cross_entropy, anyk.topk_error])
+@pytest.mark.parametrize("operator", operators(wires=("target",)), ids=name)
 def test_same_bits_with_any_number_of_threads(operator, loss):
     """Of so many rows that the candidates alone are more than torch leaves to one thread: 32,768 numbers."""
     scores, target = batch(2100, 40)
@@ -203,7 +249,10 @@ def test_same_bits_with_any_number_of_threads(operator, loss):
     try:
         for threads in (1, 2, 1):
             torch.set_num_threads(threads)
-            results.append(value_and_gradient(lambda s, y: loss(s, y, P_K, operator, m=16, reduction="none"), scores, target))
+            leaf = scores.clone().requires_grad_()
+            losses = loss(leaf, target, P_K, operator, m=16, reduction="none")
+            losses.sum().backward()
+            results.append((losses.detach(), leaf.grad))
     finally:
         torch.set_num_threads(before)
     for losses, gradient in results[1:]:

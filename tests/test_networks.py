@@ -136,6 +136,7 @@ def test_network_is_a_value():
         (lambda: networks.splitter(4, 5), ValueError, "k: expected 1 <= k <= n=4, got 5"),
         (lambda: networks.splitter(8, 2.0), TypeError, "k: expected an integer, got 2.0"),
         (lambda: networks.odd_even(True), TypeError, "n: expected an integer, got True"),
+        (lambda: networks.selection(8, 2, "quick"), ValueError, "kind: expected one of bitonic, odd_even_merge, pairwise"),
         (lambda: networks.Network(4, (((0, 1), (1, 2)),), (0,)), ValueError, "layers: expected disjoint"),
         (lambda: networks.Network(4, (((2, 1),),), (0,)), ValueError, r"layers: expected comparators .* got \(2, 1\)"),
         (lambda: networks.Network(4, (), (0, 4)), ValueError, "outputs: expected distinct wires"),
@@ -144,32 +145,6 @@ def test_network_is_a_value():
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-@pytest.mark.parametrize("n", [1, 2, 7, 12])
-def test_the_table_of_partners_is_the_network(n):
-    for network, k in builders(n):
-        table = network.partners()
-        assert [[(i, j) for i, j in enumerate(row) if i < j] for row in table] == [sorted(layer) for layer in network.layers]
-        for row in table:
-            assert [row[partner] for partner in row] == list(range(n))
-        assert network.outputs[:k] == tuple(range(k))  # so it is in standard form: what is sorted stays as it is
-
-
-@pytest.mark.parametrize("kind", networks.KINDS)
-def test_kinds_serve_shorter_rows(kind):
-    """Padded with the smallest values, what a row runs through is the network for its own length."""
-    family = networks.KINDS[kind]
-    for n in range(1, 20):
-        for number in range(1, n + 1):
-            first, end = (0, None) if family.active is None else family.active(n, number)
-            network, own = (family.build(size, size) for size in (n, number))
-            kept = [tuple(pair for pair in layer if pair[1] < number) for layer in network.layers[first:end]]
-            values = random.Random(n).sample(range(100), number)
-            assert run_network(networks.Network(number, kept, range(number)), values) == sorted(values, reverse=True)
-            if family.active is not None:
-                assert [layer for layer in kept if layer] == [layer for layer in own.layers if layer]
-            assert 0 <= family.target_wire(number) <= number // 2
 
 
 def test_no_torch_in_networks():

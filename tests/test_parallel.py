@@ -30,6 +30,9 @@ SIZES = {1: [11], 2: [3, 8], 3: [6, 0, 5], 4: [2, 5, 1, 4]}
 GROUPS = {}  # in the processes: world -> the group of that size, not the first ranks
 
 
+# ---- the processes ------------------------------------------------------------------------------------------------------
+
+
 class Processes:
     """Runs functions of this module in all processes at once."""
 
@@ -37,8 +40,7 @@ class Processes:
         self.folder, self.members = folder, []
 
     def __call__(self, function, *args):
-        if not all(process.is_alive() for process, _ in self.members) or not self.members:
-            self.stop()
+        if not self.members:
             self.start()
         for _, pipe in self.members:
             pipe.send((function.__name__, args))
@@ -114,13 +116,9 @@ def sharded(
     local, target, p_k, operator=None, *, loss="topk_cross_entropy", group=None, slices=None, example_p_k=None, **settings
 ):
     """The loss of a slice of the classes, called as the function of all of them is."""
-    if loss == "generalized_cross_entropy":
-        module = anyk.GeneralizedCrossEntropyLoss(p_k, **settings)
-    else:
-        module = {"topk_cross_entropy": anyk.TopKCrossEntropyLoss, "topk_error": anyk.TopKErrorLoss}[loss](
-            p_k, operator, **settings
-        )
-    return parallel.Sharded(module, group=group, slices=slices)(local, target, example_p_k=example_p_k)
+    module = {"topk_cross_entropy": anyk.TopKCrossEntropyLoss, "topk_error": anyk.TopKErrorLoss}[loss]
+    criterion = parallel.Sharded(module(p_k, operator, **settings), group=group, slices=slices)
+    return criterion(local, target, example_p_k=example_p_k)
 
 
 def same_as_alone(world, scores, target, *args, sizes=None, rtol=1e-9, atol=1e-11, loss="topk_cross_entropy", **kwargs):
@@ -159,12 +157,21 @@ def members_only(function):
     return run
 
 
+# ---- loss and gradients -------------------------------------------------------------------------------------------------
+
+
 @members_only
 def in_each_every_operator(world, first, step):
     scores, target = batch(5, sum(SIZES[world]))
     for operator in operators()[first::step]:
-        same_as_alone(world, scores, target, P_K, operator, m=None, top1="operator")
-        same_as_alone(world, scores, target, P_K, operator, m=5, top1="mixed")
+        for top1 in MODES:
+            for m in (None, 5):
+                same_as_alone(world, scores, target, P_K, operator, m=m, top1=top1)
+
+
+@pytest.mark.parametrize(("world", "first", "step"), [(2, 0, 1), (3, 0, 4), (4, 2, 4)])
+def test_every_operator_and_mode(processes, world, first, step):
+    processes(in_each_every_operator, world, first, step)
 
 
 @members_only
@@ -185,26 +192,30 @@ def in_each_all_settings(world, dtype):
                 {},
                 {"softmax_over": "candidates"},
                 {"reduction": "none", "weight": weight},
-                {"weight": weight, "softmax_over": "candidates"},
+                {"reduction": "sum", "label_smoothing": 0.3},
+                {"weight": weight, "label_smoothing": 0.1, "softmax_over": "candidates"},
                 {"example_p_k": by_example},
-                *([{"reduction": "sum", "label_smoothing": 0.3, "weight": weight}] if top1 == "separate" else []),
             ):
                 same_as_alone(world, scores, ignored, P_K, operator, m=m, top1=top1, **more, **tolerance)
             same_as_alone(world, scores, ignored, by_class, operator, m=m, top1=top1, weight=weight, **tolerance)
-        for more in ({}, {"softmax_over": "candidates", "m": 3}):
+            same_as_alone(world, scores, target, by_class, operator, m=m, top1=top1, label_smoothing=0.2, **tolerance)
+        for more in ({}, {"label_smoothing": 0.1, "weight": weight}, {"softmax_over": "candidates", "m": 3}):
             same_as_alone(world, scores, ignored, [1.0], top1=top1, **more, **tolerance)
-    for more in ({}, {"reduction": "none", "weight": weight}, {"label_smoothing": 0.3, "weight": weight}):
-        for ce_weight, q in ((0.2, 1.0), (0.0, 0.5), (1.0, 1.0)):
-            if not ce_weight and "label_smoothing" in more:
-                continue
-            settings = {**more, **tolerance, "ce_weight": ce_weight, "q": q}
-            for operator, m in ((anyk.LapSum(), 4), ("ksubset", None)):
-                same_as_alone(world, scores, ignored, P_K, operator, m=m, loss="topk_error", **settings)
-            settings |= {"ce_weight": ce_weight or 0.5, "temperature": 0.7, "loss": "generalized_cross_entropy"}
-            same_as_alone(world, scores, ignored, settings.pop("q"), **settings)
+    for ce_weight, q in ((0.2, 1.0), (0.0, 0.5), (1.0, 1.0)):
+        for operator, m in ((anyk.LapSum(), 4), ("ksubset", None)):
+            for more in ({}, {"reduction": "none", "weight": weight}, {"label_smoothing": 0.3, "weight": weight}):
+                if ce_weight or "label_smoothing" not in more:
+                    more = {**more, "loss": "topk_error", "ce_weight": ce_weight, "q": q}
+                    same_as_alone(world, scores, ignored, P_K, operator, m=m, **more, **tolerance)
+            same_as_alone(world, scores, ignored, by_class, operator, m=m, loss="topk_error", ce_weight=ce_weight, **tolerance)
     same_as_alone(world, scores, torch.full_like(target, -100), P_K, m=5, **tolerance)
     same_as_alone(world, scores[:0], target[:0], P_K, m=5, reduction="none", **tolerance)
     same_as_alone(world, scores[:0], target[:0], P_K, m=5, reduction="sum", label_smoothing=0.1, **tolerance)
+
+
+@pytest.mark.parametrize(("world", "dtype"), [(1, torch.float64), (2, torch.float64), (3, torch.float64), (3, torch.float32)])
+def test_all_settings(processes, world, dtype):
+    processes(in_each_all_settings, world, dtype)
 
 
 @members_only
@@ -217,6 +228,10 @@ def in_each_slices(world):
                 same_as_alone(world, scores, target, P_K, operator, sizes=sizes, **kwargs)
 
 
+def test_slices_of_any_size_and_targets_anywhere(processes):
+    processes(in_each_slices, 3)
+
+
 @members_only
 def in_each_ties(world):
     generator = torch.Generator().manual_seed(2)
@@ -225,6 +240,7 @@ def in_each_ties(world):
     target = torch.randint(n, (40,), generator=generator)
     for operator in (
         anyk.SortingNetwork(),
+        anyk.SortingNetwork(wires="sorted"),
         anyk.SortingNetwork(wires="given"),
         anyk.LapSum(),
     ):
@@ -247,6 +263,10 @@ def in_each_ties(world):
     assert_close(gradient[is_target], everything.grad[is_target])
 
 
+def test_ties(processes):
+    processes(in_each_ties, 3)
+
+
 @members_only
 def in_each_padding(world):
     n = sum(SIZES[world])
@@ -258,13 +278,16 @@ def in_each_padding(world):
     target = torch.tensor([0, 7, 5, 2, 10, -100])
     for operator in (anyk.SortingNetwork(), anyk.LapSum(), anyk.SinkhornSort(), anyk.SortingNetwork(wires="given")):
         for top1 in MODES:
-            smoothed = [{"m": 5, "label_smoothing": 0.1}] if top1 == "separate" else []
-            for kwargs in ({}, {"m": 6}, {"m": 5, "softmax_over": "candidates"}, *smoothed):
+            for kwargs in ({}, {"m": 6}, {"m": 5, "label_smoothing": 0.1}, {"m": 5, "softmax_over": "candidates"}):
                 same_as_alone(world, scores, target, P_K, operator, top1=top1, **kwargs)
     same_as_alone(world, scores[:5], target[:5], [1.0])
     group, rank = place(world)
     with pytest.raises(ValueError, match="target: expected classes that are not padding"):
         sharded(own(scores, SIZES[world], rank)[:1], torch.tensor([1]), P_K, group=group, m=5)
+
+
+def test_padding_and_ignored_rows(processes):
+    processes(in_each_padding, 3)
 
 
 @members_only
@@ -289,6 +312,10 @@ def in_each_half(world):
         )
 
 
+def test_precision(processes):
+    processes(in_each_half, 3)
+
+
 @members_only
 def in_each_other_gradients(world):
     """A learned temperature gets its whole gradient in every process; nothing is differentiated twice in silence."""
@@ -304,6 +331,13 @@ def in_each_other_gradients(world):
     (gradient,) = torch.autograd.grad(loss, local, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+def test_gradients_of_the_temperature_and_of_gradients(processes):
+    processes(in_each_other_gradients, 3)
+
+
+# ---- communication ------------------------------------------------------------------------------------------------------
 
 
 class Traffic(TorchDispatchMode):
@@ -331,7 +365,7 @@ def in_each_traffic(world):
         for kwargs, calls, numbers in (
             ({"m": m}, 2, m + 2),
             ({"m": m, "top1": "operator"}, 2, m),
-            ({"m": m, "label_smoothing": 0.1}, 2, m + 5),
+            ({"m": m, "label_smoothing": 0.1}, 2, m + 5 + m),  # with the classes
             ({"p_k": [1.0]}, 2, 3),
         ):
             for slices in (None, [n_local] * world):
@@ -345,7 +379,15 @@ def in_each_traffic(world):
             assert traffic.calls == 0
         with Traffic() as traffic:
             parallel.topk_hits(local, target, group=group)
-        assert traffic.bytes == (world + 1) * header + rows * 4 + rows * 8
+        assert traffic.bytes == (world + 1) * (header + rows * 4) + rows * 8
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_traffic_does_not_grow_with_the_classes(processes, world):
+    processes(in_each_traffic, world)
+
+
+# ---- errors -------------------------------------------------------------------------------------------------------------
 
 
 @members_only
@@ -362,17 +404,17 @@ def in_each_errors(world):
 
     refuses("target: expected class indices from 0 to 10, got 11", local, target + 11 - target.max(), P_K)
     refuses("p_k: expected no k above m = 3, got k = 4", local, target, P_K, m=3)
-    refuses("label_smoothing: expected 0", local, target, P_K, label_smoothing=0.1, top1="mixed")
+    refuses("label_smoothing: expected a number below 1", local, target, P_K, label_smoothing=1.0)
     refuses("same number of rows", local[: 4 - rank // 2], target[: 4 - rank // 2], P_K)
     refuses("same settings, dtype", local.to([torch.float32, torch.float64][rank // 2]), target, P_K)
     refuses("same targets", local, target.flip(0) if rank else target, P_K)
     refuses("same settings", local, target, P_K, m=5 + rank // 2)
     refuses("at least one class", local[:, :0], target, P_K)
     refuses("local_scores: expected shape \\(B, n_local\\)", local[0], target, P_K)
-    refuses("target: expected class indices", local, scores.softmax(-1), P_K, error=TypeError)
+    refuses("target: .* class probabilities are not supported", local, scores.softmax(-1), P_K, error=TypeError)
     refuses("slices: expected 3 sizes, with . for rank ., got", local, target, P_K, slices=[1, 1, 9])
-    with pytest.raises(TypeError, match="example_p_k: expected none with GeneralizedCrossEntropyLoss"):
-        sharded(local, target, 0.5, loss="generalized_cross_entropy", group=group, example_p_k=torch.ones(4, 1))
+    with pytest.raises(TypeError, match="ks: expected a sequence"):
+        parallel.topk_hits(local, target, 3, group=group)
 
 
 def in_each_outsider():
@@ -382,10 +424,18 @@ def in_each_outsider():
             sharded(scores, target, P_K, group=GROUPS[3])
 
 
+def test_bad_input(processes):
+    processes(in_each_errors, 3)
+    processes(in_each_outsider)
+
+
 def test_no_process_group():
     scores, target = batch(4, 5)
     with pytest.raises(RuntimeError, match=r"group: .*init_process_group"):
         sharded(scores, target, P_K)
+
+
+# ---- metrics ------------------------------------------------------------------------------------------------------------
 
 
 @members_only
@@ -400,15 +450,22 @@ def in_each_metrics(world):
     for case in (scores, tied, broken, tied.half(), scores.bfloat16()):
         local = own(case, SIZES[world], rank)
         ks = (1, 2, 5, n, n + 3)
-        assert parallel.topk_hits(local, target, ks, group=group) == anyk.metrics.topk_hits(case, target, ks)
+        assert parallel.topk_hits(local, target, ks, group=group) == anyk.topk_hits(case, target, ks)
         assert parallel.topk_accuracy(local, target, group=group) == anyk.topk_accuracy(case, target)
         some = torch.where(torch.arange(len(target)) % 3 == 0, -100, target)
         assert parallel.topk_accuracy(local, some, group=group) == anyk.topk_accuracy(case, some)
     assert parallel.topk_hits(local, target, (), group=group) == {}
-    assert parallel.topk_accuracy(local, target, 2, group=group) == anyk.topk_accuracy(case, target, 2)
     assert parallel.topk_accuracy(local[:0], target[:0], (1,), group=group)[1].isnan()
     with pytest.raises(ValueError, match="target: expected class indices from 0 to"):
         parallel.topk_hits(local, target - 100, group=group)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_metrics(processes, world):
+    processes(in_each_metrics, world)
+
+
+# ---- DTensor ------------------------------------------------------------------------------------------------------------
 
 
 def in_each_dtensor(shape, placements):
@@ -450,8 +507,16 @@ def in_each_dtensor(shape, placements):
         valid = target.clamp(min=0)
         local_target = distribute_tensor(valid, mesh, how_rows)
         for given in (local_target, local_target.to_local()):
-            assert parallel.topk_hits(spread, given, (1, 3)) == anyk.metrics.topk_hits(scores, valid, (1, 3))
+            assert parallel.topk_hits(spread, given, (1, 3)) == anyk.topk_hits(scores, valid, (1, 3))
             assert parallel.topk_accuracy(spread, given, (1, 3)) == anyk.topk_accuracy(scores, valid, (1, 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "placements"),
+    [((4,), ["class"]), ((2, 2), ["class", "same"]), ((2, 2), ["class", "batch"])],
+)
+def test_dtensor(processes, shape, placements):
+    processes(in_each_dtensor, shape, placements)
 
 
 def in_each_wrong_dtensor():
@@ -473,7 +538,14 @@ def in_each_wrong_dtensor():
     assert_close(loss.to_local(), anyk.topk_cross_entropy(scores, target, P_K, m=5))
     shard = parallel._Shard.of(scores, target, None)
     with pytest.raises(ValueError, match="ranks in the order of the slices, got the slices"):
-        shard._replace(rank=WORLD - 1 - shard.rank).with_sizes(None)
+        parallel._Slices.of(shard._replace(place=WORLD - 1 - shard.place), None)
+
+
+def test_wrong_dtensor(processes):
+    processes(in_each_wrong_dtensor)
+
+
+# ---- end to end ---------------------------------------------------------------------------------------------------------
 
 
 def in_each_layer():
@@ -490,6 +562,10 @@ def in_each_layer():
     sharded(parts[0] @ parts[1].t(), target, P_K, m=5).backward()
     for part, expected in zip(parts, whole, strict=True):
         assert_close(part.grad.full_tensor(), expected.grad)
+
+
+def test_column_wise_parallel_layer(processes):
+    processes(in_each_layer)
 
 
 def in_each_mesh():
@@ -520,27 +596,10 @@ def in_each_mesh():
         assert_close(model.head, whole.head[classes])
 
 
+def test_example_on_a_mesh_of_examples_and_classes(processes):
+    processes(in_each_mesh)
+
+
 def test_what_it_accepts():
-    with pytest.raises(TypeError, match=r"loss: expected .*, got SmoothTopKLoss"):
+    with pytest.raises(TypeError, match=r"loss: expected an anyk.TopKLoss, .*got SmoothTopKLoss"):
         parallel.Sharded(anyk.SmoothTopKLoss(3))
-
-
-CASES = [
-    *((in_each_every_operator, world, first, step) for world, first, step in ((2, 0, 2), (3, 1, 4), (4, 3, 4))),
-    *((in_each_all_settings, world, torch.float64) for world in (1, 2, 3)),
-    (in_each_all_settings, 3, torch.float32),
-    *((function, 3) for function in (in_each_slices, in_each_ties, in_each_padding, in_each_half, in_each_other_gradients)),
-    *((in_each_traffic, world) for world in (2, 3)),
-    (in_each_errors, 3),
-    (in_each_outsider,),
-    *((in_each_metrics, world) for world in (1, 3)),
-    (in_each_dtensor, (4,), ["class"]),
-    (in_each_dtensor, (2, 2), ["class", "same"]),
-    (in_each_dtensor, (2, 2), ["class", "batch"]),
-    *((function,) for function in (in_each_wrong_dtensor, in_each_layer, in_each_mesh)),
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=[f"{case[0].__name__}{case[1:]}" for case in CASES])
-def test_sharded(processes, case):
-    processes(*case)

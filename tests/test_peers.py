@@ -109,6 +109,20 @@ def test_sinkhorn_plan_against_pot(t):
     torch.testing.assert_close(anyk.SinkhornSort(t)(scores, n), n * torch.from_numpy(plan), rtol=1e-5, atol=1e-7)
 
 
+def test_sinkhorn_topk_plan_against_pot():
+    n, k, t = 9, 3, 1.0
+    scores = random_rows(1, n, seed=5).double().squeeze(0) * 0.5
+    anchors = -torch.tensor([1.0, 2.0, 3.0, (4 + 9) / 2], dtype=torch.float64)
+    masses = torch.tensor([1, 1, 1, n - k], dtype=torch.float64) / n
+    cost = (scores[None, :] - anchors[:, None]) ** 2
+    mass = torch.full((n,), 1 / n, dtype=torch.float64)
+    plan = ot.sinkhorn(
+        masses.numpy(), mass.numpy(), cost.numpy(), reg=t, method="sinkhorn_log", numItermax=200_000, stopThr=1e-12
+    )
+    expected = n * torch.from_numpy(plan)[:k]
+    torch.testing.assert_close(anyk.SinkhornSort(t, anchors="topk")(scores, k), expected, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("k", [2, 3, 5])
 def test_smooth_topk_against_difftopk(k):

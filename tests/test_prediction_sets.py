@@ -96,11 +96,14 @@ def test_sets_of_right_probabilities_are_shorter_than_any_list_of_fixed_length()
     assert shown.sum(1).max() > fixed
 
 
-def test_every_set_has_at_least_one_class():
+def test_every_set_is_the_first_guesses_and_has_at_least_one():
     scores, target = pool("own")
     shown = anyk.PredictionSets(scores, target, 0.05)(scores[:50])  # the first guesses are right more often than that
     assert shown.sum(1).tolist() == [1] * 50
     assert (shown.long().argmax(1) == scores[:50].argmax(1)).all()
+    shown = anyk.PredictionSets(scores, target, 0.9)(scores[:50])
+    lowest = scores[:50].masked_fill(~shown, math.inf).amin(1)
+    assert (lowest > scores[:50].masked_fill(shown, -math.inf).amax(1)).all()
 
 
 @pytest.mark.parametrize(("coverage", "needed"), [(0.5, 1), (0.9, 9), (0.95, 19), (0.99, 99), (0.55, 2)])
@@ -120,11 +123,15 @@ def test_bad_arguments_are_named():
         anyk.PredictionSets(scores, target, "0.9")
     with pytest.raises(ValueError, match="target: expected shape"):
         anyk.PredictionSets(scores, target[:-1])
-    for bad in (math.nan, math.inf):
+    with pytest.raises(ValueError, match="target: expected class indices from 0 to 11, got 12"):
+        anyk.PredictionSets(scores, torch.full_like(target, 12))
+    for bad, rows in ((math.nan, 1), (math.inf, 1)):
         broken = scores.clone()
         broken[5, 3] = bad
-        with pytest.raises(ValueError, match=r"scores: expected no NaN, .* got them in 1 of 4000 rows"):
+        with pytest.raises(ValueError, match=f"no NaN, no inf and no row of -inf alone, got them in {rows} of 4000 rows"):
             anyk.PredictionSets(broken, target)
+    with pytest.raises(TypeError, match="scores: expected a floating-point tensor"):
+        anyk.PredictionSets(scores, target)(scores.long())
 
 
 def test_half_precision_is_computed_in_float32():

@@ -153,6 +153,10 @@ def test_bad_arguments(call, error, message):
         call()
 
 
+def test_it_is_a_part_of_anyk():
+    assert anyk.ranking.ndcg_loss is ndcg_loss
+
+
 def test_a_single_item_has_no_correlation():
     one = torch.tensor([0.3], requires_grad=True)
     loss = anyk.ranking.spearman_loss(one, torch.tensor([2.0]))

@@ -15,6 +15,6 @@ CORE = [
 
 @pytest.mark.parametrize("what", [[TESTS / "shapes.py"], CORE], ids=["calls", "docstrings"])
 def test_annotated_shapes_hold(what):
-    words = [sys.executable, TESTS / "run_with_shape_checks.py", "-q", "--tb=short", "-p", "no:cacheprovider", *what]
+    words = [sys.executable, TESTS / "checked.py", "-q", "--tb=short", "-p", "no:cacheprovider", *what]
     done = subprocess.run([*map(str, words)], cwd=TESTS.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

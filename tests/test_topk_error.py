@@ -1,5 +1,8 @@
 """The bounded family: its formula, its edges, its conventions, its digits."""
 
+import copy
+import pickle
+
 import mpmath
 import pytest
 import torch
@@ -7,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.functional import cross_entropy
 
 import anyk
 import oracles
@@ -69,26 +73,47 @@ def test_a_hopeless_example_pulls_less_the_further_it_is_behind():
 
 
 def test_one_k_and_one_subset_is_generalised_cross_entropy():
+    """k = 1 with KSubset is softmax: (1 - p^r) / r, the control of the comparisons."""
     scores, target = batch(rows=50, n=30, dtype=torch.float64)
+    p = scores.softmax(-1).gather(-1, target[:, None]).squeeze(-1)
     for q in (1.0, 0.7, 0.3):
         actual = topk_error(scores, target, [1.0], anyk.KSubset(), m=None, ce_weight=0.1, q=q, reduction="none")
-        expected = anyk.generalized_cross_entropy(scores, target, q, ce_weight=0.1, reduction="none")
-        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(actual, -0.1 * p.log() + 0.9 * (1 - p**q) / q)
 
 
 # ---- the edges ----------------------------------------------------------------------------------------------------------
 
 
-def test_ce_weight_1_runs_no_operator():
-    """And is cross-entropy, as test_losses.py has it."""
-
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1}, {"weight": torch.rand(30)}, {"reduction": "none"}])
+def test_ce_weight_1_is_cross_entropy_and_runs_no_operator(settings):
     class Never(anyk.KSubset):
-        def compute_log_inclusion(self, *args):
+        def _log_inclusion(self, *args):
             raise AssertionError("the operator ran")
 
     scores, target = batch(rows=50, n=30)
+    target[3] = -100
     for goal in (target, torch.randn(50, 30).softmax(-1)):
-        assert topk_error(scores, goal, P_K, Never(), ce_weight=1).isfinite()
+        actual = topk_error(scores, goal, P_K, Never(), ce_weight=1, **settings)
+        assert torch.equal(actual, cross_entropy(scores, goal, **settings))
+    head = anyk.LinearHead(5, 30, TopKErrorLoss(P_K, Never(), ce_weight=1, m=8, **settings))
+    x = torch.randn(50, 5)
+    torch.testing.assert_close(head(x, target), cross_entropy(head.as_linear()(x), target, **settings))
+
+
+def test_padding_without_an_operator():
+    """ce_weight = 1, and top-1 alone: no share of a smoothed label or of a distribution is on padding."""
+    scores, target = batch(n=8, dtype=torch.float64)
+    padded = torch.cat([scores, torch.full((6, 2), -torch.inf, dtype=torch.float64)], -1)
+    r = torch.rand(6, 8, dtype=torch.float64)
+    padded_q = torch.nn.functional.pad(r, (0, 2))
+    for settings in ({}, {"label_smoothing": 0.1}):
+        for padded_goal, goal in ((target, target), (padded_q, r)):
+            expected = cross_entropy(scores, goal, **settings)
+            torch.testing.assert_close(topk_error(padded, padded_goal, P_K, ce_weight=1, **settings), expected)
+            torch.testing.assert_close(topk_cross_entropy(padded, padded_goal, [1.0], **settings), expected)
+    for m in (None, 5):
+        with pytest.raises(ValueError, match="target: expected classes that are not padding"):
+            topk_error(padded, torch.full((6, 10), 0.1, dtype=torch.float64), [0.5, 0.5], m=m, ce_weight=0)
 
 
 @both_backends
@@ -193,7 +218,7 @@ def test_gradients_keep_their_digits_in_every_form(operator):
 
 
 @pytest.mark.parametrize("q", [1.0, 0.3])
-@pytest.mark.parametrize("behind", [65.0, 3.0, -14.0])
+@pytest.mark.parametrize("behind", [65.0, 30.0, 3.0, 0.0, -3.0, -14.0])
 def test_gradients_in_float64_against_many_digits(behind, q):
     """KSubset and LapSum as their definitions say, in 60 digits."""
     others = [1.3, 0.2, -0.7, -1.1, 0.9, 0.4]
@@ -217,7 +242,7 @@ def test_gradients_in_float64_against_many_digits(behind, q):
 
 @pytest.mark.parametrize(
     ("operator", "ce_weight", "q"),
-    [*((anyk.LapSum(), *shape) for shape in SHAPES), *((each, 0.5, 0.4) for each in (anyk.KSubset(), anyk.SortingNetwork()))],
+    [*((anyk.LapSum(), *shape) for shape in SHAPES), *((each, 0.5, 0.4) for each in operators(wires=("target", "given")))],
 )
 def test_gradients(operator, ce_weight, q):
     scores, target = batch(rows=2, n=7, dtype=torch.float64, seed=5)
@@ -231,13 +256,69 @@ def test_gradients(operator, ce_weight, q):
     assert gradgradcheck(lambda s: loss(s, 5), (scores,))
 
 
-def test_gradients_of_probabilities_with_a_smoothed_cross_entropy():
-    scores, _ = batch(rows=3, n=12, dtype=torch.float64, seed=6)
-    r = torch.rand(3, 12, dtype=torch.float64).softmax(-1)
+def test_gradients_of_probabilities_and_of_p_k():
+    """Beside those of both families: probabilities with a smoothed cross-entropy, and P_K itself."""
+    scores, target = batch(rows=3, n=6, dtype=torch.float64, seed=6)
+    r = torch.rand(3, 6, dtype=torch.float64).softmax(-1)
     assert gradcheck(lambda s: topk_error(s, r, [0.5, 0.5], "lapsum", m=4, label_smoothing=0.3), (scores.requires_grad_(),))
+    weights = torch.tensor([0.4, 0.6], dtype=torch.float64, requires_grad=True)
+    # finite differences leave the simplex by less than what is accepted
+    assert gradcheck(lambda p: topk_error(scores.detach(), target, p, "lapsum"), (weights,), eps=1e-6)
+
+
+def test_a_learned_temperature_of_1_gets_a_gradient():
+    """KSubset at temperature 1 among all classes is the softmax, for which nothing is ranked, unless the 1 may change."""
+    temperature = torch.nn.Parameter(torch.tensor(1.0))
+    scores, target = torch.randn(6, 9), torch.randint(9, (6,))
+    loss = TopKErrorLoss([1.0], anyk.KSubset(temperature), m=None)(scores, target)
+    torch.testing.assert_close(loss, TopKErrorLoss([1.0], anyk.KSubset(), m=None)(scores, target))
+    loss.backward()
+    assert temperature.grad is not None
+    assert temperature.grad != 0
 
 
 # ---- conventions --------------------------------------------------------------------------------------------------------
+
+
+@shapes
+def test_probabilities_outside_the_candidates(ce_weight, q):
+    """They cost their cross-entropy in the cross-entropy, and 1 / q in the rest; in the limit of q 0 their cross-entropy."""
+    n, m, operator = 10, 4, anyk.LapSum()
+    scores = torch.linspace(1, -1, n, dtype=torch.float64)
+    r = torch.zeros(n, dtype=torch.float64)
+    r[[9, 5, 1, 8, 7]] = torch.tensor([0.5, 0.3, 0.1, 0.06, 0.04], dtype=torch.float64)
+    kept = [0, 1, 5, 9]  # 9 and 5 are the most probable, then the best scores
+    expected = 0.0
+    for place, c in enumerate(kept):
+        inclusion = operator.inclusion(scores[kept], torch.tensor(place), 2).tolist()
+        expected += r[c].item() * oracles.topk_error(inclusion, scores.softmax(-1)[c].item(), [0.4, 0.6], ce_weight, q)
+    for c in (8, 7):
+        behind = -scores.log_softmax(-1)[c].item()
+        expected += r[c].item() * (ce_weight * behind + (1 - ce_weight) * (1 / q if q else behind))
+    actual = topk_error(scores, r, [0.4, 0.6], operator, m=m, ce_weight=ce_weight, q=q)
+    assert actual.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("m", [None, 5])
+def test_label_smoothing_is_the_cross_entropys_alone(m):
+    scores, target = batch(n=8, dtype=torch.float64)
+    scores[:, 7], target = -torch.inf, target % 7  # smoothing is over the classes that are not padding
+    weight = torch.rand(8, dtype=torch.float64)
+    call = {"p_k": [0.5, 0.5], "operator": "lapsum", "m": m, "q": 0.7, "reduction": "none"}
+    for weights in (None, weight):
+        bounded = topk_error(scores, target, ce_weight=0, weight=weights, **call)
+        ce_weight = cross_entropy(scores[:, :7], target, weight=None if weights is None else weight[:7],
+                              label_smoothing=0.2, reduction="none")  # fmt: skip
+        actual = topk_error(scores, target, ce_weight=0.3, label_smoothing=0.2, weight=weights, **call)
+        torch.testing.assert_close(actual, 0.3 * ce_weight + 0.7 * bounded)
+        mean = topk_error(scores, target, ce_weight=0.3, label_smoothing=0.2, weight=weights, **{**call, "reduction": "mean"})
+        torch.testing.assert_close(mean, actual.mean() if weights is None else actual.sum() / weight[target].sum())
+    r = torch.rand(6, 8, dtype=torch.float64)
+    r[:, 7] = 0
+    smoothed = topk_error(scores, r, ce_weight=0.3, label_smoothing=0.2, **{**call, "m": None})
+    bounded = topk_error(scores, r, ce_weight=0, **{**call, "m": None})
+    plain, uniform = (cross_entropy(scores[:, :7], p[:, :7], reduction="none") for p in (r, torch.full_like(r, 1 / 7)))
+    torch.testing.assert_close(smoothed, 0.3 * (0.8 * plain + 0.2 * uniform) + 0.7 * bounded)
 
 
 @both_backends
@@ -249,6 +330,28 @@ def test_one_candidate_far_behind(operator):
     assert loss.item() == pytest.approx(0.2 * 2e4)
     (gradient,) = torch.autograd.grad(loss, scores)
     torch.testing.assert_close(gradient, torch.tensor([[-0.2, 0.2, 0.0]]))
+
+
+# ---- modules ------------------------------------------------------------------------------------------------------------
+
+
+@both_backends
+def test_module_is_the_function():
+    scores, target = batch(rows=5, n=20)
+    weight = torch.rand(20)
+    settings = {"m": 8, "ce_weight": 0.4, "q": 0.6, "reduction": "sum", "ignore_index": 3, "weight": weight,
+                "label_smoothing": 0.1}  # fmt: skip
+    criterion = TopKErrorLoss(P_K, anyk.LapSum(0.5), **settings)
+    expected = topk_error(scores, target, P_K, anyk.LapSum(0.5), **settings)
+    for made in (criterion, copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))):
+        assert torch.equal(made(scores, target), expected)
+    criterion.ce_weight = 0.9  # as a schedule does
+    assert torch.equal(
+        criterion(scores, target), topk_error(scores, target, P_K, anyk.LapSum(0.5), **{**settings, "ce_weight": 0.9})
+    )
+    for setting in ("p_k=[0.5, 0.0, 0.2, 0.0, 0.3]", "ce_weight=0.9", "q=0.6", "LapSum(temperature=0.5)", "m=8"):
+        assert setting in repr(criterion)
+    assert "LapSum" in repr(TopKErrorLoss(P_K))
 
 
 # ---- bad input ----------------------------------------------------------------------------------------------------------
@@ -288,3 +391,16 @@ def test_no_p_k_at_all():
     assert topk_cross_entropy(SCORES, TARGET, None, example_p_k=example).isfinite()
     with pytest.raises(ValueError, match="p_k: expected probabilities that sum to 1"):
         loss(p_k=[3.0], example_p_k=example)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("n", [20, 300])
+def test_a_p_k_for_each_example_replaces_that_of_generalised_cross_entropy(n, backend):
+    """Nothing is sorted for k = 1 alone; the examples may ask for more."""
+    generator = torch.Generator().manual_seed(0)
+    scores, target = torch.randn(6, n, generator=generator), torch.randint(n, (6,), generator=generator)
+    p_k = torch.tensor([[0.2, 0.0, 0.0, 0.0, 0.8]]).repeat(6, 1)
+    with anyk.backend(backend):
+        expected = anyk.topk_error(scores, target, None, m=None, example_p_k=p_k)
+        found = anyk.topk_error(scores, target, [1.0], m=None, example_p_k=p_k)
+    torch.testing.assert_close(found, expected)

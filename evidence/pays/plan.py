@@ -425,7 +425,8 @@ def _q3(each: str) -> list[Cell]:
             cells.append(Cell("q3", each, f"{operator}, m {size}", f"error:{operator} mix", _fields(m=m)))
     warm = tuple(_fields(temperature=value) for value in OPERATOR_TEMPERATURES)
     for operator in varied.operators:
-        changes = _fields(loss=f"error:{operator}")
+        anchors = {"anchors": "topk"} if operator == "sinkhorn" else {}
+        changes = _fields(loss=f"error:{operator}", **anchors)
         cells.append(Cell("q3", each, f"operator {operator}", changes=changes, choices=warm))
     return cells
 

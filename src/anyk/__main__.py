@@ -12,8 +12,8 @@ def main() -> None:
         stopping.listen()
         from anyk.lab.cli import main as start
     except ModuleNotFoundError as error:  # anyk.lab says what it misses; one of its packages may miss another
-        text = str(error)
-        _without_lab(text if "anyk[lab]" in text else f'The lab needs the package {error.name}: pip install "anyk[lab]"')
+        said = str(error)
+        _start_without_lab(said if "anyk[lab]" in said else f'The lab needs the package {error.name}: pip install "anyk[lab]"')
         return
     try:
         start()
@@ -23,14 +23,16 @@ def main() -> None:
         stopping.finish(ended.code or 0)
 
 
-def _without_lab(reason: str) -> None:
+def _start_without_lab(reason: str) -> None:
     """What a report of a bug needs, and what tells which packages are missing, do not need these packages."""
-    from anyk import info
-
     words = sys.argv[1:]
     if words == ["--version"]:
-        sys.stdout.write(f"anyk {info.versions()['anyk']}\n")
+        import anyk
+
+        sys.stdout.write(f"anyk {anyk.__version__}\n")
     elif words in (["info"], ["info", "--json"]):
+        from anyk import info
+
         facts = info.gather()
         sys.stdout.write((json.dumps(facts, indent=1) if "--json" in words else info.describe(facts)) + "\n")
     else:

@@ -18,8 +18,9 @@ from torch.nn import functional
 
 from anyk import candidates, checks
 from anyk.checks import working_dtype
-from anyk.cross_entropy import Options, Rows
-from anyk.losses import Loss, RowLoss, check_is_loss, loss_of_candidates
+from anyk.conventions import Conventions
+from anyk.losses import Spec, TopKLoss, check_is_topk_loss, row_losses
+from anyk.rows import Rows, smoothed_rows
 
 __all__ = ["LinearHead"]
 
@@ -30,17 +31,20 @@ class LinearHead(nn.Module):
     Same values and gradients as the two, up to rounding. Beyond the parameters and their gradients a step takes memory for
     B x (chunk_size + a few m) numbers instead of several times B x n, and the time of one more product of inputs and weights.
 
-    Where the loss depends on the m candidates of each row only (``softmax_over="candidates"``, ``top1="operator"``, or for
-    :class:`TopKErrorLoss` ``ce_weight=0``), the backward pass is cheap, and the gradients of weight and bias are zero except
-    in at most B m rows; ``sparse=True`` gives them as sparse tensors, for ``torch.optim.SparseAdam`` or ``torch.optim.SGD``.
+    Where the loss depends on the m candidates of each row only (``softmax_over="candidates"`` or ``top1="operator"``; for
+    :class:`TopKErrorLoss`, ``ce_weight=0``), the backward pass is cheap, and the gradients of weight and bias are zero except
+    in at most B m rows; ``sparse=True`` gives them as sparse tensors, for ``torch.optim.SparseAdam`` or
+    ``torch.optim.SGD``.
 
-    Second derivatives raise an error. Under ``torch.compile`` the head runs in eager mode, with a graph break.
+    Second derivatives are not supported and raise an error. Under ``torch.compile`` the head runs in eager mode, with a graph
+    break.
 
     Args:
         in_features: d, the size of the inputs.
         num_classes: n.
-        loss: a :class:`TopKCrossEntropyLoss`, :class:`TopKErrorLoss` or :class:`GeneralizedCrossEntropyLoss`. With ``m=None``
-            or n all classes are ranked, for which the scores do have to be stored: nothing is saved then.
+        loss: a :class:`TopKLoss`. Its ``weight`` is that of the classes; the layer has
+            ``linear.weight`` and ``linear.bias``. With ``m=None`` or n all classes are ranked, for which the scores do have
+            to be stored: nothing is saved then.
         bias: whether the layer has a bias. A bias of -inf marks a class as padding.
         chunk_size: how many classes to score at once.
         sparse: whether the gradients of weight and bias are sparse tensors.
@@ -64,7 +68,7 @@ class LinearHead(nn.Module):
         self,
         in_features: int,
         num_classes: int,
-        loss: Loss,
+        loss: TopKLoss,
         *,
         bias: bool = True,
         chunk_size: int = 16384,
@@ -73,22 +77,30 @@ class LinearHead(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        in_features = checks.at_least_one("in_features", in_features)
         n = checks.at_least_one("num_classes", num_classes)
         self.chunk_size = checks.at_least_one("chunk_size", chunk_size)
-        self.linear = nn.Linear(checks.at_least_one("in_features", in_features), n, bias, device=device, dtype=dtype)
-        check_is_loss(loss)
-        self.criterion, self.sparse = loss, sparse
-        loss.options.class_weights(n, self.linear.weight)
-        p_k = loss.distribution(torch.Size)
-        self._check_sparse(loss.row_loss, loss.row_loss.sizes(p_k, n)[1] if p_k is not None else 1)
+        check_is_topk_loss(loss)
+        if loss.m is not None and loss.m != "auto":
+            checks.count("m", loss.m, 1, n, "num_classes")
+        if loss.weight is not None and len(loss.weight) != n:
+            raise ValueError(f"weight: expected shape ({n},), one for each class, got {tuple(loss.weight.shape)}")
+        self.linear = nn.Linear(in_features, n, bias, device=device, dtype=dtype)
+        self.criterion = loss
+        self.sparse = sparse
+        self._check_sparse(candidates.number(loss.m, n, 1 if loss.spec.p_k is None else loss.spec.p_k.k))
         if device is not None:
             self.criterion.to(device)
 
-    def _check_sparse(self, row_loss: RowLoss, m: int) -> None:
-        if self.sparse and (row_loss.softmax == "all" or m == self.linear.out_features):
+    def _sees_all(self) -> bool:
+        """Whether the loss depends on more than the candidates."""
+        return self.criterion.spec.uses_softmax or self.criterion.label_smoothing > 0
+
+    def _check_sparse(self, m: int | None) -> None:
+        if self.sparse and (self._sees_all() or m in (None, self.linear.out_features)):
             raise ValueError(
                 'sparse: expected a loss of the candidates alone (softmax_over="candidates", top1="operator" or ce_weight=0, '
-                "with m below num_classes): otherwise every class has a gradient"
+                "with label_smoothing=0 and m below num_classes): otherwise every class has a gradient"
             )
 
     def forward(
@@ -102,39 +114,59 @@ class LinearHead(nn.Module):
     def _loss(self, x: Tensor, target: Tensor, example_p_k: Tensor | None) -> Tensor:
         """As :func:`anyk.losses.topk_loss`, with candidates that come out of the chunks."""
         x, loss, n = self._checked(x), self.criterion, self.linear.out_features
-        row_loss, options = loss.row_loss, loss.options
-        row_loss.check(options)
-        target = checks.class_indices(target, x.shape[:-1], n, options.ignore_index)
-        p_k = loss.distribution(lambda: target.shape, example_p_k)
-        k, m = row_loss.sizes(p_k, n)
-        self._check_sparse(row_loss, m)
-        if m == n:
-            scores, more = self.linear(x), {} if example_p_k is None else {"example_p_k": example_p_k}
-            return loss(scores.movedim(-1, 1) if x.ndim > 1 else scores, target, **more)
-        ignored, bias = target.reshape(-1) == options.ignore_index, self.linear.bias
-        inputs = x.reshape(-1, x.shape[-1]).masked_fill(ignored[:, None], 0)
-        indices = target.reshape(-1).masked_fill(ignored, 0)
-        if row_loss.temperature != 1:
-            inputs, bias = inputs / row_loss.temperature, None if bias is None else bias / row_loss.temperature  # type: ignore[assignment]
-        shares = self._even(options) if options.label_smoothing else None
-        settings = self._settings(x, max(m, 1), row_loss.softmax == "all")
-        kept, position, log_sum_exp, mean = _Candidates.apply(  # type: ignore[no-untyped-call]
-            inputs, self.linear.weight, bias, indices, shares, settings
-        )
-        kept = kept.masked_fill(ignored[:, None], 0)
-        if m > 0:
-            candidates.check_padding(kept, position, k)
-        cross_entropy = None if log_sum_exp is None else log_sum_exp - candidates.at(kept, position)
-        everywhere = None if shares is None else shares.sum() * log_sum_exp - mean
-        rows = Rows(kept, indices, ignored, None, None, target.shape, options)
-        return loss_of_candidates(row_loss, rows, position, cross_entropy, everywhere, p_k)
+        if checks.tensor("target", target).dtype.is_floating_point:
+            raise TypeError(
+                "target: expected class indices of an integer dtype, got floating-point numbers; class probabilities are as "
+                "large as the scores that this module avoids: use as_linear() and the loss"
+            )
+        spec, conventions = loss.arguments()
+        if example_p_k is not None:
+            spec = spec.for_examples()
+        target = checks.class_indices(target, x.shape[:-1], n, conventions.ignore_index)
+        p_k, k, m = spec.fit(self._like(x), n, target.shape, example_p_k)
+        self._check_sparse(m)
+        if spec.is_cross_entropy(k):
+            m = k = 1  # nothing is ranked
+        if m is None or m == n:
+            scores = self.linear(x)
+            return loss(scores.movedim(-1, 1) if x.ndim > 1 else scores, target, example_p_k=example_p_k)
+        rows = self._rows(x, target, spec, conventions, m, k)
+        return rows.reduce(row_losses(spec, rows, k, p_k))
 
-    def _even(self, options: Options) -> Float[Tensor, " n"]:
-        """The uniform distribution over the classes that are no padding, each with its weight in the loss."""
-        weight, bias = self.linear.weight.detach(), self.linear.bias
-        exist = torch.ones_like(weight[:, 0]) if bias is None else bias.detach() != -torch.inf
-        shares = exist.to(working_dtype(weight)) / exist.sum()
-        return shares if options.weight is None else shares * options.weight.to(shares.dtype)
+    def _rows(self, x: Tensor, target: Tensor, spec: Spec, conventions: Conventions, m: int, k: int) -> Rows:
+        """What the loss may depend on, from one pass over the classes."""
+        n, amount, inputs = self.linear.out_features, conventions.label_smoothing, x.reshape(-1, x.shape[-1])
+        weight = conventions.class_weights(n, self._like(x))
+        flat, counted = conventions.count(target, weight, self._like(x))
+        inputs = counted.only(inputs)
+        smoothing = self._smoothing() if amount else None
+        layer = _Layer(self._precision(x), self.chunk_size, self._sees_all(), self.sparse)
+        scores, log_sum_exp, mean, classes, position = _Candidates.apply(  # type: ignore[no-untyped-call]
+            # Where labels are smoothed by 1, the target is no more than any other class.
+            inputs, self.linear.weight, self.linear.bias, flat if amount < 1 or spec.added_smoothing(amount) else None,
+            smoothing, m, layer,
+        )  # fmt: skip
+        if smoothing is None:
+            cross_entropy = log_sum_exp - candidates.at(scores, position) if spec.uses_softmax else None
+            return Rows.of(scores, position, flat, cross_entropy, counted, k)
+        return smoothed_rows(
+            *(scores, classes, position, flat),
+            counted,
+            log_sum_exp[:, None] - scores,
+            smoothing[classes],
+            smoothing.sum() * log_sum_exp - mean,
+            spec,
+            k,
+            weight,
+        )
+
+    def _smoothing(self) -> Float[Tensor, " n"]:
+        """The uniform distribution over the classes that are not padding, each times its weight in the loss."""
+        weight, bias = self.linear.weight, self.linear.bias
+        dtype = working_dtype(weight)
+        uniform = torch.ones(len(weight), dtype=dtype, device=weight.device) if bias is None else (bias != -torch.inf).to(dtype)
+        uniform /= uniform.sum()
+        return uniform if self.criterion.weight is None else uniform * self.criterion.weight.to(dtype)
 
     @torch.no_grad()
     def predict(self, x: Float[Tensor, "*batch d"], k: int) -> tuple[Float[Tensor, "*batch k"], Int[Tensor, "*batch k"]]:
@@ -148,11 +180,10 @@ class LinearHead(nn.Module):
         """
         x = self._checked(x)
         k = checks.count("k", k, 1, self.linear.out_features, "num_classes")
-        settings, best = self._settings(x, k), None
-        for first, _, scores in _chunks(x.reshape(-1, x.shape[-1]), self.linear.weight, self.linear.bias, settings):
-            best = _best(best, scores, first, k)
-        scores, classes = best  # type: ignore[misc]
-        return scores.to(settings.dtype).reshape(*x.shape[:-1], k), classes.reshape(*x.shape[:-1], k)
+        layer = _Layer(self._precision(x), self.chunk_size)
+        found = layer.search(x.reshape(-1, x.shape[-1]), self.linear.weight, self.linear.bias, k)
+        scores = found.scores.to(layer.dtype)
+        return scores.reshape(*x.shape[:-1], k), found.classes.reshape(*x.shape[:-1], k)
 
     def as_linear(self) -> nn.Linear:
         """The layer alone, as a plain ``nn.Linear`` that shares its parameters with this module.
@@ -168,45 +199,85 @@ class LinearHead(nn.Module):
         x = checks.tensor("x", x)
         if x.ndim == 0 or x.shape[-1] != self.linear.in_features:
             raise ValueError(f"x: expected shape (…, {self.linear.in_features}), got {tuple(x.shape)}")
+        if not torch.is_autocast_enabled(x.device.type) and x.dtype != self.linear.weight.dtype:
+            raise TypeError(f"x: expected dtype {self.linear.weight.dtype} like the weight, got {x.dtype}")
         return x
 
-    def _settings(self, x: Tensor, m: int, softmax: bool = False) -> _Settings:
-        dtype = functional.linear(x.new_empty(0, x.shape[-1]), self.linear.weight[:0]).dtype  # under autocast, too
-        return _Settings(dtype, self.chunk_size, m, softmax, self.sparse)
+    def _precision(self, x: Tensor) -> torch.dtype:
+        """What ``nn.Linear`` would compute in."""
+        device = x.device.type
+        autocast = torch.is_autocast_enabled(device) and self.linear.weight.dtype != torch.float64
+        return torch.get_autocast_dtype(device) if autocast else self.linear.weight.dtype
+
+    def _like(self, x: Tensor) -> Tensor:
+        """A tensor with the device and the precision of the scores."""
+        return x.new_empty(0, dtype=self._precision(x))
 
     def extra_repr(self) -> str:
         return f"chunk_size={self.chunk_size}, sparse={self.sparse}"
 
 
-class _Settings(NamedTuple):
+class _Found(NamedTuple):
+    """What one pass over the classes finds, at least float32."""
+
+    scores: Float[Tensor, "rows m"]
+    """the m best in descending order"""
+    classes: Int[Tensor, "rows m"]
+    target_score: Float[Tensor, " rows"]
+    best: Float[Tensor, " rows"] | None
+    log_sum: Float[Tensor, " rows"] | None
+    """log of the sum of exp(score - best) over all classes"""
+
+
+class _Layer(NamedTuple):
+    """How scores are made and differentiated."""
+
     dtype: torch.dtype
     """of the product of inputs and weights"""
     chunk_size: int
-    m: int
-    softmax: bool
-    """whether sums over all classes are wanted"""
-    sparse: bool
+    sees_all: bool = False
+    """whether the log-sum-exp over all classes is wanted"""
+    sparse: bool = False
+    """whether the gradients of weight and bias shall be sparse"""
 
+    def scored(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[int, int, Tensor]]:
+        """The scores of the classes first, …, last - 1, in at least float32, chunk after chunk."""
+        n = len(weight)
+        for first in range(0, n, self.chunk_size):
+            last = min(first + self.chunk_size, n)
+            some = None if bias is None else bias[first:last].to(self.dtype)
+            scores = functional.linear(x, weight[first:last].to(self.dtype), some)
+            yield first, last, scores.to(working_dtype(scores))
 
-def _chunks(x: Tensor, weight: Tensor, bias: Tensor | None, settings: _Settings) -> Iterator[tuple[int, int, Tensor]]:
-    """The scores of the classes first, …, last - 1, in at least float32, chunk after chunk."""
-    x = x.to(settings.dtype)
-    for first in range(0, len(weight), settings.chunk_size):
-        last = min(first + settings.chunk_size, len(weight))
-        some = None if bias is None else bias[first:last].to(settings.dtype)
-        scores = functional.linear(x, weight[first:last].to(settings.dtype), some)
-        yield first, last, scores.to(working_dtype(scores))
-
-
-def _best(before: tuple[Tensor, Tensor] | None, scores: Tensor, first: int, m: int) -> tuple[Tensor, Tensor]:
-    """The m best scores of those before and those of the classes from the first on, and their classes."""
-    index = candidates.best(scores, min(m, scores.shape[-1]))
-    kept, classes = scores.gather(-1, index), index + first
-    if before is None:
-        return kept, classes
-    kept, classes = torch.cat([before[0], kept], -1), torch.cat([before[1], classes], -1)
-    index = candidates.best(kept, min(m, kept.shape[-1]))
-    return kept.gather(-1, index), classes.gather(-1, index)
+    def search(self, x: Tensor, weight: Tensor, bias: Tensor | None, m: int, target: Tensor | None = None) -> _Found:
+        """One pass over the classes."""
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.to(self.dtype)
+            best_scores = x.new_empty(len(x), 0, dtype=working_dtype(x))
+            classes = torch.empty(len(x), 0, dtype=torch.long, device=x.device)
+            target_score = best_scores.new_zeros(len(x))
+            tops, sums = [], []
+            for first, last, scores in self.scored(x, weight, bias):
+                if target is not None:
+                    inside = (target >= first) & (target < last)
+                    here = candidates.at(scores, (target - first).clamp(0, last - first - 1))
+                    target_score = torch.where(inside, here, target_score)
+                here = candidates.best(scores, min(m, last - first))
+                best_scores = torch.cat([best_scores, scores.gather(-1, here)], -1)
+                classes = torch.cat([classes, here + first], -1)
+                if first > 0:
+                    kept = candidates.best(best_scores, min(m, best_scores.shape[-1]))
+                    best_scores, classes = best_scores.gather(-1, kept), classes.gather(-1, kept)
+                if self.sees_all:
+                    top = scores.amax(-1).clamp(min=torch.finfo(scores.dtype).min)  # -inf - -inf is NaN
+                    tops.append(top)
+                    sums.append(scores.sub_(top[:, None]).exp_().sum(-1))
+            best = log_sum = None
+            if self.sees_all:
+                each = torch.stack(tops)
+                best = each.amax(0)
+                log_sum = (torch.stack(sums) * (each - best).exp()).sum(0).log()
+            return _Found(best_scores, classes, target_score, best, log_sum)
 
 
 class _Candidates(torch.autograd.Function):
@@ -217,103 +288,136 @@ class _Candidates(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
-        """The candidates' scores, the target's place among them, log-sum-exp, and the sum of the scores times ``shares``."""
-        x, weight, bias, target, shares, settings = inputs
-        own = torch.zeros(len(x), dtype=torch.promote_types(settings.dtype, torch.float32), device=x.device)
-        best, total, mean = torch.full_like(own, torch.finfo(own.dtype).min), own, None if shares is None else own
-        found = None
-        with torch.autocast(x.device.type, enabled=False):
-            for first, last, scores in _chunks(x, weight, bias, settings):
-                found = _best(found, scores, first, settings.m)
-                place = (target - first).clamp(0, last - first - 1)
-                own = torch.where(place == target - first, candidates.at(scores, place), own)
-                if not settings.softmax:
-                    continue
-                top = torch.maximum(best, scores.amax(-1))
-                scores.sub_(top[:, None])
-                if mean is not None:
-                    behind = shares[:first].sum() * (best - top)
-                    mean = mean + behind + scores.masked_fill(shares[first:last] == 0, 0) @ shares[first:last]
-                total = total * (best - top).exp() + scores.exp_().sum(-1)
-                best = top
-        assert found is not None
-        kept, (classes, position) = found[0], candidates.insert(found[1], target)
-        kept = kept.scatter(-1, position[:, None], own[:, None])
-        ctx.settings = settings
-        ctx.mark_non_differentiable(position)
-        if not settings.softmax:
-            ctx.save_for_backward(x, weight, classes)
-            return kept, position, None, None
-        log_sum_exp = total.log()
-        ctx.save_for_backward(x, weight, classes, bias, best, log_sum_exp, shares)
-        return kept - best[:, None], position, log_sum_exp, mean
+    def forward(
+        ctx: Any,
+        x: Float[Tensor, "rows d"],
+        weight: Float[Tensor, "n d"],
+        bias: Float[Tensor, " n"] | None,
+        target: Int[Tensor, " rows"] | None,
+        smoothing: Float[Tensor, " n"] | None,
+        m: int,
+        layer: _Layer,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor]:
+        """Scores, log-sum-exp, sum of the scores weighted by ``smoothing``; the classes, and the target's place."""
+        scores, classes, target_score, best, log_sum = layer.search(x, weight, bias, m, target)
+        position = classes.new_zeros(len(x))
+        if target is not None:
+            classes, position = candidates.with_target(classes, target)
+            scores = scores.scatter(-1, position[:, None], target_score[:, None])
+        mean = None
+        if best is not None:
+            scores = scores - best[:, None]
+        if best is not None and smoothing is not None:
+            # The sum over classes comes first: no scores are needed. In chunks, for the copies of half-precision weights.
+            chunks = zip(torch.split(smoothing, layer.chunk_size), torch.split(weight, layer.chunk_size), strict=True)
+            row = torch.stack([share @ some.to(share.dtype) for share, some in chunks]).sum(0)
+            mean = x.to(row.dtype) @ row - smoothing.sum() * best
+            if bias is not None:
+                mean += (smoothing * torch.where(smoothing > 0, bias, 0)).sum()
+        ctx.layer = layer
+        ctx.save_for_backward(x, weight, bias, classes, best, log_sum, smoothing)
+        ctx.mark_non_differentiable(classes, position)
+        return scores, log_sum, mean, classes, position
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_kept: Tensor, _: Tensor, *grad_sums: Any) -> tuple[Tensor | None, ...]:
-        with torch.autocast(grad_kept.device.type, enabled=False):
-            gradients = _backward_of_all(ctx, grad_kept, *grad_sums) if ctx.settings.softmax else _backward(ctx, grad_kept)
-        return *gradients, None, None, None
+    def backward(
+        ctx: Any, of_scores: Tensor, of_log_sum: Tensor | None, of_mean: Tensor | None, *_: Any
+    ) -> tuple[Tensor | None, ...]:
+        x, weight, bias, classes, best, log_sum, smoothing = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        with torch.autocast(x.device.type, enabled=False):
+            if best is None:
+                gradients = _of_candidates(of_scores, x, weight, classes, wanted, ctx.layer.sparse)
+            else:
+                # d log-sum-exp / d score = exp(score - best) / exp(log_sum)
+                softmax = of_log_sum * (-log_sum).exp()
+                uniform = None if of_mean is None else (smoothing, of_mean)
+                gradients = _of_all(of_scores, softmax, uniform, x, weight, bias, classes, best, wanted, ctx.layer)
+        return *gradients, None, None, None, None
 
 
-def _backward_of_all(ctx: Any, grad_kept: Tensor, grad_log_sum_exp: Tensor, grad_mean: Any) -> tuple[Tensor | None, ...]:
-    """Where all classes count: each chunk's scores once more, their gradient in the same memory."""
-    x, weight, classes, bias, best, log_sum_exp, shares = ctx.saved_tensors
-    settings, wanted, inputs = ctx.settings, ctx.needs_input_grad, x.to(ctx.settings.dtype)
-    grad_x = torch.zeros_like(x, dtype=grad_kept.dtype) if wanted[0] else None
-    grad_weight = torch.empty_like(weight) if wanted[1] else None
-    grad_bias = torch.empty_like(bias) if wanted[2] else None
-    # d log-sum-exp / d score = exp(score - best) / exp(log-sum-exp)
-    scale = grad_log_sum_exp * (-log_sum_exp).exp()
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def _of_all(
+    of_scores: Float[Tensor, "rows m"],
+    softmax: Float[Tensor, " rows"],
+    uniform: tuple[Float[Tensor, " n"], Float[Tensor, " rows"]] | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    classes: Int[Tensor, "rows m"],
+    best: Float[Tensor, " rows"],
+    wanted: tuple[bool, bool, bool],
+    layer: _Layer,
+) -> Gradients:
+    """Gradients where all classes count: each chunk's scores once more, their gradient in the same memory."""
+    of_x = torch.zeros_like(x, dtype=of_scores.dtype) if wanted[0] else None
+    of_weight = torch.empty_like(weight) if wanted[1] else None
+    of_bias = torch.empty_like(weight[:, 0]) if wanted[2] else None
+    m = classes.shape[-1]
     ordered, order = classes.flatten().sort()
-    starts = torch.arange(0, len(weight) + settings.chunk_size, settings.chunk_size, device=classes.device)
+    starts = torch.arange(0, len(weight) + layer.chunk_size, layer.chunk_size, device=classes.device)
     bounds = torch.searchsorted(ordered, starts).tolist()  # which of the candidates are in which chunk
-    rows, kept = order.div(classes.shape[-1], rounding_mode="floor"), grad_kept.flatten()[order]
-    for chunk, (first, last, scores) in enumerate(_chunks(inputs, weight, bias, settings)):
-        gradient = scores.sub_(best[:, None]).exp_().mul_(scale[:, None])
-        if shares is not None:
-            gradient.addr_(grad_mean, shares[first:last])
-        here = slice(bounds[chunk], bounds[chunk + 1])
-        gradient.view(-1).scatter_add_(0, rows[here] * (last - first) + (ordered[here] - first), kept[here])
-        if grad_bias is not None:
-            torch.sum(gradient, 0, out=grad_bias[first:last])
-        gradient = gradient.to(settings.dtype)
-        if grad_x is not None:
-            grad_x += gradient @ weight[first:last].to(settings.dtype)
-        if grad_weight is not None and grad_weight.dtype == settings.dtype:
-            torch.mm(gradient.t(), inputs, out=grad_weight[first:last])
-        elif grad_weight is not None:
-            grad_weight[first:last] = gradient.t() @ inputs
-    return None if grad_x is None else grad_x.to(x.dtype), grad_weight, grad_bias
+    inputs = x.to(layer.dtype)
+    for chunk, (first, last, scores) in enumerate(layer.scored(inputs, weight, bias)):
+        gradient = scores.sub_(best[:, None]).exp_().mul_(softmax[:, None])
+        if uniform is not None:
+            gradient.addr_(uniform[1], uniform[0][first:last])
+        these = slice(bounds[chunk], bounds[chunk + 1])
+        places = order[these].div(m, rounding_mode="floor") * (last - first) + (ordered[these] - first)
+        gradient.view(-1).scatter_add_(0, places, of_scores.flatten()[order[these]])
+        if of_bias is not None:
+            torch.sum(gradient, 0, out=of_bias[first:last])
+        gradient = gradient.to(layer.dtype)
+        if of_x is not None:
+            of_x += gradient @ weight[first:last].to(layer.dtype)
+        if of_weight is not None and of_weight.dtype == layer.dtype:
+            torch.mm(gradient.t(), inputs, out=of_weight[first:last])
+        elif of_weight is not None:
+            of_weight[first:last] = gradient.t() @ inputs
+    return None if of_x is None else of_x.to(x.dtype), of_weight, of_bias
 
 
-def _backward(ctx: Any, grad_kept: Tensor) -> tuple[Tensor | None, ...]:
-    """Where only the candidates count: sums over the rows of the weight that they name, and over their inputs.
+def _of_candidates(
+    of_scores: Float[Tensor, "rows m"],
+    x: Tensor,
+    weight: Tensor,
+    classes: Int[Tensor, "rows m"],
+    wanted: tuple[bool, bool, bool],
+    sparse: bool,
+) -> Gradients:
+    """Gradients where only the candidates count: sums over the rows of the weight that they name, and over their inputs.
 
     An embedding bag is such a sum, and does not store its (rows, m, d) terms.
     """
-    x, weight, classes = ctx.saved_tensors
-    grad_x = grad_weight = grad_bias = None
-    if ctx.needs_input_grad[0]:
-        shares = grad_kept.to(weight.dtype)
-        grad_x = functional.embedding_bag(classes, weight, mode="sum", per_sample_weights=shares).to(x.dtype)
+    of_x = of_weight = of_bias = None
+    if wanted[0]:
+        of_x = functional.embedding_bag(classes, weight, mode="sum", per_sample_weights=of_scores.to(weight.dtype)).to(x.dtype)
+    if not (wanted[1] or wanted[2]):
+        return of_x, None, None
+    m = classes.shape[-1]
     # An example that does not count must not wake an optimiser's old momentum in its candidates.
-    counted = (grad_kept != 0).any(-1).nonzero()
-    ordered, order = classes[counted[:, 0]].flatten().sort(stable=True)
-    shares, rows = grad_kept[counted[:, 0]].flatten()[order], counted.expand(-1, classes.shape[-1]).flatten()[order]
-    touched, group, sizes = ordered.unique_consecutive(return_inverse=True, return_counts=True)
+    counts = (of_scores != 0).any(-1, keepdim=True).expand_as(classes).flatten()
+    ordered, order = torch.where(counts, classes.flatten(), len(weight)).sort(stable=True)
+    order = order[: int(counts.sum())]
+    touched, sizes = ordered[: len(order)].unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
+    shares = of_scores.flatten()[order]
 
-    def whole(part: Tensor) -> Tensor:
-        size = (len(weight), *part.shape[1:])
-        if ctx.settings.sparse:
-            return torch.sparse_coo_tensor(touched[None], part, size, is_coalesced=True, check_invariants=False)
-        return part.new_zeros(size).index_copy_(0, touched, part)
+    def whole(rows: Tensor) -> Tensor:
+        size = (len(weight), *rows.shape[1:])
+        if sparse:
+            return torch.sparse_coo_tensor(touched[None], rows, size, is_coalesced=True, check_invariants=False)
+        return rows.new_zeros(size).index_copy_(0, touched, rows)
 
-    if ctx.needs_input_grad[1]:
+    if wanted[1]:
         starts = sizes.cumsum(0) - sizes
-        part = functional.embedding_bag(rows, x.to(shares.dtype), starts, mode="sum", per_sample_weights=shares)
-        grad_weight = whole(part.to(weight.dtype))
-    if ctx.needs_input_grad[2]:
-        grad_bias = whole(shares.new_zeros(len(touched)).index_add_(0, group, shares).to(weight.dtype))
-    return grad_x, grad_weight, grad_bias
+        examples = order.div(m, rounding_mode="floor")
+        inputs = x.to(shares.dtype)
+        rows = functional.embedding_bag(examples, inputs, starts, mode="sum", per_sample_weights=shares)
+        of_weight = whole(rows.to(weight.dtype))
+    if wanted[2]:
+        group = torch.repeat_interleave(sizes)
+        of_bias = whole(shares.new_zeros(len(touched)).index_add_(0, group, shares).to(weight.dtype))
+    return of_x, of_weight, of_bias

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,25 @@ EXTRAS = ("lab", "embed", "hf", "onnx", "sklearn", "cluster", "tensorboard", "wa
 
 def gather() -> dict[str, Any]:
     """What a bug report needs, as JSON values."""
-    extras = {name: missing(name) for name in EXTRAS}
     return {
-        "versions": versions(), "machine": machine(), "devices": devices(), "kernels": kernels.report(), "extras": extras,
-    }  # fmt: skip
+        "versions": versions(),
+        "machine": machine(),
+        "devices": devices(),
+        "kernels": kernels.report(),
+        "extras": {name: missing(name) for name in EXTRAS},
+    }
 
 
 def environment() -> dict[str, Any]:
     """What a run's result may depend on beside its config and data: the content of `environment.json`."""
-    more = {"deterministic": torch.are_deterministic_algorithms_enabled(), "command": [*sys.argv], "folder": str(Path.cwd())}
-    return {"versions": versions(), "machine": machine(), "devices": devices(), **more}
+    return {
+        "versions": versions(),
+        "machine": machine(),
+        "devices": devices(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "command": list(sys.argv),
+        "folder": str(Path.cwd()),
+    }
 
 
 def versions() -> dict[str, str | None]:
@@ -44,12 +52,9 @@ def versions() -> dict[str, str | None]:
 
 def machine() -> dict[str, Any]:
     """System, processor and its instruction set, cores that this process may use, torch's threads, bytes of memory."""
-    name = None
-    with suppress(OSError):  # platform.processor() is empty on most Linux systems
-        name = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
     return {
         "system": platform.platform(),
-        "processor": name[1] if name else platform.processor() or platform.machine(),
+        "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -63,45 +68,69 @@ def usable_memory() -> int | None:
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for place in ("memory.max", "memory/memory.limit_in_bytes"):  # control groups, version 2 and 1
-        with suppress(OSError, ValueError):  # not there, or "max"
+        try:
             limits.append(int(Path("/sys/fs/cgroup", place).read_text()))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
     return min(limits, default=None)
 
 
 def devices() -> dict[str, str]:
-    """The CUDA devices, which the plain code uses, with their names."""
-    return {f"cuda:{number}": torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())}
+    """What a config's ``device`` can be here, beside the CPU, with its name."""
+    found = {f"cuda:{number}": torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())}
+    return {**found, "mps": "Apple GPU"} if torch.backends.mps.is_available() else found
 
 
 def missing(extra: str) -> list[str] | None:
-    """The requirements of an extra that are not installed; None: unknown, in a checkout that was never installed."""
+    """The requirements of an extra that are not met; None: unknown, in a checkout that was never installed."""
     try:
         lines = importlib.metadata.requires("anyk") or []
     except importlib.metadata.PackageNotFoundError:
         return None
     wanted = [line.partition(";")[0].strip() for line in lines if re.search(rf"""extra\s*==\s*["']{extra}["']""", line)]
     # An extra of an extra ("anyk[lab]") says nothing by itself.
-    names = {requirement: re.split(r"[^\w.-]", requirement)[0] for requirement in wanted if not requirement.startswith("anyk")}
-    return [requirement for requirement, name in names.items() if _version(name) is None]
+    return [requirement for requirement in wanted if not requirement.startswith("anyk") and not _met(requirement)]
+
+
+def _met(requirement: str) -> bool:
+    version = _version(re.split(r"[^\w.-]", requirement)[0])
+    if version is None:
+        return False
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:  # it comes with the lab; without it versions are not compared
+        return True
+    return Requirement(requirement).specifier.contains(version, prereleases=True)
 
 
 def _version(package: str) -> str | None:
-    with suppress(importlib.metadata.PackageNotFoundError):
+    try:
         return importlib.metadata.version(package)
-    return None
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    """The processor's name; platform.processor() is empty on most Linux systems."""
+    try:
+        found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def describe(facts: dict[str, Any]) -> str:
     """What :func:`gather` found, in lines for people."""
-    machine, native = facts["machine"], facts["kernels"]["native"]
+    machine, used = facts["machine"], dict(facts["kernels"])
     memory = "an unknown amount" if machine["memory"] is None else f"{machine['memory'] / 2**30:.1f} GiB"
     rows = {name: version or "not installed" for name, version in facts["versions"].items()}
     rows["system"] = machine["system"]
     rows["processor"] = f"{machine['processor']}, {machine['instructions']}"
     rows["cores"] = f"{machine['cores']}, {machine['threads']} threads of torch, {memory} of memory"
     rows["devices"] = ", ".join(["cpu", *(f"{device} ({name})" for device, name in facts["devices"].items())])
-    rows["backend"] = facts["kernels"]["setting"]
-    rows["native"] = f"used {native['variant'] or ''}".rstrip() if native["usable"] else f"not used: {native['why']}"
+    rows["backend"] = used.pop("setting")
+    for name, kernel in used.items():
+        rows[name] = f"used {kernel.get('variant') or ''}".rstrip() if kernel["usable"] else f"not used: {kernel['why']}"
     if "cache" in facts:
         rows["cache"] = facts["cache"]
     for name, lacking in facts["extras"].items():

@@ -11,20 +11,19 @@ other end (wire i becomes wire n-1-i) they are the descending ones that stand he
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
-__all__ = ["KINDS", "Kind", "Network", "bitonic", "odd_even", "splitter"]
+__all__ = ["Cascade", "Network", "bitonic", "odd_even", "selection", "splitter", "splitter_cascades"]
 
 Comparator = tuple[int, int]
 Layer = tuple[Comparator, ...]
-Layers = list[list[Comparator]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=True)
 class Network:
     """A comparator network: an immutable value.
 
@@ -50,8 +49,9 @@ class Network:
             wires = [wire for comparator in layer for wire in comparator]
             if len(set(wires)) != len(wires):
                 raise ValueError(f"layers: expected disjoint comparators, got a wire twice in layer {number}")
-            if wrong := [(i, j) for i, j in layer if not 0 <= i < j < self.n]:
-                raise ValueError(f"layers: expected comparators (i, j) with 0 <= i < j < n={self.n}, got {wrong[0]}")
+            if not all(0 <= i < j < self.n for i, j in layer):
+                wrong = next((i, j) for i, j in layer if not 0 <= i < j < self.n)
+                raise ValueError(f"layers: expected comparators (i, j) with 0 <= i < j < n={self.n}, got {wrong}")
         if len(set(self.outputs)) != len(self.outputs) or not all(0 <= wire < self.n for wire in self.outputs):
             raise ValueError(f"outputs: expected distinct wires below n={self.n}, got {self.outputs}")
 
@@ -68,61 +68,60 @@ class Network:
         """Number of comparators."""
         return sum(map(len, self.layers))
 
-    def partners(self) -> list[list[int]]:
-        """The table that is run: for each layer, the wire that each of the n wires is compared with, itself if with none. The
-        lower number is to get the larger value."""
-        table = []
-        for layer in self.layers:
-            row = list(range(self.n))
-            for i, j in layer:
-                row[i], row[j] = j, i
-            table.append(row)
-        return table
-
     def top(self, k: int) -> Network:
         """The same network for the first k outputs only.
 
         Comparators that cannot influence these outputs are pruned; the others stay in the layer where they are.
         """
         _, k = _checked(len(self.outputs), k)
-        needed = set(self.outputs[:k])
+        outputs = self.outputs[:k]
+        needed = set(outputs)
         layers: list[Layer] = []
         for layer in reversed(self.layers):
             kept = tuple(pair for pair in layer if pair[0] in needed or pair[1] in needed)
             needed.update(wire for pair in kept for wire in pair)
             layers.append(kept)
-        return _trusted(self.n, layers[::-1], self.outputs[:k])
+        return _trusted(self.n, layers[::-1], outputs)
 
     def packed(self) -> Network:
         """The same comparators, each in the earliest layer where its wires are free: equal result, least depth."""
         free_from = [0] * self.n
-        layers: Layers = []
-        for i, j in (pair for layer in self.layers for pair in layer):
-            number = max(free_from[i], free_from[j])
-            if number == len(layers):
-                layers.append([])
-            layers[number].append((i, j))
-            free_from[i] = free_from[j] = number + 1
+        layers: list[list[Comparator]] = []
+        for layer in self.layers:
+            for i, j in layer:
+                slot = max(free_from[i], free_from[j])
+                if slot == len(layers):
+                    layers.append([])
+                layers[slot].append((i, j))
+                free_from[i] = free_from[j] = slot + 1
         return _trusted(self.n, layers, self.outputs)
 
 
 def _trusted(n: int, layers: Iterable[Iterable[Comparator]], outputs: Iterable[int]) -> Network:
     """A Network from comparators that are right by construction: checking millions of them takes seconds."""
     network = object.__new__(Network)
-    network.__dict__.update(n=n, layers=tuple(map(tuple, layers)), outputs=tuple(outputs))
+    object.__setattr__(network, "n", n)
+    object.__setattr__(network, "layers", tuple(map(tuple, layers)))
+    object.__setattr__(network, "outputs", tuple(outputs))
     return network
 
 
 def _checked(n: Any, k: Any = 1) -> tuple[int, int]:
-    for name, number in (("n", n), ("k", k)):
-        if isinstance(number, bool) or not hasattr(number, "__index__"):
-            raise TypeError(f"{name}: expected an integer, got {number!r}")
-    n, k = operator.index(n), operator.index(k)
+    n, k = _integer("n", n), _integer("k", k)
     if n < 1:
         raise ValueError(f"n: expected at least 1 wire, got {n}")
     if not 1 <= k <= n:
         raise ValueError(f"k: expected 1 <= k <= n={n}, got {k}")
     return n, k
+
+
+def _integer(name: str, number: Any) -> int:
+    try:
+        if isinstance(number, bool):
+            raise TypeError
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name}: expected an integer, got {number!r}") from None
 
 
 def _log2_ceil(n: int) -> int:
@@ -162,8 +161,7 @@ def bitonic(n: int) -> Network:
         105
     """
     n, _ = _checked(n)
-    p = _log2_ceil(n)
-    return _trusted(n, _below(n, _merges(p, p, _bitonic_merge)), range(n))
+    return _trusted(n, _below(n, _bitonic_layers(_log2_ceil(n), _log2_ceil(n))), range(n))
 
 
 @_cached
@@ -185,143 +183,202 @@ def splitter(n: int, k: int) -> Network:
     Reference: Petersen et al., "Differentiable Top-k Classification Learning", ICML 2022, appendix B.
     """
     n, k = _checked(n, k)
-    layers: Layers = []
+    cascades = splitter_cascades(n, k)
+    layers: list[list[Comparator]] = [[] for _ in range(max((cascade.end for cascade in cascades), default=0))]
     rank_of = dict.fromkeys(range(n), 0)
-    for wires, start, cascade, ranks in splitter_cascades(n, k):
-        layers += [[] for _ in range(start + len(cascade) - len(layers))]
-        for number, comparators in enumerate(cascade, start):
-            layers[number].extend(comparators)
-        rank_of.update(zip(wires, ranks, strict=True))
-    outputs = {rank: wire for wire, rank in rank_of.items()}
+    for cascade in cascades:
+        for depth, comparators in enumerate(cascade.layers, cascade.start):
+            layers[depth].extend(comparators)
+        rank_of.update(zip(cascade.wires, cascade.ranks, strict=True))
+    outputs = {rank: wire for wire, rank in rank_of.items() if rank < k}
     return _trusted(n, layers, [outputs[rank] for rank in range(k)]).top(k)
 
 
-def splitter_cascades(n: int, k: int) -> Iterator[tuple[list[int], int, Layers, list[int]]]:
-    """The cascades of :func:`splitter`, in the order in which they are laid out: the wires, which had one least rank before; the
-    first layer; the comparators; and the least ranks, counted from 0, of the values on these wires afterwards."""
+@dataclass(frozen=True)
+class Cascade:
+    """A splitter cascade: which comparators it has and what they make known.
+
+    Args:
+        wires: the wires it runs over, which had one least rank before.
+        start: the first layer it is in.
+        layers: its comparators, all of them; :func:`splitter` prunes those that the k best do not need.
+        ranks: the least rank, counted from 0, of the value on each of its wires afterwards.
+
+    Example:
+        >>> first = anyk.networks.splitter_cascades(16, 5)[0]
+        >>> first.start, first.end, first.layers[0][:2]
+        (0, 4, ((0, 8), (1, 9)))
+    """
+
+    wires: tuple[int, ...]
+    start: int
+    layers: tuple[Layer, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The first layer after it."""
+        return self.start + len(self.layers)
+
+
+def splitter_cascades(n: int, k: int) -> tuple[Cascade, ...]:
+    """The cascades of :func:`splitter`, in the order in which they are laid out.
+
+    Args:
+        n: the number of values, one on each wire.
+        k: how many of them are wanted.
+
+    Example:
+        >>> anyk.networks.splitter_cascades(4, 2)[0].ranks
+        (0, 1, 1, 3)
+    """
+    n, k = _checked(n, k)
     wires_of_rank: list[list[int]] = [list(range(n))] + [[] for _ in range(k - 1)]
     free_from = [0] * n
+    cascades = []
     while any(len(wires) > 1 for wires in wires_of_rank):
         for rank in range(k - 1, -1, -1):
-            wires = sorted(wires_of_rank[rank])
+            wires = wires_of_rank[rank]
             if len(wires) < 2:
                 continue
-            ranks = [rank + (1 << position.bit_count()) - 1 for position in range(len(wires))]
+            layers = tuple(map(tuple, _splitter_cascade(wires)))
             start = max(free_from[wire] for wire in wires)
-            # splitters of halving width: the wire at position i ends below 2^(set bits of i) - 1 others
-            layers = _halvings(wires, _log2_ceil(len(wires)))
-            yield wires, start, layers, ranks
+            ranks = tuple(rank + (1 << position.bit_count()) - 1 for position in range(len(wires)))
+            cascades.append(Cascade(tuple(wires), start, layers, ranks))
             wires_of_rank[rank] = []
             for wire, raised in zip(wires, ranks, strict=True):
                 free_from[wire] = start + len(layers)
                 if raised < k:
                     wires_of_rank[raised].append(wire)
+            for raised in range(rank, k):
+                wires_of_rank[raised].sort()
+    return tuple(cascades)
+
+
+def _splitter_cascade(wires: list[int]) -> list[list[Comparator]]:
+    """Splitters of halving width; the wire at position i ends below 2^(set bits of i) - 1 others of the list."""
+    layers = []
+    for exponent in reversed(range(_log2_ceil(len(wires)))):
+        width = 1 << exponent
+        layers.append([(wires[i], wires[i + width]) for i in range(len(wires) - width) if not i & width])
+    return layers
 
 
 @_cached
 def selection(n: int, k: int, kind: str = "bitonic") -> Network:
-    """The classical selection networks: sort blocks of 2^L wires, L = ceil(log2 k), then merge the best of two blocks at a time.
+    """The classical selection networks: sort blocks of 2^ceil(log2 k) wires, then merge the best of two blocks at a time.
 
-    All three have ``L (L + 1) / 2 + (p - L) (L + 1)`` layers, ``p = ceil(log2 n)``.
+    All three have ``L(L+1)/2 + (p-L)(L+1)`` layers, ``L = ceil(log2 k)``, ``p = ceil(log2 n)``.
 
     Args:
         n: number of wires.
         k: number of outputs, the k largest values in descending order.
         kind: ``"bitonic"`` (Wah and Chen), ``"odd_even_merge"`` or ``"pairwise"`` (Zazon-Ivry and Codish).
+
+    Example:
+        >>> [anyk.networks.selection(1024, 5, kind).depth for kind in ("bitonic", "odd_even_merge", "pairwise")]
+        [34, 34, 34]
     """
     n, k = _checked(n, k)
-    p, block = _log2_ceil(n), _log2_ceil(k)
-    merge = {"bitonic": _bitonic_merge, "odd_even_merge": _odd_even_merge, "pairwise": None}[kind]
-    layers, outputs = _pairwise(range(1 << p), 1 << block) if merge is None else (_merges(p, block, merge), range(1 << block))
-    return _trusted(n, _below(n, layers), [wire for wire in outputs if wire < n]).top(k)
+    if kind not in _SELECTION_LAYERS:
+        raise ValueError(f"kind: expected one of {', '.join(_SELECTION_LAYERS)}, got {kind!r}")
+    layers, outputs = _SELECTION_LAYERS[kind](_log2_ceil(n), _log2_ceil(k))
+    kept = _below(n, layers)
+    return _trusted(n, kept, [wire for wire in outputs if wire < n]).top(k)
 
 
-def _below(n: int, layers: Layers) -> Layers:
+def _below(n: int, layers: Iterable[Iterable[Comparator]]) -> list[list[Comparator]]:
     """Leaves off the wires from n on: in standard form they would carry the smallest values and never move."""
     return [[pair for pair in layer if pair[1] < n] for layer in layers]
 
 
-def _merges(p: int, block: int, merge: Callable[[list[int]], Layers]) -> Layers:
-    """Of 2^p wires, merges sorted runs into twice as long ones, up to 2^block wires, and from then on the best 2^block of two."""
+def _bitonic_layers(p: int, block: int) -> list[list[Comparator]]:
+    """Sorts every block of 2^block among 2^p wires. The first layer of a merge folds the block onto its mirror image."""
     layers = []
-    for step in range(p):
-        size, apart = 1 << min(step, block), 1 << step
-        starts = range(0, 1 << p, 2 * apart)
-        layers += _side_by_side(merge([*range(i, i + size), *range(i + apart, i + apart + size)]) for i in starts)
+    for step in range(block):
+        size = 2 << step
+        layers.append([(start + i, start + size - 1 - i) for start in range(0, 1 << p, size) for i in range(size // 2)])
+        for width in (1 << exponent for exponent in reversed(range(step))):
+            layers.append([(i, i + width) for i in range(1 << p) if not i & width])
     return layers
 
 
-def _side_by_side(parts: Iterable[Layers]) -> Layers:
-    return [[pair for layer in layers for pair in layer] for layers in zip_longest(*parts, fillvalue=[])]
-
-
-def _halvings(wires: Sequence[int], widths: int) -> Layers:
-    """Layers that compare what is 2^(widths-1), …, 2, 1 places apart."""
+def _odd_even_merge_layers(p: int, block: int) -> list[list[Comparator]]:
+    """Batcher's odd-even mergesort of every block of 2^block among 2^p wires."""
     layers = []
-    for width in (1 << exponent for exponent in reversed(range(widths))):
-        layers.append([(wires[i], wires[i + width]) for i in range(len(wires) - width) if not i & width])
+    for step in range(block):
+        half = 1 << step
+        for exponent in range(step, -1, -1):
+            layers.append(_odd_even_merge_layer(range(1 << p), half, 1 << exponent))
     return layers
 
 
-def _bitonic_merge(wires: list[int]) -> Layers:
-    """Of two sorted halves: folds the one onto the mirror image of the other."""
-    half = len(wires) // 2
-    return [list(zip(wires[:half], reversed(wires[half:]), strict=True)), *_halvings(wires, _log2_ceil(half))]
+def _odd_even_merge_layer(wires: Iterable[int], half: int, width: int) -> list[Comparator]:
+    """One layer of the merge of two sorted runs of ``half`` wires: the first (width = half) compares the runs, the later
+    ones compare what the layer before left ``width`` apart."""
+    wires = list(wires)
+    size = 2 * half
+    layer = []
+    for i in range(len(wires) - width):
+        offset = i % size
+        compares_runs = width == half and offset < half
+        compares_within = width < half and offset + width < size and (offset // width) % 2 == 1
+        if compares_runs or compares_within:
+            layer.append((wires[i], wires[i + width]))
+    return layer
 
 
-def _odd_even_merge(wires: list[int]) -> Layers:
-    """Batcher's merge of two sorted halves: the later layers compare what the one before left twice their width apart."""
-    half, layers = len(wires) // 2, []
-    for width in (1 << exponent for exponent in range(_log2_ceil(half), -1, -1)):
-        starts = range(half) if width == half else (i for i in range(len(wires) - width) if i // width % 2)
-        layers.append([(wires[i], wires[i + width]) for i in starts])
-    return layers
+Selected = tuple[list[list[Comparator]], list[int]]
 
 
-def _pairwise(wires: range, k: int) -> tuple[Layers, list[int]]:
-    """Parberry's pairwise network, limited to the best k: pair neighbours, select among the winners and among the losers, then
-    merge. Loser i comes after at least i + 1 winners, so half as many losers can be among the best."""
-    if len(wires) == 1:
-        return [], [wires[0]]
-    winners, losers = wires[0::2], wires[1::2]
-    upper, best = _pairwise(winners, min(k, len(winners)))
-    lower, rest = _pairwise(losers, min(k // 2, len(losers))) if k > 1 else ([], [])
-    layers = [list(zip(winners, losers, strict=True)), *_side_by_side([upper, lower])]
-    for width in (1 << exponent for exponent in reversed(range(_log2_ceil(len(best))))):
-        layers.append([(loser, best[i + width]) for i, loser in enumerate(rest) if i + width < len(best)])
-    return layers, [wire for pair in zip_longest(best, rest) for wire in pair if wire is not None][:k]
+def _bitonic_selection(p: int, block: int) -> Selected:
+    layers = _bitonic_layers(p, block)
+    for step in range(block, p):
+        pairs = _block_pairs(p, block, step)
+        layers.append([(a[i], b[-1 - i]) for a, b in pairs for i in range(len(a))])
+        for width in (1 << exponent for exponent in reversed(range(block))):
+            layers.append([(a[i], a[i + width]) for a, _ in pairs for i in range(len(a)) if not i & width])
+    return layers, list(range(1 << block))
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A family of networks, as :class:`anyk.SortingNetwork` runs them.
-
-    Args:
-        build: (n, k) -> network with the k best on its outputs.
-        target_wire: number of classes -> the wire on which ``wires="target"`` starts the target; at most half their number.
-        active: (n, number) -> first and last + 1 layer that a row of ``number`` <= n classes runs through, so that a padded
-            row is treated as the network for its own number would; None when all layers fit anyway.
-    """
-
-    build: Callable[[int, int], Network]
-    target_wire: Callable[[int], int]
-    active: Callable[[int, int], tuple[int, int]] | None = None
+def _odd_even_selection(p: int, block: int) -> Selected:
+    layers = _odd_even_merge_layers(p, block)
+    for step in range(block, p):
+        pairs = _block_pairs(p, block, step)
+        for exponent in range(block, -1, -1):
+            layers.append([pair for a, b in pairs for pair in _odd_even_merge_layer([*a, *b], 1 << block, 1 << exponent)])
+    return layers, list(range(1 << block))
 
 
-def _active_bitonic(n: int, number: int) -> tuple[int, int]:
-    p = _log2_ceil(max(number, 1))
-    return 0, p * (p + 1) // 2
+def _block_pairs(p: int, block: int, step: int) -> list[tuple[range, range]]:
+    """The sorted blocks that the merge after ``step`` doublings brings together; the best stay in the first."""
+    size, apart = 1 << block, 1 << step
+    return [(range(start, start + size), range(start + apart, start + apart + size)) for start in range(0, 1 << p, 2 * apart)]
 
 
-def _active_odd_even(n: int, number: int) -> tuple[int, int]:
-    first = (n - number) % 2
-    return first, first + number
+def _pairwise_selection(p: int, block: int) -> Selected:
+    """Parberry's pairwise network, limited to the best 2^block: pair neighbours, select among the winners and among the
+    losers, then merge. Loser i comes after at least i + 1 winners, so half as many losers can be among the best."""
+
+    def select(wires: range, k: int) -> Selected:
+        if len(wires) == 1:
+            return [], [wires[0]]
+        winners, losers = wires[0::2], wires[1::2]
+        layers: list[list[Comparator]] = [list(zip(winners, losers, strict=True))]
+        upper, best = select(winners, min(k, len(winners)))
+        lower, rest = select(losers, min(k // 2, len(losers))) if k > 1 else ([], [])
+        for winners_layer, losers_layer in zip_longest(upper, lower, fillvalue=()):
+            layers.append([*winners_layer, *losers_layer])
+        for width in (1 << exponent for exponent in reversed(range(_log2_ceil(len(best))))):
+            layers.append([(loser, best[i + width]) for i, loser in enumerate(rest) if i + width < len(best)])
+        merged = [wire for pair in zip_longest(best, rest) for wire in pair if wire is not None]
+        return layers, merged[:k]
+
+    return select(range(1 << p), 1 << block)
 
 
-# The start wires are those that shift T least against the sorted order; benchmarks/wires.py measures them.
-KINDS = {
-    "splitter": Kind(lambda n, k: splitter(n, k).packed(), lambda number: min(1, number // 2)),
-    "bitonic": Kind(lambda n, k: bitonic(n).top(k), lambda number: min(4, number // 2), _active_bitonic),
-    "odd_even": Kind(lambda n, k: odd_even(n).top(k), lambda number: min(4, number // 2), _active_odd_even),
+_SELECTION_LAYERS: dict[str, Callable[[int, int], Selected]] = {
+    "bitonic": _bitonic_selection,
+    "odd_even_merge": _odd_even_selection,
+    "pairwise": _pairwise_selection,
 }
-"""The known ones by name; :func:`anyk.operators.network.add_kind` adds one."""

@@ -1,156 +1,158 @@
-"""P_K, the distribution of k: a setting and no state, which nothing that becomes of a module changes."""
+"""P_K, the distribution of k: what is accepted, how it is checked, how it is kept.
+
+It is a setting and no state. It is kept in the precision that it was given in, numbers in float64, whatever becomes of the
+module around it; only at the call it takes the scores' precision.
+"""
 
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import lru_cache, wraps
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from anyk import _compat, checks
+from anyk import checks
 
-Distribution = Tensor | Sequence[float] | Mapping[int, float] | int
-"""What a user may give: [.5, 0, 0, 0, .5], {1: .5, 5: .5}, k for {k: 1}, a tensor (k,) or, with one for each class, (n, k)."""
-_T = TypeVar("_T")
+Distribution = Tensor | Sequence[float] | Sequence[Sequence[float]] | Mapping[int, float] | int
+"""What a user may give: [.5, 0, 0, 0, .5], {1: .5, 5: .5}, k for {k: 1}, a tensor (k,), or one for each class, (n, k)."""
+TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class PK:
-    """P_K, checked: one distribution for all examples, (k,), one for each class, (n, k), or one for each row, (rows, k)."""
+    """P_K, checked.
+
+    Args:
+        values: the weights of top-1, …, top-k: (k,), (n, k) or (rows, k).
+        of: whether there is one distribution for all examples, one for each class, or one for each row.
+    """
 
     values: Float[Tensor, "*number k"]
     of: Literal["all", "class", "row"] = "all"
-    weights: tuple[float, ...] | None = None
-    """those of all examples, if they could be read"""
 
     @property
     def k(self) -> int:
-        return self.values.shape[-1]
+        k = self.values.shape[-1]
+        # A definite number, also in a trace with symbolic sizes.
+        return len(list(range(k))) if torch.compiler.is_compiling() else k
 
-    def rows(self, target: Int[Tensor, "*rows"], like: Tensor) -> Float[Tensor, "*#rows k"]:
-        """The weights for targets, in the precision that such scores are computed in; (k,) if they are the same for all."""
-        dtype, device, compiling = checks.working_dtype(like), like.device, torch.compiler.is_compiling()
-        if not (compiling and self.values.device == device) and self.weights is not None:
-            return (_constant if compiling else _remembered_constant)(self.weights, device, dtype)
+    def at(self, target: Int[Tensor, "*rows"]) -> Float[Tensor, "*#rows k"]:
+        """The weights for each row, of the shape of the targets, or (k,) where they are the same for all."""
         if self.of == "class":
-            return self.values.to(device)[target].to(dtype)
-        values = self.values.to(device, dtype)  # an input of the compiled code: it may change from step to step
-        return values[:, None] if self.of == "row" and target.ndim > 1 else values
+            return self.values[target]
+        return self.values[:, None] if self.of == "row" and target.ndim > 1 else self.values
 
-    @property
-    def for_kernels(self) -> Float[Tensor, "*number k"]:
-        if not torch.compiler.is_compiling() and self.weights is not None:
-            return _remembered_constant(self.weights)
-        return self.values.to("cpu", torch.float64).contiguous()
-
-    def to(self, device: torch.device) -> PK:
-        """On another device, in the same precision, unless the device does not have it."""
-        dtype = torch.float32 if device.type == "mps" else self.values.dtype
-        return self if device.type == "meta" else PK(self.values.to(device, dtype), self.of, self.weights)
+    def positive(self) -> list[int]:
+        """The k with a weight above zero for some class or row."""
+        weighted = (self.values.detach().reshape(-1, self.k) > 0).any(0)
+        return [int(place) + 1 for place in weighted.nonzero()]
 
     def __repr__(self) -> str:
-        return str(tuple(self.values.shape)) if self.weights is None else str([float(f"{p:.6g}") for p in self.weights])
+        if self.values.ndim > 1 or self.values.is_meta:
+            return str(tuple(self.values.shape))
+        return str([float(f"{weight:.6g}") for weight in self.values.tolist()])
 
 
-@_compat.constant_when_traced
-def _constant(weights: object, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
-    with torch.inference_mode(False):  # not on the default device, which may be "meta"
-        return torch.tensor(weights, dtype=torch.float64, device="cpu").to(device, dtype)
+def read(given: Distribution, name: str = "p_k") -> PK:
+    """P_K from what a user gives: one distribution, or one for each class.
 
-
-_remembered_constant = lru_cache(maxsize=256)(_constant)
-
-
-def remembered(function: Callable[..., _T]) -> Callable[..., _T]:
-    """``functools.lru_cache`` for what is made of plain values, and checks them. Dynamo sees the function itself, and so does
-    what cannot be hashed."""
-    cached = lru_cache(maxsize=256, typed=True)(function)
-
-    @wraps(function)
-    def call(*arguments: Any) -> _T:
-        if torch.compiler.is_compiling():
-            return function(*arguments)
-        try:
-            return cached(*arguments)
-        except TypeError:
-            return function(*arguments)
-
-    return call
-
-
-def read(given: object) -> PK:
-    """P_K from what a user gives. Zeros at the end of a list are dropped, since k is the largest k that counts; a tensor keeps
-    its k."""
+    Zeros at the end of a list are dropped, since k is the largest k that counts; a tensor keeps its k. A tensor of half
+    precision does not sum to 1 by far: it is taken in float32 and made to.
+    """
     if isinstance(given, Tensor):
-        values = _checked(given, "p_k", (1, 2))
-        weights = tuple(values.tolist()) if given.ndim == 1 and checks.readable(given) else None
-        return PK(values, "class" if given.ndim == 2 else "all", weights)
-    if isinstance(given, numbers.Integral) and not isinstance(given, bool):
-        given = {given: 1.0}
-    if isinstance(given, Mapping):
-        return _read_mapping(tuple(given.items()))
-    return _read_list(tuple(given) if type(given) is list else given)
+        if given.ndim > 2:
+            raise ValueError(f"{name}: expected shape (k,) or (n, k), got {tuple(given.shape)}")
+        return PK(_checked(given, name), "class" if given.ndim == 2 else "all")
+    rows, nested = _rows(given, name)
+    if nested:
+        return PK(_checked(_tensor(rows), name), "class")
+    _check_values(min(rows[0]), sum(rows[0]), name)
+    return PK(_tensor(rows[0]))
 
 
-@remembered
-def _read_mapping(items: tuple[tuple[Any, Any], ...]) -> PK:
-    weights = {
-        checks.at_least_one("p_k: every k", k): checks.number("p_k", weight, "numbers as weights") for k, weight in items
-    }
-    if max(weights, default=1) > 10**6:
-        raise ValueError(f"p_k: expected k of at most a million, got {max(weights)}")
-    return _read_list(tuple(weights.get(k, 0.0) for k in range(1, max(weights, default=0) + 1)))
+def _tensor(weights: list[Any]) -> Tensor:
+    return torch.tensor(weights, dtype=torch.float64, device="cpu")  # not the default device, which may be "meta"
 
 
-@remembered
-def _read_list(given: Any) -> PK:
-    """A list, a tuple or an array of numbers."""
-    try:
-        weights = [float(weight) for weight in given]
-    except (TypeError, ValueError):
-        expected = "an integer k, a sequence of numbers, a mapping such as {1: 0.5, 5: 0.5}, or a tensor"
-        raise TypeError(f"p_k: expected {expected}, got {given!r}") from None
-    k = max([1, *[place + 1 for place, weight in enumerate(weights) if weight]])
-    return PK(_checked(_constant(weights[:k]), "p_k", (1,)), "all", tuple(weights[:k]))
-
-
-def read_rows(given: object, batch: torch.Size) -> PK:
+def read_rows(given: object, batch: torch.Size, name: str = "example_p_k") -> PK:
     """One P_K for each row, from one for each example (B, k) or for each position (B, d1, …, k)."""
     if not isinstance(given, Tensor):
         try:
-            given = _constant(given)
+            given = _tensor(given)  # type: ignore[arg-type]
         except (TypeError, ValueError):
-            raise TypeError(f"example_p_k: expected a tensor, or nested lists of numbers, got {given!r}") from None
-    p_k, size = _checked(given, "example_p_k", range(1, 9)), (*batch, given.shape[-1])
-    if p_k.shape[:-1] == batch[:1]:
-        p_k = p_k.reshape(*batch[:1], *[1] * (len(batch) - 1), size[-1]).expand(size)
-    if p_k.shape != size:
-        raise ValueError(f"example_p_k: expected shape {(*batch[:1], size[-1])} to fit scores, got {tuple(given.shape)}")
-    return PK(p_k.reshape(-1, size[-1]), "row")
+            raise TypeError(f"{name}: expected a tensor, or nested lists of numbers, got {given!r}") from None
+    p_k = _checked(given, name)
+    k = p_k.shape[-1]
+    if p_k.shape[:-1] == batch:
+        return PK(p_k.reshape(-1, k), "row")
+    if len(batch) > 0 and p_k.shape[:-1] == batch[:1]:
+        return PK(p_k.reshape(-1, *[1] * (len(batch) - 1), k).expand(*batch, k).reshape(-1, k), "row")
+    raise ValueError(f"{name}: expected shape {(*batch[:1], k)} to fit scores, got {tuple(p_k.shape)}")
 
 
-def _checked(p_k: Tensor, name: str, dimensions: Sequence[int]) -> Tensor:
+def _rows(given: Any, name: str) -> tuple[list[list[float]], bool]:
+    """Lists of numbers without the zeros at their ends, and whether there were several."""
+    if isinstance(given, numbers.Integral) and not isinstance(given, bool):
+        given = {given: 1.0}
+    if isinstance(given, Mapping):
+        given = _from_mapping(given, name)
+    given = given.tolist() if hasattr(given, "tolist") else given  # an array
+    nested = isinstance(given, (list, tuple)) and len(given) > 0 and isinstance(given[0], (list, tuple))
+    try:
+        if isinstance(given, str | Set):  # a set has no order
+            raise TypeError
+        rows = [[float(p) for p in row] for row in (given if nested else [given])]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name}: expected an integer k, a sequence of numbers, a mapping such as {{1: 0.5, 5: 0.5}}, or a tensor, "
+            f"got {given!r}"
+        ) from None
+    if not all(rows):
+        raise ValueError(f"{name}: expected at least one probability, got {given!r}")
+    k = max(len(row) for row in rows)
+    if any(len(row) < k for row in rows):
+        raise ValueError(f"{name}: expected one distribution of the same length for each class, got {given!r}")
+    while k > 1 and all(row[k - 1] == 0 for row in rows):
+        k -= 1
+    return [row[:k] for row in rows], nested
+
+
+def _from_mapping(given: Mapping[Any, Any], name: str) -> list[float]:
+    ks = [checks.at_least_one(f"{name}: every k", k) for k in given]
+    if not ks:
+        raise ValueError(f"{name}: expected at least one probability, got {given!r}")
+    if max(ks) > 10**6:
+        raise ValueError(f"{name}: expected k of at most a million, got {max(ks)}")
+    weights = [0.0] * max(ks)
+    for k, weight in zip(ks, given.values(), strict=True):
+        weights[k - 1] = checks.number(name, weight, "numbers as the weights of the k")
+    return weights
+
+
+def _checked(p_k: Tensor, name: str) -> Tensor:
     if not p_k.dtype.is_floating_point:
         raise TypeError(f"{name}: expected floating-point numbers, got dtype {p_k.dtype}")
-    if p_k.ndim not in dimensions or p_k.shape[-1] == 0:
-        raise ValueError(f"{name}: expected at least one probability in shape (k,) or (n, k), got {tuple(p_k.shape)}")
-    if not torch.compiler.is_compiling() and p_k.requires_grad:  # Dynamo cannot tell, of a constant
-        raise ValueError(f"{name}: expected constants, got a tensor that requires a gradient: P_K is not learned")
-    if p_k.dtype.itemsize < 4:  # in half precision they do not sum to 1 by far
+    if p_k.ndim < 1 or p_k.shape[-1] == 0:
+        raise ValueError(f"{name}: expected at least one probability, got shape {tuple(p_k.shape)}")
+    if p_k.dtype.itemsize < 4:
         p_k = p_k.float()
         total = p_k.sum(-1, keepdim=True)
         p_k = torch.where((total - 1).abs() < 1e-2, p_k / total, p_k)
     if checks.readable(p_k) and p_k.numel():
-        totals = p_k.double().sum(-1).flatten()
-        total = totals[(totals - 1).abs().argmax()]
-        if not p_k.min() >= 0:
-            raise ValueError(f"{name}: expected probabilities of at least 0, got {p_k.min().item():.6g}")
-        if not (total - 1).abs() <= 1e-4:
-            expected = "probabilities that sum to 1 (within 0.0001), such as {1: 0.5, 5: 0.5} for top-1 and top-5"
-            raise ValueError(f"{name}: expected {expected}, got the sum {total.item():.6g}")
+        sums = p_k.double().sum(-1)
+        _check_values(p_k.min().item(), sums.flatten()[(sums - 1).abs().argmax()].item(), name)
     return p_k
+
+
+def _check_values(least: float, total: float, name: str) -> None:
+    if not least >= 0:
+        raise ValueError(f"{name}: expected probabilities of at least 0, got {least:.6g}")
+    if not abs(total - 1) <= TOLERANCE:
+        raise ValueError(
+            f"{name}: expected probabilities that sum to 1 (within {TOLERANCE:g}), such as {{1: 0.5, 5: 0.5}} for top-1 and "
+            f"top-5, got the sum {total:.6g}"
+        )

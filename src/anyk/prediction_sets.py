@@ -10,11 +10,13 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from anyk import checks
-from anyk.cross_entropy import ClassIndices, Scores, batch_shape
+from anyk.conventions import ClassIndices, Scores, Shape
+from anyk.docstrings import documented
 
 __all__ = ["PredictionSets"]
 
 
+@documented
 class PredictionSets:
     """Split conformal prediction: for each example a set of classes, as small as possible, that contains the right one as often
     as asked.
@@ -24,10 +26,14 @@ class PredictionSets:
         C(x) = {j : p_j(x) >= q, or j is the first guess},
         q = the ceil((n + 1) coverage)-th largest p_y(x) of the n examples, infinite where y is the first guess
 
-    so that for one more example, if all n + 1 are exchangeable, ``coverage <= P(y in C(x)) < coverage + 1 / (n + 1)``, whatever
-    the model; the upper bound if no two p_y(x) are equal and the first guess alone is not enough. P is a mean over draws of
-    the n examples (for one draw it is off by about sqrt(coverage (1 - coverage) / n)), easy and hard examples, and classes.
-    Where p is right, no sets with this guarantee and at least one class each are smaller on average.
+    so that for one more example, if all n + 1 are exchangeable,
+
+        coverage <= P(y in C(x)) < coverage + 1 / (n + 1)
+
+    whatever the model. The upper bound holds if no two p_y(x) are equal and the first guess alone is not enough. P is a mean:
+    over draws of the n examples, over easy and hard examples, and over classes. For one draw the coverage is off by about
+    sqrt(coverage (1 - coverage) / n). Where p is right, no sets with this guarantee and at least one class each are smaller
+    on average.
 
     Equal scores are included together. In rows with NaN or +inf all classes are included. A class at -inf is
     included only if so many targets were at -inf that the guarantee needs all classes.
@@ -59,12 +65,12 @@ class PredictionSets:
 
     def __init__(self, scores: Scores, target: ClassIndices, coverage: float = 0.9) -> None:
         share = checked_coverage(coverage)
-        shape = batch_shape(scores)
-        target = checks.class_indices(target, shape, scores.shape[min(1, scores.ndim - 1)])
-        self.coverage, self.threshold = float(share), threshold(conformity(scores, target), share)
+        shape = Shape.of(scores)
+        found = conformity(scores, checks.class_indices(target, shape.batch, shape.classes))
+        self.coverage, self.threshold = float(share), threshold(found, share)
 
     def __call__(self, scores: Scores) -> Bool[Tensor, "batch n *positions"] | Bool[Tensor, " n"]:
-        batch_shape(scores)
+        Shape.of(scores)
         return shown(scores, self.threshold)
 
     def __repr__(self) -> str:

@@ -273,8 +273,8 @@ Renumbered = IntEnum("Renumbered", [("LAPSUM", 0), ("NETWORK", 1), *((each.name,
 
 @pytest.mark.parametrize("changed", [Swapped, Longer, Renumbered])
 def test_a_library_that_differs_from_python_is_not_used(changed, monkeypatch):
-    if native.why_not:
-        pytest.skip(native.why_not)
+    if native.status():
+        pytest.skip(native.status())
     if issubclass(changed, ctypes.Structure):
         changed.__name__ = "SmoothSpec"
         monkeypatch.setattr(abi, "STRUCTURES", tuple(changed if s is abi.SmoothSpec else s for s in abi.STRUCTURES))

@@ -10,8 +10,9 @@ from torch import nn
 import anyk
 from anyk import candidates
 from anyk.kernels import native
+from anyk.losses import CrossEntropySpec, topk_loss
 
-pytestmark = pytest.mark.skipif(bool(native.why_not), reason=f"native kernels: {native.why_not}")
+pytestmark = pytest.mark.skipif(bool(native.status()), reason=f"native kernels: {native.status()}")
 P_K = {1: 0.5, 5: 0.5}
 
 
@@ -85,6 +86,20 @@ def test_p_k_that_was_learned_may_change():
     assert p_k.grad is not None
 
 
+class Doubled(CrossEntropySpec):
+    def losses(self, *given):
+        return 2 * super().losses(*given)
+
+
+def test_another_loss_is_not_taken_for_ours():
+    scores, target = batch()
+    criterion = anyk.TopKCrossEntropyLoss(P_K, m=16)
+    spec = criterion.spec
+    doubled = Doubled(spec.p_k, spec.operator, spec.m)
+    loss = topk_loss(doubled, scores, target, criterion.conventions)
+    torch.testing.assert_close(loss, 2 * criterion(scores, target))
+
+
 def test_everything_may_be_assigned_after_a_call():
     scores, target = batch()
     criterion = anyk.TopKErrorLoss(P_K, "splitter", m=16)
@@ -110,12 +125,20 @@ def test_everything_may_be_assigned_after_a_call():
         torch.testing.assert_close(again(scores, target), criterion(scores, target))
 
 
-def test_there_is_no_second_derivative_and_the_error_says_where_there_is():
+def test_a_second_derivative_is_that_of_the_same_loss():
     scores, target = batch()
-    loss = anyk.TopKCrossEntropyLoss(P_K, m=16)(scores.requires_grad_(), target)
-    (gradient,) = torch.autograd.grad(loss, scores, create_graph=True)
-    with pytest.raises(RuntimeError, match="anyk.backend"):
-        gradient.sum().backward()
+    scores.requires_grad_()
+    for m in (16, 37, None):
+        criterion = anyk.TopKCrossEntropyLoss(P_K, m=m)
+        torch.autograd.grad(criterion(scores, target), scores, create_graph=True)
+        loss = criterion(scores, target)
+        criterion.operator.temperature = 2.0
+        with pytest.raises(RuntimeError, match="operator: expected as it was in the forward pass"):
+            torch.autograd.grad(loss, scores, create_graph=True)
+    loss = criterion(scores, target)
+    target[0] = (target[0] + 1) % 37
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, scores)
 
 
 def test_the_smooth_loss_leaves_what_is_strange_to_the_plain_code():

@@ -6,7 +6,7 @@ import torch
 import anyk
 from anyk.kernels import native
 
-pytestmark = pytest.mark.skipif(bool(native.why_not), reason=native.why_not or "the native library is there")
+pytestmark = pytest.mark.skipif(bool(native.status()), reason=native.status() or "the native library is there")
 
 OPERATORS = {"lapsum": anyk.LapSum, "permutahedron": anyk.Permutahedron}
 each = pytest.mark.parametrize("name", OPERATORS)

@@ -9,7 +9,7 @@ import anyk
 from anyk import kernels
 from anyk.kernels import native
 
-pytestmark = pytest.mark.skipif(bool(native.why_not), reason=f"native kernels: {native.why_not}")
+pytestmark = pytest.mark.skipif(bool(native.status()), reason=f"native kernels: {native.status()}")
 
 
 def smooth_scores(kind: str, n: int, k: int, target: torch.Tensor, seed: int) -> torch.Tensor:

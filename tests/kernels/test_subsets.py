@@ -10,7 +10,7 @@ from scipy.stats import chi2
 import anyk
 from anyk.kernels import native
 
-pytestmark = pytest.mark.skipif(bool(native.why_not), reason=native.why_not or "the native library is there")
+pytestmark = pytest.mark.skipif(bool(native.status()), reason=native.status() or "the native library is there")
 inf, nan = torch.inf, torch.nan
 
 
@@ -24,10 +24,10 @@ def _native():
 @pytest.fixture(params=[0, 1, 2, 3])
 def variant(request):
     """An instruction set that this machine has."""
-    if not native.library.use(request.param):
+    if not native._library.use(request.param):
         pytest.skip("this machine has not got these instructions")
     yield request.param
-    next(number for number in range(4) if native.library.use(number))  # the fastest again
+    next(number for number in range(4) if native._library.use(number))  # the fastest again
 
 
 def both(scores, k, temperature, weight):

@@ -2,7 +2,7 @@
 
 import pytest
 
-import fake_results
+import made
 from anyk.lab import plots
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
@@ -13,7 +13,7 @@ BASE = Config(data="some_data")
 
 def test_plots(tmp_path):
     for loss in ("softmax", "splitter"):
-        fake_results.run_folder(tmp_path / loss, BASE.replace(loss=loss), {"top1": 0.5, "top5": 0.9})
+        made.run_folder(tmp_path / loss, BASE.replace(loss=loss), {"top1": 0.5, "top5": 0.9})
     found = table(collect([tmp_path]))
     for suffix, start in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
         file = tmp_path / "plots" / f"bars.{suffix}"
@@ -36,9 +36,7 @@ def drawn(tmp_path, monkeypatch):
         folder = tmp_path / str(len(figures_made))
         for number, (config, test) in enumerate(runs):
             for seed in range(seeds):
-                fake_results.run_folder(
-                    folder / f"{number}-{seed}", config.replace(seed=seed), test(seed) if callable(test) else test
-                )
+                made.run_folder(folder / f"{number}-{seed}", config.replace(seed=seed), test(seed) if callable(test) else test)
         plots.plot(table(collect([folder])), tmp_path / "plot.svg", **options)
         figures_made[-1].draw_without_rendering()
         return figures_made[-1]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,3 +191,28 @@ time.sleep(600)
     (tmp_path / "set" / "old").touch()
     assert ended(script, tmp_path / "set", moment)[0] == 128 + signal.SIGTERM
     assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["set", "set/new"]
+
+
+@pytest.mark.parametrize(
+    ("words", "quiet"),
+    [(["-m", "anyk", "info"], True), (["bin/anyk", "info"], True), (["-c", "import anyk"], False), (["own.py"], False)],
+)
+def test_a_signal_while_torch_is_imported_shows_no_traceback_of_the_command(
+    words: list[str], quiet: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "anyk").write_text("from anyk.__main__ import main; main()")
+    (tmp_path / "own.py").write_text("import anyk")
+    places = [str(tmp_path), str(Path(anyk.__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's job in the background ignores it
+    with subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=environment, **pipes) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == -signal.SIGINT  # 130 for a shell
+    assert ("Traceback" not in said) == quiet
+    assert bool(said) != quiet

@@ -39,12 +39,6 @@ class Limit(IntEnum):
     """so many scores at most are sorted by a network, many rows at once"""
 
 
-ART_ROUNDING = 1e-3
-"""logistic_art takes the square root of differences; within this many scales of a tie the root is rounded off"""
-LOG_TAIL_WEIGHT = -30.0
-"""the loss of a network continues along this plus the swap's tail where log T falls below it; to T itself that adds 1e-13 at most"""
-
-
 ENUMERATIONS: tuple[type[IntEnum], ...] = (Operator, Swap, Wires, Family, Ordered, Dtype, PKOf, Reduction, Status, Limit)
 
 

@@ -157,8 +157,7 @@ class Display:
         # By the kind of data, unless it was given: the current one then tells more than nothing.
         rate = config.learning_rate or line.get("learning_rate")
         own = loss_names.find(config.loss).hyperparameter
-        words = [config.loss, f"learning rate {rate:.2g}" if rate else ""]
-        words += [f"{own.replace('_', ' ')} {getattr(config, own):g}"] if own else []
+        words = [config.loss, f"learning rate {rate:.2g}" if rate else "", f"{own.replace('_', ' ')} {getattr(config, own):g}"]
         words.append(f"seed {config.seed}")
         measured = line.get("validation", {})
         shown = dict.fromkeys(metric for metric in (config.select, "top1", "top5") if metric in measured)

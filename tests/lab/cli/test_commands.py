@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import fake_results
 import lab_data
+import made
 from anyk.lab import Report, cli
 from anyk.lab.cli.words import WholeConfig
 from anyk.lab.comparison import compare
@@ -104,18 +104,16 @@ def test_compare_ends_with_0_when_it_is_decided(anyk, data, tmp_path):
 
 def test_compare_gives_the_lines_of_what_the_test_confirms_beside_those_to_use(anyk, monkeypatch):
     """Validation has picked splitter, which the test does not confirm; lapsum it does."""
-    pick = fake_results.with_validation(fake_results.method("splitter", fake_results.shifted()), 0.95)
-    other = fake_results.method("lapsum", fake_results.shifted(top1=0.02), config=Config(loss="lapsum", temperature=0.25))
-    report = Report(
-        **vars(fake_results.measured(fake_results.SOFTMAX, pick, fake_results.with_validation(other, 0.1))), folder="out"
-    )
+    pick = made.with_validation(made.method("splitter", made.shifted()), 0.95)
+    other = made.method("lapsum", made.shifted(top1=0.02), config=Config(loss="lapsum", temperature=0.25))
+    report = Report(**vars(made.measured(made.SOFTMAX, pick, made.with_validation(other, 0.1))), folder="out")
     monkeypatch.setattr(compare, "run", lambda config, command: report)
     code, out, _ = anyk("compare", "anything", "--losses", "splitter", "lapsum")
     assert code == 0
     first, second = out.split("To paste, for softmax:")[1].split("On the test, lapsum is better than softmax; to paste it:")
     assert "torch.nn.CrossEntropyLoss()" in first
     assert "anyk.LapSum(temperature=0.25)" in second
-    sure = fake_results.measured(fake_results.SOFTMAX, fake_results.with_validation(other, 0.95))
+    sure = made.measured(made.SOFTMAX, made.with_validation(other, 0.95))
     monkeypatch.setattr(compare, "run", lambda config, command: Report(**vars(sure), folder="out"))
     assert "to paste it" not in anyk("compare", "anything", "--losses", "lapsum")[1]
 

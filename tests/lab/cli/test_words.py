@@ -7,8 +7,8 @@ import pytest
 import tyro
 
 import anyk as package
-import fake_results
 import lab_data
+import made
 from anyk.lab import cli
 from anyk.lab.cli import parsing
 from anyk.lab.run.config import Config
@@ -183,7 +183,7 @@ def test_compare_says_how_many_had_ended(anyk, data, tmp_path):
     assert anyk(*words)[2] == ""
     runs = list(Path("anyk-runs/compare-points/runs").glob("*/result.json"))
     assert anyk(*words)[2].endswith(f" and are reused: {len(runs)}.\n")
-    fake_results.run_folder(tmp_path / "anyk-runs/compare-points/runs/other", Config(), {"top1": 0.5, "top5": 0.9})
+    made.run_folder(tmp_path / "anyk-runs/compare-points/runs/other", Config(), {"top1": 0.5, "top5": 0.9})
     assert anyk(*words)[2].endswith(f" {len(runs)}.\n")  # not those that this comparison does not need
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-import fake_results
 import lab_data
+import made
 from anyk.lab.comparison import changed_predictions
 from anyk.lab.comparison.changed_predictions import SHOWN_EXAMPLES, THUMBNAIL, count_classes, find_moves
 from anyk.lab.comparison.outcome import Confusion
@@ -31,10 +31,10 @@ def counted(out, labels, runs):
     """The counts for methods of which the guesses are given: for each method, for each seed, rows of classes, best first."""
     compared = []
     for name, guessed in runs.items():
-        method = fake_results.method(name, [{"top1": 0.5, "top2": 0.5}] * len(guessed))
-        compared.append(fake_results.with_guesses(out, method, labels, guessed))
+        method = made.method(name, [{"top1": 0.5, "top2": 0.5}] * len(guessed))
+        compared.append(made.with_guesses(out, method, labels, guessed))
     data = dataset(labels)
-    return count_classes(fake_results.comparison(*compared, ks=(1, 2)), out, data, split(data, 0.25, 0.25, 0))
+    return count_classes(made.comparison(*compared, ks=(1, 2)), out, data, split(data, 0.25, 0.25, 0))
 
 
 def test_hits_and_confusions_by_hand(tmp_path):
@@ -85,10 +85,10 @@ def test_the_rival_is_the_best_on_validation_even_where_softmax_is_better(tmp_pa
     right = [[0, 1], [1, 0]]
     labels, data = [0, 1], dataset([0, 1])
     compared = [
-        fake_results.with_guesses(tmp_path, fake_results.method(name, [{"top1": score, "top5": score}]), labels, [right])
+        made.with_guesses(tmp_path, made.method(name, [{"top1": score, "top5": score}]), labels, [right])
         for name, score in (("softmax", 0.9), ("lapsum", 0.5), ("splitter", 0.7))
     ]
-    found = count_classes(fake_results.comparison(*compared), tmp_path, data, split(data, 0.25, 0.25, 0))
+    found = count_classes(made.comparison(*compared), tmp_path, data, split(data, 0.25, 0.25, 0))
     assert found is not None
     assert found.method == "splitter"
 
@@ -96,12 +96,12 @@ def test_the_rival_is_the_best_on_validation_even_where_softmax_is_better(tmp_pa
 def test_runs_that_kept_nothing_are_not_counted(tmp_path):
     labels, data = [0, 1], dataset([0, 1])
     parts = split(data, 0.25, 0.25, 0)
-    softmax, splitter = (fake_results.method(name, [{"top1": 0.5}] * 2) for name in ("softmax", "splitter"))
+    softmax, splitter = (made.method(name, [{"top1": 0.5}] * 2) for name in ("softmax", "splitter"))
     right, wrong = [[0, 1], [1, 0]], [[1, 0], [1, 0]]
-    softmax = fake_results.with_guesses(tmp_path, softmax, labels, [right, right])
-    splitter = fake_results.with_guesses(tmp_path, splitter, labels, [right, wrong])
+    softmax = made.with_guesses(tmp_path, softmax, labels, [right, right])
+    splitter = made.with_guesses(tmp_path, splitter, labels, [right, wrong])
     (tmp_path / splitter.runs[0].folder / "test.safetensors").unlink()
-    found = count_classes(fake_results.comparison(softmax, splitter), tmp_path, data, parts)
+    found = count_classes(made.comparison(softmax, splitter), tmp_path, data, parts)
     assert found is not None
     assert found.seeds == (1,)
     assert found.after["top1"] == (0, 1)
@@ -117,10 +117,10 @@ def moved(out, data, before, after, config=None, **changes):
     labels = parts.test.labels[parts.test_index].tolist()
     accuracies = [{"top1": 0.5, "top2": 0.5, "top5": 0.5}]
     compared = [
-        fake_results.with_guesses(out, fake_results.method(name, accuracies, config=config), labels, [guesses])
+        made.with_guesses(out, made.method(name, accuracies, config=config), labels, [guesses])
         for name, guesses in (("softmax", before), ("splitter", after))
     ]
-    return find_moves(fake_results.comparison(*compared, **{"ks": (1, 2), **changes}), out, data, parts)
+    return find_moves(made.comparison(*compared, **{"ks": (1, 2), **changes}), out, data, parts)
 
 
 FIRST, SECOND, THIRD = [0, 1, 2, 3], [1, 0, 2, 3], [1, 2, 0, 3]  # the guesses for class a
@@ -239,7 +239,7 @@ def test_of_sequences_the_tokens_before_are_shown(tmp_path, kind, most):
 def test_nothing_to_compare_with(tmp_path):
     data = dataset([0])
     parts = split(data, 0.25, 0.25, 0)
-    softmax, without = (fake_results.method(name, [{"top1": 0.5}]) for name in ("softmax", "splitter"))
+    softmax, without = (made.method(name, [{"top1": 0.5}]) for name in ("softmax", "splitter"))
     for find in (find_moves, count_classes):
-        assert find(fake_results.comparison(softmax), tmp_path, data, parts) is None
-        assert find(fake_results.comparison(softmax, without), tmp_path, data, parts) is None
+        assert find(made.comparison(softmax), tmp_path, data, parts) is None
+        assert find(made.comparison(softmax, without), tmp_path, data, parts) is None

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import anyk.lab
-import fake_results
 import lab_data
+import made
 from anyk.lab import cli
 from anyk.lab.cli import parsing
 from anyk.lab.comparison.config import ComparisonConfig
@@ -32,7 +32,7 @@ def here(tmp_path, monkeypatch):
 
 
 def shown(*methods, **changes):
-    return anyk.lab.Report(**vars(fake_results.comparison(*methods, **changes)), folder="out")
+    return anyk.lab.Report(**vars(made.comparison(*methods, **changes)), folder="out")
 
 
 def test_it_takes_arrays_and_returns_what_the_files_say(here):
@@ -113,8 +113,8 @@ def test_a_script_needs_no_guard(here):
 
 
 def test_what_it_shows():
-    better = dataclasses.replace(fake_results.method("splitter", fake_results.shifted(top1=0.01)), hyperparameter="temperature")
-    outcome = shown(fake_results.SOFTMAX, better, controls=(dataclasses.replace(fake_results.SOFTMAX, name="control"),))
+    better = dataclasses.replace(made.method("splitter", made.shifted(top1=0.01)), hyperparameter="temperature")
+    outcome = shown(made.SOFTMAX, better, controls=(dataclasses.replace(made.SOFTMAX, name="control"),))
     assert outcome.verdict[0] in str(outcome)
     assert outcome.table() in str(outcome)
     assert outcome.table("csv").count("\n") > 3
@@ -129,18 +129,14 @@ def test_what_it_shows():
 
 def test_a_frame_has_a_row_for_each_method_and_metric():
     pandas = pytest.importorskip("pandas")
-    frame = shown(fake_results.SOFTMAX, fake_results.method("splitter", fake_results.shifted(top1=0.01))).to_frame()
+    frame = shown(made.SOFTMAX, made.method("splitter", made.shifted(top1=0.01))).to_frame()
     assert list(frame.columns) == ["method", "metric", "mean", "std", "seeds", "difference", "low", "high", "p"]
     assert len(frame) == 6
     row = frame[(frame.method == "splitter") & (frame.metric == "top1")].iloc[0]
     assert row["difference"] == pytest.approx(0.01, abs=1e-3)
-    assert row["mean"] == pytest.approx(np.mean([run.test["top1"] for run in fake_results.SOFTMAX.runs]) + 0.01, abs=1e-3)
+    assert row["mean"] == pytest.approx(np.mean([run.test["top1"] for run in made.SOFTMAX.runs]) + 0.01, abs=1e-3)
     assert pandas.isna(frame[frame.method == "softmax"].difference).all()
-    more = shown(
-        *fake_results.with_others(
-            fake_results.comparison(fake_results.SOFTMAX, fake_results.method("splitter", fake_results.shifted(top1=0.01)))
-        ).methods
-    )
+    more = shown(*made.with_others(made.comparison(made.SOFTMAX, made.method("splitter", made.shifted(top1=0.01)))).methods)
     row = more.to_frame().set_index(["method", "metric"]).loc["splitter", "mrr"]
     assert row["difference"] == pytest.approx(0.01, abs=1e-3)
     assert pandas.isna(row["p"])

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-import fake_results
+import made
 from anyk.lab.comparison import report_page
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, ByClass, Confusion, Example, Guess, Moves, Try
 from anyk.lab.comparison.snippet import code
@@ -74,7 +74,7 @@ def charts(reader):
 
 def methods():
     found = [
-        fake_results.method(name, fake_results.accuracies(0.6 + shift, 0.8 + 2 * shift, 0.9 + shift), epochs=12)
+        made.method(name, made.accuracies(0.6 + shift, 0.8 + 2 * shift, 0.9 + shift), epochs=12)
         for name, shift in (("softmax", 0.0), ("splitter", 0.01), ("lapsum", 0.005))
     ]
     return [dataclasses.replace(method, hyperparameter="temperature") for method in found]
@@ -82,14 +82,10 @@ def methods():
 
 def full():
     confusions = [Confusion("otter", "seal", 30, 12), Confusion("seal", "otter", 3, 40), Confusion("shrew", "mouse", 1, 0)]
-    counted = fake_results.by_class([5, 9, 7, 7], [9, 2, 7, 8], confusions=confusions)
-    control = fake_results.method(LEARNING_RATE_OF + "lapsum", fake_results.accuracies(0.602, 0.802, 0.9), tries=())
-    return fake_results.measured(
-        *methods(),
-        controls=[control],
-        moves=fake_results.moves(6),
-        by_class=counted,
-        unreadable=("cats/broken.jpg", "dogs/cut.png"),
+    counted = made.by_class([5, 9, 7, 7], [9, 2, 7, 8], confusions=confusions)
+    control = made.method(LEARNING_RATE_OF + "lapsum", made.accuracies(0.602, 0.802, 0.9), tries=())
+    return made.measured(
+        *methods(), controls=[control], moves=made.moves(6), by_class=counted, unreadable=("cats/broken.jpg", "dogs/cut.png")
     )
 
 
@@ -127,7 +123,7 @@ def test_every_metric_has_its_difference_in_points_and_examples():
 
 
 def test_other_metrics_are_folded_away_below():
-    plain, compared = report_page.render(full()), fake_results.with_others(full())
+    plain, compared = report_page.render(full()), made.with_others(full())
     assert "MRR" not in plain
     folded = re.compile(r"<details><summary>MRR, NDCG@5, NDCG@10, macro top-1, macro top-5.*?</details>\n", re.DOTALL)
     shown = report_page.render(compared)
@@ -139,10 +135,8 @@ def test_other_metrics_are_folded_away_below():
 
 
 def test_how_long_the_list_must_be():
-    lists = (fake_results.coverage("softmax", 1, 2, 4, 8, 1200), fake_results.coverage("splitter", 1, 2, 3, 7, None))
-    compared = fake_results.measured(
-        fake_results.SOFTMAX, fake_results.method("splitter", fake_results.shifted()), coverages=lists
-    )
+    lists = (made.coverage("softmax", 1, 2, 4, 8, 1200), made.coverage("splitter", 1, 2, 3, 7, None))
+    compared = made.measured(made.SOFTMAX, made.method("splitter", made.shifted()), coverages=lists)
     reader, _ = read(compared)
     words = " ".join("".join(reader.words).split())
     assert "guesses that cover 50 % 80 % 90 % 95 % 99 % softmax 1 2 4 8 1,200 splitter 1 2 3 7 –" in words
@@ -154,14 +148,14 @@ def test_how_long_the_list_must_be():
 
 def test_without_a_test_there_is_no_word_of_intervals():
     capped = [dataclasses.replace(method, capped="--budget 3") for method in methods()]
-    _, words = read(fake_results.measured(*capped))
+    _, words = read(made.measured(*capped))
     assert not re.search(r"\bp [=<]|interval|Interval", words)
 
 
 def test_classes_that_gain_and_lose_are_sorted_and_counted():
     before = [5] * 30
     after = [5 + number for number in (*range(-1, -13, -1), *range(18))]
-    _, words = read(fake_results.comparison(*methods(), by_class=fake_results.by_class(before, after)))
+    _, words = read(made.comparison(*methods(), by_class=made.by_class(before, after)))
     part = words[
         words.index("top-5 Classes that gain: 17, by 153 hits. Classes that lose: 12, by 78.") : words.index(
             "top-1 Classes that gain"
@@ -176,8 +170,8 @@ def test_classes_that_gain_and_lose_are_sorted_and_counted():
 
 
 def of_sequences(kind, context):
-    data = {**fake_results.comparison().data, "kind": "sequences", "context": 6, "tokens": kind}
-    return fake_results.measured(*methods(), data=data, moves=fake_results.moves(4, image=False, context=context))
+    data = {**made.comparison().data, "kind": "sequences", "context": 6, "tokens": kind}
+    return made.measured(*methods(), data=data, moves=made.moves(4, image=False, context=context))
 
 
 @pytest.mark.parametrize(
@@ -196,18 +190,18 @@ def test_of_sequences_the_context_stands_where_images_do(kind, context, shown):
 
 def all_named(name, method):
     """A comparison in which everything has this name, but for the method."""
-    tests = fake_results.accuracies(0.6, 0.8, 0.9)
+    tests = made.accuracies(0.6, 0.8, 0.9)
     guesses = ((Guess(name, 0.5),), (Guess(name),), (6, 1))
     hits = {"top1": (3,), "top5": (400_000,)}, {"top1": (4,), "top5": (300_000,)}
-    return fake_results.comparison(
-        fake_results.method("softmax", tests, epochs=3),
-        fake_results.method(method, tests, epochs=3),
-        controls=(fake_results.method(LEARNING_RATE_OF + method, fake_results.accuracies(0.602, 0.802, 0.9), tries=()),),
+    return made.comparison(
+        made.method("softmax", tests, epochs=3),
+        made.method(method, tests, epochs=3),
+        controls=(made.method(LEARNING_RATE_OF + method, made.accuracies(0.602, 0.802, 0.9), tries=()),),
         data={"name": name, "classes": 3, "tokens": "words"},
         command=name,
         settings={name: name, "metric": "mean"},
         environment={name: {name: name}},
-        moves=Moves(method, 5, 0, 1, 0, (Example(name, name, "in", *guesses, fake_results.png(), (name,)),)),
+        moves=Moves(method, 5, 0, 1, 0, (Example(name, name, "in", *guesses, made.png(), (name,)),)),
         by_class=ByClass(method, (0, 1), (name,), (1_000_000,), *hits, (Confusion(name, name, 200_000, 100_000),)),
         unreadable=(name,),
         failures=(Failure(name, name),),
@@ -227,43 +221,21 @@ def test_names_are_escaped():
 @pytest.mark.parametrize(
     "compared",
     [
-        fake_results.comparison(),
-        fake_results.comparison(fake_results.method("softmax", [])),
-        fake_results.comparison(fake_results.method("softmax", fake_results.accuracies(0.6, 0.8), tries=())),
-        fake_results.comparison(fake_results.method("splitter", fake_results.accuracies(0.6, 0.8, seeds=1), epochs=1)),
-        fake_results.comparison(
-            *(
-                fake_results.method(name, fake_results.accuracies(0.6, 0.8, seeds=1), epochs=5)
-                for name in ("softmax", "splitter")
-            )
-        ),
-        fake_results.comparison(
-            *(fake_results.method(name, [{"top1": 1.0, "top5": 1.0}] * 3, epochs=2) for name in ("softmax", "splitter"))
-        ),
-        fake_results.comparison(
-            *(fake_results.method(name, [{"top1": 0.0}] * 3) for name in ("softmax", "splitter")), classes=2
-        ),
-        fake_results.comparison(
-            *(fake_results.method(name, fake_results.accuracies(0.2, 0.3, 0.4), epochs=3) for name in fake_results.LOSSES),
-            classes=2000,
-        ),
-        fake_results.comparison(
-            fake_results.method("softmax", fake_results.accuracies(0.6, 0.8)), data={}, settings={}, moves=fake_results.moves(0)
-        ),
-        fake_results.comparison(
-            fake_results.method("softmax", fake_results.accuracies(0.6, 0.8)), moves=fake_results.moves(3, image=False)
-        ),
-        fake_results.measured(
-            *(fake_results.method(name, fake_results.accuracies(0.6, 0.8)) for name in ("softmax", "splitter")), ks=(1,)
-        ),
-        fake_results.measured(
-            *(fake_results.method(name, fake_results.accuracies(0.6, 0.8, 0.9)) for name in ("softmax", "splitter")), ks=(10,)
-        ),
-        fake_results.comparison(
-            fake_results.method(
-                "splitter",
-                fake_results.accuracies(0.6, 0.8),
-                tries=(Try(1.0, 1.0, 20, (None,)), Try(1.0, None, 20, (float("nan"),))),
+        made.comparison(),
+        made.comparison(made.method("softmax", [])),
+        made.comparison(made.method("softmax", made.accuracies(0.6, 0.8), tries=())),
+        made.comparison(made.method("splitter", made.accuracies(0.6, 0.8, seeds=1), epochs=1)),
+        made.comparison(*(made.method(name, made.accuracies(0.6, 0.8, seeds=1), epochs=5) for name in ("softmax", "splitter"))),
+        made.comparison(*(made.method(name, [{"top1": 1.0, "top5": 1.0}] * 3, epochs=2) for name in ("softmax", "splitter"))),
+        made.comparison(*(made.method(name, [{"top1": 0.0}] * 3) for name in ("softmax", "splitter")), classes=2),
+        made.comparison(*(made.method(name, made.accuracies(0.2, 0.3, 0.4), epochs=3) for name in made.LOSSES), classes=2000),
+        made.comparison(made.method("softmax", made.accuracies(0.6, 0.8)), data={}, settings={}, moves=made.moves(0)),
+        made.comparison(made.method("softmax", made.accuracies(0.6, 0.8)), moves=made.moves(3, image=False)),
+        made.measured(*(made.method(name, made.accuracies(0.6, 0.8)) for name in ("softmax", "splitter")), ks=(1,)),
+        made.measured(*(made.method(name, made.accuracies(0.6, 0.8, 0.9)) for name in ("softmax", "splitter")), ks=(10,)),
+        made.comparison(
+            made.method(
+                "splitter", made.accuracies(0.6, 0.8), tries=(Try(1.0, 1.0, 20, (None,)), Try(1.0, None, 20, (float("nan"),)))
             )
         ),
     ],
@@ -287,7 +259,7 @@ LONG = "a name without any end " + "x" * 80
 @pytest.mark.full
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [360, 1100])
-@pytest.mark.parametrize("compared", [fake_results.with_others(full()), all_named(LONG, "error:lapsum")], ids=["full", "long"])
+@pytest.mark.parametrize("compared", [made.with_others(full()), all_named(LONG, "error:lapsum")], ids=["full", "long"])
 def test_in_a_browser_nothing_scrolls_sideways(tab, tmp_path, compared, width, dark):
     (tmp_path / "report.html").write_text(report_page.render(compared), encoding="utf-8")
     tab.open(tmp_path / "report.html", width, 800, dark=dark, touch=width == 360)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-import fake_results
+import made
 from anyk.lab.comparison import results
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Confusion, Try
 from anyk.lab.comparison.verdict import verdict
@@ -17,19 +17,19 @@ def written(compared):
 
 
 def test_the_file_holds_the_outcome_and_what_follows():
-    splitter = dataclasses.replace(fake_results.method("splitter", fake_results.shifted(), epochs=3), longer={"mean": 0.6})
-    control = dataclasses.replace(fake_results.SOFTMAX, name=f"{LEARNING_RATE_OF}splitter", tries=())
-    compared = fake_results.measured(
-        fake_results.SOFTMAX,
+    splitter = dataclasses.replace(made.method("splitter", made.shifted(), epochs=3), longer={"mean": 0.6})
+    control = dataclasses.replace(made.SOFTMAX, name=f"{LEARNING_RATE_OF}splitter", tries=())
+    compared = made.measured(
+        made.SOFTMAX,
         splitter,
         controls=[control],
         ks=(5, 1),
-        moves=fake_results.moves(context=("def", "…", "<newline>")),
-        by_class=fake_results.by_class([3, 4], [5, 2], confusions=[Confusion("a", "b", 2, 1)]),
+        moves=made.moves(context=("def", "…", "<newline>")),
+        by_class=made.by_class([3, 4], [5, 2], confusions=[Confusion("a", "b", 2, 1)]),
         failures=(Failure("a", "lost."),),
-        coverages=(fake_results.coverage("splitter", 1, 2, 3, 7, None),),
+        coverages=(made.coverage("splitter", 1, 2, 3, 7, None),),
     )
-    content = written(fake_results.with_others(compared))
+    content = written(made.with_others(compared))
     assert content["format"] == 2
     assert content["ks"] == [5, 1]
     assert content["methods"][1]["config"] == splitter.config.to_json()
@@ -53,5 +53,5 @@ def test_the_file_holds_the_outcome_and_what_follows():
 
 
 def test_numbers_that_json_does_not_have():
-    diverged = fake_results.method("splitter", fake_results.shifted(), tries=(Try(1.0, 1.0, 20, (0.5, float("nan"))),))
-    assert written(fake_results.comparison(diverged))["methods"][0]["tries"][0]["scores"] == [0.5, None]
+    diverged = made.method("splitter", made.shifted(), tries=(Try(1.0, 1.0, 20, (0.5, float("nan"))),))
+    assert written(made.comparison(diverged))["methods"][0]["tries"][0]["scores"] == [0.5, None]

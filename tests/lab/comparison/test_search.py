@@ -18,8 +18,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import fake_results
 import lab_data
+import made
 from anyk.lab.comparison import results, search
 from anyk.lab.comparison.config import ComparisonConfig
 from anyk.lab.comparison.outcome import LEARNING_RATE_OF, Comparison, Method
@@ -259,22 +259,20 @@ def test_a_method_that_wins_has_softmax_with_its_rate_as_a_control(finished, dat
 
 def test_more_seeds_are_trained_only_where_they_could_change_the_answer():
     """After three of five seeds: a loss that differs by luck stops; one that may differ goes on, with its controls."""
-    softmax = dataclasses.replace(fake_results.SOFTMAX, runs=fake_results.SOFTMAX.runs[:3])
-    same, better = (
-        fake_results.method(name, fake_results.shifted(top5=gain)[:3]) for name, gain in (("splitter", 0.0), ("lapsum", 0.05))
-    )
+    softmax = dataclasses.replace(made.SOFTMAX, runs=made.SOFTMAX.runs[:3])
+    same, better = (made.method(name, made.shifted(top5=gain)[:3]) for name, gain in (("splitter", 0.0), ("lapsum", 0.05)))
     error = dataclasses.replace(better, name="error", config=better.config.replace(loss="error"))
     gce = dataclasses.replace(same, name="gce", config=same.config.replace(loss="gce"))
 
     def stopped(*methods: Method) -> set[str]:
-        return search.futile(fake_results.measured(softmax, *methods))
+        return search.futile(made.measured(softmax, *methods))
 
     assert stopped(same) == {"softmax", "splitter"}
     assert stopped(same, better) == {"splitter"}
     assert stopped(gce, error) == set()  # the control of an error loss goes on with it
     assert stopped(gce, same) == {"softmax", "gce", "splitter"}
     # The leader on validation goes on with the others, so that it is not picked by the luck of three seeds.
-    ahead = fake_results.with_validation(same, 0.99)
+    ahead = made.with_validation(same, 0.99)
     assert stopped(ahead, better) == set()
     # A seed that diverged says nothing.
     assert stopped(dataclasses.replace(same, runs=same.runs[:2])) == set()
@@ -314,7 +312,7 @@ class Ended(Engine):
 def test_twice_the_epochs_are_tried_only_if_the_second_half_of_them_gained_something(gain, data, tmp_path):
     study = search._Study(tmp_path, "abc", search._Limit(config(data), time.monotonic))
     tuned = config(data).run_config("softmax").replace(epochs=6)
-    task, asked = study.check_length(fake_results.method("softmax", fake_results.shifted(), config=tuned)), []
+    task, asked = study.check_length(made.method("softmax", made.shifted(), config=tuned)), []
     scores = {3: 0.5, 6: 0.5 + gain, 12: 0.51}
 
     class Made(Ended):
@@ -334,9 +332,7 @@ def test_a_check_of_the_length_for_which_there_was_no_time_leaves_nothing_decide
             self.ended.append((folder, Outcome()))
 
     study = search._Study(tmp_path, "abc", search._Limit(config(data, time="1s"), itertools.count().__next__))
-    [checked] = Late().run_tasks(
-        [study.check_length(fake_results.method("softmax", fake_results.shifted(), config=Config(epochs=6)))]
-    )
+    [checked] = Late().run_tasks([study.check_length(made.method("softmax", made.shifted(), config=Config(epochs=6)))])
     assert checked.capped == "--time 1s"
 
 
@@ -349,7 +345,7 @@ def test_a_run_counts_by_its_part_of_a_training_and_once(tmp_path):
     cost.see(tmp_path / "a", Progress(25, 25))
     cost.see(tmp_path / "a", Progress(1, 1))  # a run that has ended may say so once more
     assert cost.done == 0.25
-    fake_results.run_folder(tmp_path / "before", Config(epochs=4))
+    made.run_folder(tmp_path / "before", Config(epochs=4))
     cost.see(tmp_path / "before", Progress(1, 1))  # of an earlier call: half of the epochs
     assert cost.done == 0.75
     cost.expect(3)
@@ -368,7 +364,7 @@ def test_where_there_are_too_few_epochs_a_short_run_has_a_part_of_the_examples()
 def test_moved_examples_are_counted(data, tmp_path):
     """Against counts made by hand from the models that the comparison left."""
     done = search.search(config(data, tmp_path, ks=(2,), epochs=1, losses=("ksubset",), **SHORT))
-    runs = [fake_results.trained(tmp_path / method.runs[0].folder) for method in done.methods]
+    runs = [made.trained(tmp_path / method.runs[0].folder) for method in done.methods]
     test, index = runs[0].parts.test, runs[0].parts.test_index
     scores = [run.model(run.reader(test, index)) for run in runs]
     before, after = ((each.topk(2).indices == test.labels[index, None]).any(1) for each in scores)
@@ -482,20 +478,23 @@ def test_sl_at_k_starts_where_it_learns(data, tmp_path):
 def test_each_loss_tunes_its_learning_rate_and_one_hyperparameter_of_its_own():
     hyperparameters = {name: axes(Config(loss=name, learning_rate=1e-3)) for name in names() if name != "error:OPERATOR"}
     hyperparameters["error:lapsum"] = axes(Config(loss="error:lapsum", learning_rate=1e-3))
-    found = {name: more[0].name if more else None for name, (_, *more) in hyperparameters.items()}
-    assert {name for name, hyperparameter in found.items() if hyperparameter is None} == {"hinge", "truncated"}
-    assert {name for name, hyperparameter in found.items() if hyperparameter == "label_smoothing"} == {"softmax"}
+    found = {name: pair[1].name for name, pair in hyperparameters.items()}
+    assert {name for name, hyperparameter in found.items() if hyperparameter == "label_smoothing"} == {
+        "softmax",
+        "hinge",
+        "truncated",
+    }
     assert {name for name, hyperparameter in found.items() if hyperparameter == "ce_weight"} == {"error", "error:lapsum"}
     assert {name for name, hyperparameter in found.items() if hyperparameter == "q"} == {"gce"}
-    smoothed = {name: third.values for name, found_axes in hyperparameters.items() for third in found_axes[2:]}
+    smoothed = {name: third.values for name, (_, _, *more) in hyperparameters.items() for third in more}
     assert smoothed == dict.fromkeys(("gce", "error", "error:lapsum"), (0.0, 0.1))  # as softmax may be, so may a ce_weight
     assert len(axes(Config(loss="error", learning_rate=1e-3, ce_weight=0.0))) == 2  # nothing to smooth
-    for rate, *others in hyperparameters.values():
+    for rate, hyperparameter, *_ in hyperparameters.values():
         assert isinstance(rate, Axis)
         assert (rate.name, rate.values[rate.start]) == ("learning_rate", 1e-3)
-        assert all(other.values[other.start] == getattr(Config(), other.name) for other in others)
-        for other in others[:1]:
-            assert other.values == (CANDIDATES[other.name] or other.values)
+        assert hyperparameter.values[hyperparameter.start] == getattr(Config(), hyperparameter.name)
+        if CANDIDATES[hyperparameter.name]:
+            assert hyperparameter.values == CANDIDATES[hyperparameter.name]
 
 
 def without_times(content: dict[str, Any]) -> list[list[Any]]:

@@ -5,17 +5,17 @@ import json
 import pytest
 import torch
 
-import fake_results
+import made
 from anyk.lab.comparison.snippet import code
 from anyk.lab.run import losses
 from anyk.lab.run.config import Config
 
-CONFIGS = [Config(loss=loss) for loss in fake_results.LOSSES]
-CONFIGS += [Config(loss=loss, label_smoothing=0.1) for loss in ("splitter", "softmax", "error", "gce")]
+CONFIGS = [Config(loss=loss) for loss in made.LOSSES]
+CONFIGS += [Config(loss=loss, label_smoothing=0.1) for loss in ("splitter", "softmax", "hinge", "error", "gce")]
 CONFIGS += [Config(loss="error:softsort", ce_weight=0.5, ce_weight_end=0.1, q=0.7, m=None), Config(loss="gce", q=0.4)]
 CONFIGS += [
-    Config(loss="bitonic", swap="cauchy", wires="given", top1="mixed", softmax_over="candidates", m=8),
-    Config(loss="sinkhorn", m=10**6),
+    Config(loss="bitonic", swap="cauchy", wires="sorted", top1="mixed", softmax_over="candidates", m=8),
+    Config(loss="sinkhorn", anchors="topk", m=10**6),
     Config(p_k=(1 / 3, 1 / 3, 1 / 3), p_k_end=(0.0, 0.0, 1.0), temperature_end=0.25),
 ]
 
@@ -44,7 +44,7 @@ def test_the_code_has_the_config_in_it():
         "criterion = anyk.TopKErrorLoss([0.5, 0.0, 0.0, 0.0, 0.5], anyk.LapSum(temperature=1.0), m=None, ce_weight=0.5)"
     )
     assert code(Config(loss="gce", q=0.4)).splitlines()[-1] == (
-        "criterion = anyk.GeneralizedCrossEntropyLoss(ce_weight=0.2, q=0.4, temperature=1.0)"
+        "criterion = anyk.TopKErrorLoss({1: 1.0}, anyk.KSubset(), m=None, q=0.4)"
     )
     assert "k=3, temperature=0.5" in code(Config(loss="smooth", p_k=(0.5, 0.0, 0.5, 0.0), temperature=0.5))
 

@@ -1,5 +1,5 @@
 """Files that claim more than they hold, unpack to more than they should, or are made to fill the memory: each is refused in a
-line. `malicious_files.py` makes them, and `benchmarks/fuzz.py` looks for more."""
+line. `hostile.py` makes them, and `benchmarks/fuzz.py` looks for more."""
 
 import io
 import json
@@ -19,20 +19,20 @@ from PIL import EpsImagePlugin, Image
 from safetensors.torch import save_file
 from torch import nn
 
-import malicious_files
+import hostile
 from anyk.lab import data, files, warn_once
 from anyk.lab.data import arrays, cifar, completion, image_folders, images, labels, pickles, sets, untrusted
 from anyk.lab.errors import LabError
 from anyk.lab.run import losses, models
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import Run
-from malicious_files import DEEP, X, Y
+from hostile import DEEP, X, Y
 
 CASES = {
-    "npz": (malicious_files.npz_files(12), arrays.read),
-    "npy": (malicious_files.npy_files(), arrays.read),
-    "pickle": (malicious_files.pickle_files(), arrays.read),
-    "torch": (malicious_files.torch_files(12), arrays.read),
+    "npz": (hostile.npz_files(12), arrays.read),
+    "npy": (hostile.npy_files(), arrays.read),
+    "pickle": (hostile.pickle_files(), arrays.read),
+    "torch": (hostile.torch_files(12), arrays.read),
 }
 
 
@@ -58,7 +58,7 @@ def test_refused_in_a_line(tmp_path, little, kind, name):
 
 def test_a_file_may_unpack_to_a_hundred_times_its_size(tmp_path, little):
     path = tmp_path / "a.npz"
-    path.write_bytes(malicious_files.npz_files(12)["bomb"][0]["data.npz"])
+    path.write_bytes(hostile.npz_files(12)["bomb"][0]["data.npz"])
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("rest", bytes(1 << 18))  # stored as it is, which makes the whole a hundredth of what it unpacks to
     assert arrays._read_numpy(path)["x"].shape == (2**20, 3)
@@ -76,7 +76,7 @@ def test_one_long_label_is_not_as_long_for_all(tmp_path):
 # --- pickles ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("piece", malicious_files.MEMO)
+@pytest.mark.parametrize("piece", hostile.MEMO)
 def test_a_number_to_remember_by_is_only_a_name(tmp_path, piece):
     """The unpickler in C would make room for as many things as it says, which is 64 GB."""
     whole = pickle.dumps({"x": X, "y": Y}, protocol=2)
@@ -114,7 +114,7 @@ def test_one_list_of_which_many_things_are_made(name, monkeypatch):
     made, new = [], pickles._Making._new
     monkeypatch.setattr(pickles._Making, "_new", lambda self, value: made.append(1) or new(self, value))
     with pytest.raises(ValueError, match="unfolds to more than"):
-        pickles.load(malicious_files.pickle_files()[name][0]["data.p"])
+        pickles.load(hostile.pickle_files()[name][0]["data.p"])
     assert len(made) < 3000
 
 
@@ -228,7 +228,7 @@ def test_arrays_in_any_order_of_their_axes(protocol):
 @pytest.mark.parametrize("name", ["bomb beside", "bomb inside", "long", "cut", "sparse"])
 def test_archives_that_are_refused(tmp_path, little, name):
     sound = {path.name: path.read_bytes() for path in sorted(cifar.write_small(tmp_path / "c", 1, classes=2).iterdir())}
-    contents, message = malicious_files.archive_files(sound, 40)[name]
+    contents, message = hostile.archive_files(sound, 40)[name]
     (tmp_path / "a.tar.gz").write_bytes(contents["cifar.tar.gz"])
     with pytest.raises(LabError, match=message):
         cifar.read(tmp_path / "a.tar.gz")
@@ -264,12 +264,12 @@ def test_scans_and_smooth_photographs_are_read(tmp_path):
         assert images.read_pixels(tmp_path / name, 8).shape == (3, 8, 8)
 
 
-@pytest.mark.parametrize("name", malicious_files.image_files())
+@pytest.mark.parametrize("name", hostile.image_files())
 def test_no_images(tmp_path, monkeypatch, name):
     """Pillow would start Ghostscript for a program, and open anything in an envelope, whatever the name says."""
     started = []
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: started.append(1) or Image.core.new("RGB", (9, 9)))
-    contents, message = malicious_files.image_files()[name]
+    contents, message = hostile.image_files()[name]
     assert Image.open(io.BytesIO(contents["1.png"])).format in ("EPS", "IPTC", "ICO")
     (tmp_path / "a.png").write_bytes(contents["1.png"])
     for read in (images.read_pixels, images.read_image):
@@ -330,7 +330,7 @@ def test_an_error_is_one_line_whatever_it_quotes():
     assert str(pickle.loads(pickle.dumps(LabError("a\nb")))) == "a\\nb"
 
 
-@pytest.mark.parametrize(("plan", "lie", "message"), malicious_files.model_lies(), ids=range(len(malicious_files.model_lies())))
+@pytest.mark.parametrize(("plan", "lie", "message"), hostile.model_lies(), ids=range(len(hostile.model_lies())))
 def test_a_model_file_whose_description_lies(tmp_path, plan, lie, message):
     described = json.dumps({**plan.to_json(), **lie}).replace(f'"{DEEP}"', DEEP)
     path = tmp_path / "model.safetensors"

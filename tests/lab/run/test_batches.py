@@ -8,8 +8,8 @@ import pytest
 import safetensors.torch
 import torch
 
-import fake_results
 import lab_data
+import made
 from anyk.lab.data import Parts, load, split
 from anyk.lab.errors import LabError
 from anyk.lab.run import batches, models, training
@@ -38,7 +38,7 @@ def test_features_are_standardised_on_the_training_part(points: str, tmp_path: P
     result = training.train(config(points), tmp_path / "run")
     assert result["data"]["standardized"] is True
     assert result["data"]["features"] == 16
-    predictor = fake_results.trained(tmp_path / "run")
+    predictor = made.trained(tmp_path / "run")
     train = predictor.reader(predictor.dataset.train, predictor.parts.train)
     torch.testing.assert_close(train.mean(0), torch.zeros(16), atol=1e-4, rtol=0)
     std = train.std(0, correction=0)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import anyk
-import fake_results
 import lab_data
+import made
 from anyk import prediction_sets
 from anyk.lab.errors import LabError
 from anyk.lab.run import batches, models, training
@@ -109,7 +109,7 @@ def test_a_run_keeps_what_its_validation_examples_say(changes: dict[str, Any], c
     data = str(lab_data.write_embedding_set(tmp_path / "points"))
     config = Config(data=data, loss="softmax", epochs=2, **changes)
     training.train(config, tmp_path / "run")
-    parts, classifier = fake_results.trained(tmp_path / "run").parts, models.load(tmp_path / "run")
+    parts, classifier = made.trained(tmp_path / "run").parts, models.load(tmp_path / "run")
     found = classifier.plan.calibration
     assert found is not None
     assert found.chose == chose

@@ -24,11 +24,11 @@ def test_error_is_the_library_s():
 
 
 def test_the_control_knows_no_k():
-    """(1 - p^q) / q with the softmax over all classes, whatever P_K and m say."""
-    config = Config(loss="gce", ce_weight=0.1, q=0.4, m=7, temperature=1.0, temperature_end=9.0)
+    """(1 - p^q) / q with the softmax over all classes, whatever P_K, m and temperature say."""
+    config = Config(loss="gce", ce_weight=0.1, q=0.4, m=7, temperature=3.0, temperature_end=9.0)
     loss = criterion(config, 100)
     reschedule(loss, config, 0.5)
-    p = (SCORES / 3).softmax(-1).gather(-1, TARGET[:, None])
+    p = SCORES.softmax(-1).gather(-1, TARGET[:, None])
     torch.testing.assert_close(loss(SCORES, TARGET), (-0.1 * p.log() + 0.9 * (1 - p**0.4) / 0.4).mean())
     assert trained_ks(loss, config) == [1]
 
@@ -66,6 +66,7 @@ OTHER = {
     "q": 0.3,
     "swap": "cauchy",
     "wires": "given",
+    "anchors": "topk",
     "label_smoothing": 0.2,
 }
 
@@ -76,7 +77,7 @@ def test_settings_of_a_loss_are_those_that_change_it(loss, tmp_path):
     (tmp_path / "p_k.json").write_text(str([[0.0, 0.0, 1.0]] * 100))
     others = OTHER | {"p_k_file": str(tmp_path / "p_k.json")}
     assert set(others) == set(SETTINGS)
-    start = Config(loss=loss, m=12)
+    start = Config(loss=loss, top1="mixed" if "softmax_over" in settings_of(loss) else "separate", m=12)
 
     def value(config):
         made = criterion(config, 100)

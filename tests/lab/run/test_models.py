@@ -10,8 +10,8 @@ import pytest
 import safetensors.torch
 import torch
 
-import fake_results
 import lab_data
+import made
 from anyk.lab.data import Dataset
 from anyk.lab.errors import LabError
 from anyk.lab.run import models, training
@@ -37,7 +37,7 @@ def test_scores_are_those_of_the_run(
         monkeypatch.setattr(training, "read_data", lambda _: dataset)
     config = Config(data=str(points), model=model, hidden=24, dropout=0.2, epochs=1, batch_size=40)
     training.train(config, tmp_path / "run")
-    predictor = fake_results.trained(tmp_path / "run")
+    predictor = made.trained(tmp_path / "run")
     shutil.rmtree(points)
 
     (tmp_path / "elsewhere").mkdir()

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-import fake_results
 import lab_data
+import made
 from anyk.lab.engines.local import Pool
 from anyk.lab.errors import LabError
 from anyk.lab.run import models, own_models, training
@@ -108,7 +108,7 @@ def test_a_model_of_yours_is_trained_in_processes_and_read_back(here: Path, conf
     assert again["test"] == outcome.result["test"]
     assert str(here) not in sys.path
 
-    predictor = fake_results.trained(here / "run")
+    predictor = made.trained(here / "run")
     examples = predictor.parts.test.take(predictor.parts.test_index)
     scores = predictor.model(predictor.reader(predictor.parts.test, predictor.parts.test_index))
     make = own_models.find("my_models:make")

@@ -20,7 +20,7 @@ from anyk.lab.run import batches, evaluation, losses, models, training
 from anyk.lab.run.config import Config
 from anyk.lab.run.run_folder import Run
 from anyk.lab.run.sequence_models import AttentionModel, ContextModel, GRUModel, SequenceModel
-from fake_results import trained
+from made import trained
 
 CLASSES, LENGTH = 7, 6
 OTHER, PADDING = CLASSES, CLASSES + 1

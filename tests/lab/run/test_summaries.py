@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-import fake_results
+import made
 from anyk.lab import tables
 from anyk.lab.errors import LabError
 from anyk.lab.plots import plot
@@ -25,11 +25,9 @@ def runs(tmp_path):
     for loss, top1 in (("splitter", 0.61), ("softmax", 0.60)):
         for seed in range(3):
             test = {"top1": top1 + seed / 100, "top5": 0.8 + seed / 100, "top10": 0.9}
-            fake_results.run_folder(
-                tmp_path / f"{loss}-{seed}", BASE.replace(loss=loss, seed=seed), test, seconds=50 + 10.0 * seed
-            )
-    fake_results.run_folder(tmp_path / "deep" / "er" / "failed", BASE.replace(seed=7), error=ERROR)
-    fake_results.run_folder(tmp_path / "unfinished", BASE.replace(seed=8))
+            made.run_folder(tmp_path / f"{loss}-{seed}", BASE.replace(loss=loss, seed=seed), test, seconds=50 + 10.0 * seed)
+    made.run_folder(tmp_path / "deep" / "er" / "failed", BASE.replace(seed=7), error=ERROR)
+    made.run_folder(tmp_path / "unfinished", BASE.replace(seed=8))
     return tmp_path
 
 
@@ -54,7 +52,7 @@ def test_table(runs):
 
 def test_runs_of_a_tuning_are_left_out_where_others_were_tested(runs):
     for rate in (0.1, 0.2):
-        fake_results.run_folder(runs / f"tuning-{rate}", BASE.replace(learning_rate=rate, tested=False), {})
+        made.run_folder(runs / f"tuning-{rate}", BASE.replace(learning_rate=rate, tested=False), {})
     found = table(collect([runs]))
     assert [column.key for column in found.columns] == ["loss", "top1", "top5", "top10", "seeds", "seconds"]
     assert len(found.rows) == 2
@@ -66,7 +64,7 @@ def test_runs_of_a_tuning_are_left_out_where_others_were_tested(runs):
 
 def test_ranking_metrics_follow_and_older_runs_have_none(runs):
     test = {"top1": 0.7, "top5": 0.8, "mrr": 0.75, "ndcg10": 0.76, "ndcg5": 0.7, "macro_top1": 0.6, "mean": 0.7}
-    fake_results.run_folder(runs / "newer", BASE.replace(loss="lapsum"), test)
+    made.run_folder(runs / "newer", BASE.replace(loss="lapsum"), test)
     found = table(collect([runs]))
     assert [column.title for column in found.columns][1:6] == ["top-1", "top-5", "top-10", "MRR", "NDCG@10"]
     rows = {row[0]: row for row in found.rows}
@@ -118,7 +116,7 @@ def test_csv(runs):
 def test_names_are_escaped(tmp_path):
     name = r"a_b|c&d%e [red]$x$ \f,g"
     for seed, data in enumerate((name, r"$\nosuch$")):
-        fake_results.run_folder(tmp_path / str(seed), BASE.replace(data=data), {"top1": 0.5})
+        made.run_folder(tmp_path / str(seed), BASE.replace(data=data), {"top1": 0.5})
     found = table(collect([tmp_path]))
     assert name in tables.render(found)
     assert r"| a\_b\|c&d%e \[red]$x$ \\f,g |" in tables.render(found, "markdown")
@@ -129,7 +127,7 @@ def test_names_are_escaped(tmp_path):
 
 def test_fields_metrics_and_sort(tmp_path):
     for number, (rate, top5) in enumerate([(1e-2, 0.7), (1e-3, 0.9), (1e-4, 0.8)]):
-        fake_results.run_folder(tmp_path / str(number), BASE.replace(learning_rate=rate), {"top1": 0.5, "top5": top5})
+        made.run_folder(tmp_path / str(number), BASE.replace(learning_rate=rate), {"top1": 0.5, "top5": top5})
     summaries = collect([tmp_path])
     assert [row[0] for row in table(summaries).rows] == [1e-4, 1e-3, 1e-2]
     assert [row[0] for row in table(summaries, sort="-learning_rate").rows] == [1e-2, 1e-3, 1e-4]
@@ -148,7 +146,7 @@ def test_fields_metrics_and_sort(tmp_path):
 
 def test_a_repeated_seed_counts_once(tmp_path):
     for name in ("a", "b"):
-        fake_results.run_folder(tmp_path / name, BASE, {"top1": 0.5})
+        made.run_folder(tmp_path / name, BASE, {"top1": 0.5})
     found = table(collect([tmp_path, tmp_path / "a"]))
     assert found.rows[0][1] == 1
     assert found.notes == ("Runs that repeat a seed of the same setting: 1; the first one counts.",)
@@ -156,19 +154,19 @@ def test_a_repeated_seed_counts_once(tmp_path):
 
 def test_other_data_of_the_same_name_are_other_data(tmp_path):
     for seed in (0, 1):
-        fake_results.run_folder(tmp_path / str(seed), BASE.replace(seed=seed), {"top1": 0.5}, fingerprint=f"data {seed}")
+        made.run_folder(tmp_path / str(seed), BASE.replace(seed=seed), {"top1": 0.5}, fingerprint=f"data {seed}")
     found = table(collect([tmp_path]))
     assert [row[0] for row in found.rows] == ["data 0", "data 1"]
 
 
 def test_few_classes_and_no_finished_run(tmp_path):
-    fake_results.run_folder(tmp_path / "a", BASE.replace(loss="softmax"), {"top1": 0.5})
-    fake_results.run_folder(tmp_path / "b", BASE, {"top1": 0.5, "top5": 0.9})
+    made.run_folder(tmp_path / "a", BASE.replace(loss="softmax"), {"top1": 0.5})
+    made.run_folder(tmp_path / "b", BASE, {"top1": 0.5, "top5": 0.9})
     found = table(collect([tmp_path]))
     assert "–" in tables.render(found)
     assert cells(tables.render(found, "csv"))[0]["top5_mean"] == ""
     plot(found, tmp_path / "plot.png")
-    fake_results.run_folder(tmp_path / "c" / "only", BASE)
+    made.run_folder(tmp_path / "c" / "only", BASE)
     found = table(collect([tmp_path / "c"]))
     assert found.rows == ()
     assert "not in the table: 0 failed, 1 unfinished." in tables.render(found)
@@ -231,7 +229,7 @@ def test_folders_without_runs(tmp_path):
 
 def test_what_a_loss_does_not_take_tells_no_runs_apart(tmp_path):
     for loss, m in (("softmax", 8), ("softmax", 16), ("splitter", 8), ("splitter", None)):
-        fake_results.run_folder(tmp_path / f"{loss}{m}", BASE.replace(loss=loss, m=m), {"top1": 0.5})
+        made.run_folder(tmp_path / f"{loss}{m}", BASE.replace(loss=loss, m=m), {"top1": 0.5})
     found = table(collect([tmp_path]))
     assert [column.key for column in found.columns[:2]] == ["m", "loss"]
     assert [row[:2] for row in found.rows] == [(8, "splitter"), ("none", "splitter"), (None, "softmax")]
@@ -240,7 +238,7 @@ def test_what_a_loss_does_not_take_tells_no_runs_apart(tmp_path):
 
 def test_curves_have_a_row_for_each_evaluation(tmp_path):
     for seed, loss in enumerate(("softmax", "lapsum")):
-        folder = fake_results.run_folder(
+        folder = made.run_folder(
             tmp_path / loss, BASE.replace(loss=loss, seed=seed, m=8 + seed), {"top1": 0.5} if seed else None
         )
         lines = [

@@ -20,8 +20,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import fake_results
 import lab_data
+import made
 from anyk.lab.errors import LabError
 from anyk.lab.run import evaluation, loss_names, losses, summaries, training
 from anyk.lab.run.config import Config
@@ -457,7 +457,7 @@ def test_a_run_keeps_what_it_does_with_each_test_example(tmp_path: Path) -> None
     np.savez(tmp_path / "points.npz", x=inputs.numpy(), y=labels.numpy(), groups=[f"file {group}" for group in groups.tolist()])
     result = training.train(quick(str(tmp_path / "points.npz"), epochs=2, measure=(3,)), tmp_path / "run")
     kept = load_file(tmp_path / "run" / "test.safetensors")
-    predictor = fake_results.trained(tmp_path / "run")
+    predictor = made.trained(tmp_path / "run")
     test, index = predictor.parts.test, predictor.parts.test_index
     with torch.no_grad():
         scores = predictor.model(predictor.reader(test, index))

@@ -229,8 +229,6 @@ def axes(start: Config) -> list[Axis]:
     """
     loss = loss_names.find(start.loss)
     name, rates = loss.hyperparameter, tuning.learning_rates(start.learning_rate)
-    if name is None:
-        return [rates]
     if not loss_names.CANDIDATES[name]:
         # Factors of 4, then 2, and the root of 2 for extra tries; from 1/256 to 256 times the start.
         return [rates, tuning.geometric(name, getattr(start, name), base=2, places=2, powers=8, steps=(4, 2))]
@@ -385,11 +383,11 @@ class Search(Tuner):
         """The points in the order in which they were tried."""
         for trial in self.scores:
             if trial.seed == 0:
-                rate, *others = self.values(trial.point)
+                rate, hyperparameter, *smoothing = self.values(trial.point)
                 scores = (self.scores[trial],) if trial.short else tuple(self.seeds(trial.point))
                 config = self.config(trial)
                 epochs = config.epochs * (config.train_fraction / self.start.train_fraction)
-                yield Try(rate, others[0] if others else None, epochs, scores, *others[1:])
+                yield Try(rate, hyperparameter, epochs, scores, *smoothing)
 
 
 class _Study(Runs):
@@ -407,7 +405,7 @@ class _Study(Runs):
             config=search.start if best is None else search.at(best),
             tries=tuple(search.record()),
             runs=(),
-            hyperparameter=search.axes[1].name if len(search.axes) > 1 else None,
+            hyperparameter=search.axes[1].name,
             capped=self.limit.option if search.capped == tuning.TIME else search.capped,
             bounds=search.bounds,
         )

@@ -27,11 +27,11 @@ def code(config: Config, classes: int | None = None) -> str:
     settings = _arguments(loss.make, loss.settings(config))
     made = [loss.make]
     if loss.family == "softmax" and config.mask_seen:  # torch's own would smooth towards minus infinity
-        call = f"anyk.GeneralizedCrossEntropyLoss({', '.join(['ce_weight=1.0', *settings])})"
+        call = f"anyk.TopKErrorLoss({', '.join(['{1: 1.0}', 'ce_weight=1.0', *settings])})"
     elif loss.family == "softmax":
         imports, call = ["import torch"], f"torch.nn.{loss.make.__name__}({', '.join(settings)})"
     elif loss.family == "gce":
-        call = f"anyk.GeneralizedCrossEntropyLoss({', '.join(settings)})"
+        call = f"anyk.TopKErrorLoss({', '.join(['{1: 1.0}', 'anyk.KSubset()', 'm=None', *settings])})"
     elif loss.family == "one k":
         k = str(max(place for place, weight in enumerate(config.p_k, start=1) if weight > 0))
         if config.p_k_file is not None:
@@ -41,8 +41,7 @@ def code(config: Config, classes: int | None = None) -> str:
     else:
         weights = str(list(config.p_k))
         if config.p_k_file is not None:
-            (*imports, _), weights = _read_p_k(config.p_k_file)
-            imports, weights = [*imports, "import torch", "", "import anyk"], f"torch.tensor({weights})"
+            imports, weights = _read_p_k(config.p_k_file)
         if config.p_k_end is not None:
             comments.append(f"# P_K moved from these weights to {list(config.p_k_end)}, linearly over the run")
         if config.temperature_end is not None:

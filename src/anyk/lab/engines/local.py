@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
+from anyk import _compat
 from anyk.lab import files, stopping
 from anyk.lab.engines.engine import Engine, Outcome, attempt, throttled
 from anyk.lab.errors import LabError, explain
@@ -52,7 +53,7 @@ class Pool(Engine):
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self._context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
-            self._context.set_forkserver_preload([__name__, "torch._dynamo"])  # which optimizers import, a second long
+            self._context.set_forkserver_preload([__name__, _compat.SLOW_TO_IMPORT])
         self._jobs = jobs
         self._running: dict[Any, _Worker] = {}  # by connection
         self._deadline = 0.0

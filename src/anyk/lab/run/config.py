@@ -110,7 +110,7 @@ class LossFields:
     p_k_file: str | None = None
     """a JSON or CSV file with one P_K for each class, instead of p_k"""
     temperature: float = 1.0
-    """how soft the ranking is: smaller is closer to hard top-k; of gce, what the scores are divided by"""
+    """how soft the ranking is: smaller is closer to hard top-k"""
     temperature_end: float | None = None
     """the temperature moves from temperature to this, geometrically over the run"""
     m: int | Literal["auto"] | None = "auto"
@@ -120,17 +120,19 @@ class LossFields:
     softmax_over: Literal["all", "candidates"] = "all"
     """which classes the softmax of the top-1 part covers"""
     ce_weight: float = 0.2
-    """error losses and gce: the share of softmax cross-entropy"""
+    """error losses: the share of softmax cross-entropy"""
     ce_weight_end: float | None = None
     """ce_weight moves to this, linearly over the run"""
     q: float = 1.0
-    """error losses and gce: the exponent in (1 - T^q) / q: 1 is the expected top-k error, 0 the limit -log T"""
+    """error losses: the exponent in (1 - T^q) / q: 1 is the expected top-k error, 0 the limit -log T"""
     swap: str = "logistic"
     """the soft comparator of the networks: logistic, logistic_art, cauchy, gaussian, reciprocal, optimal"""
-    wires: Literal["target", "given"] = "target"
+    wires: Literal["target", "given", "sorted"] = "target"
     """where the classes enter a network"""
+    anchors: Literal["all", "topk"] = "all"
+    """the rank anchors of sinkhorn"""
     label_smoothing: float = 0.0
-    """as in torch.nn.CrossEntropyLoss; of other losses, in their share of it alone"""
+    """as in torch.nn.CrossEntropyLoss; of error losses, in the cross-entropy alone"""
 
 
 @dataclass(frozen=True)
@@ -209,9 +211,9 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
         for name in ("p_k", "p_k_end"):
             try:
                 if getattr(self, name) is not None:
-                    p_ks.read(getattr(self, name))
+                    p_ks.read(getattr(self, name), name)
             except ValueError as error:
-                raise LabError(f"{name}{str(error).removeprefix('p_k')}.") from None
+                raise LabError(f"{error}.") from None
         if self.p_k_end is not None and len(self.p_k_end) != len(self.p_k):
             raise LabError(f"p_k_end should be as long as p_k ({len(self.p_k)}), but has length {len(self.p_k_end)}.")
         if self.p_k_file is not None and self.p_k_end is not None:
@@ -292,8 +294,6 @@ class Setting(TrainingFields, LossFields, ModelFields, DataFields):  # the field
     @classmethod
     def from_json(cls, fields: Mapping[str, Any], source: str = "the config") -> Self:
         """The config with these fields; the others have their defaults."""
-        if fields.get("anchors") == "all":  # a field that is gone; with other values it was another loss
-            fields = {name: value for name, value in fields.items() if name != "anchors"}
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(fields) - known)
         if unknown:
@@ -339,13 +339,11 @@ class Config(Seed, LossName, Setting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        family, none = loss_names.find(self.loss).family, ""
-        if family in ("error", "gce") and self.ce_weight == 0:
-            none = "a ce_weight above 0"
-        if family == "cross_entropy" and (self.top1, self.softmax_over) != ("separate", "all"):
-            none = "top1 separate and softmax_over all"
-        if self.label_smoothing > 0 and none:
-            raise LabError(f"label_smoothing is that of the cross-entropy: give {none}, or no smoothing.")
+        loss = loss_names.find(self.loss)
+        if loss.family in ("error", "gce") and self.label_smoothing > 0 and self.ce_weight == 0:
+            raise LabError(
+                "label_smoothing is that of the cross-entropy, but ce_weight is 0: give a larger one, or no smoothing."
+            )
 
 
 def usual_ks(classes: int) -> tuple[int, ...]:

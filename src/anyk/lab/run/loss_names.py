@@ -4,7 +4,7 @@ softmax            plain cross-entropy, what all others are measured against
 splitter, lapsum   the name of an operator or of a network: TopKCrossEntropyLoss with it
 error              TopKErrorLoss with its own operator
 error:lapsum       TopKErrorLoss with another one
-gce                GeneralizedCrossEntropyLoss: bounded too, but it knows no k
+gce                generalised cross-entropy, the error for k = 1 by softmax: bounded too, but it knows no k
 smooth, hinge      the name of a loss for one k: also truncated, softmax_at_k
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from torch import nn
 
 import anyk
-from anyk import networks, operators, swaps
+from anyk import operators, registry
 from anyk.lab.errors import LabError
 from anyk.lab.run.own_models import working_folder_on_path
 
@@ -31,19 +31,6 @@ CANDIDATES: dict[str, tuple[float, ...]] = {
 #: the label smoothing that is tried beside the hyperparameter of a loss with a share of cross-entropy
 SMOOTHED = (0.0, 0.1)
 Family = Literal["softmax", "cross_entropy", "error", "gce", "one k"]
-_FAMILIES: dict[str, tuple[type[nn.Module], str]] = {
-    "softmax": (nn.CrossEntropyLoss, "cross-entropy"),
-    "gce": (anyk.GeneralizedCrossEntropyLoss, "generalised cross-entropy, bounded but for a share of cross-entropy"),
-    "error": (anyk.TopKErrorLoss, "TopKErrorLoss, the expected top-k error, bounded but for a share of cross-entropy"),
-    "cross_entropy": (anyk.TopKCrossEntropyLoss, "TopKCrossEntropyLoss, the paper's loss"),
-}
-#: the losses for one k, by name; a module that `--import` names may add its own
-LOSSES: dict[str, type[nn.Module]] = {
-    "smooth": anyk.SmoothTopKLoss,
-    "hinge": anyk.TopKHingeLoss,
-    "truncated": anyk.TruncatedTopKEntropyLoss,
-    "softmax_at_k": anyk.SoftmaxAtKLoss,
-}
 
 #: the modules that were imported for their losses; the processes of runs import them too
 imported: list[str] = []
@@ -84,35 +71,47 @@ class Loss:
     @property
     def make(self) -> type[nn.Module]:
         """The class of the loss."""
-        return LOSSES[self.name] if self.family == "one k" else _FAMILIES[self.family][0]
+        if self.family == "one k":
+            registered: type[nn.Module] = registry.LOSSES[self.name]
+            return registered
+        if self.family == "softmax":
+            return nn.CrossEntropyLoss
+        return anyk.TopKCrossEntropyLoss if self.family == "cross_entropy" else anyk.TopKErrorLoss
 
     @property
     def words(self) -> str:
         """What it is, for somebody who has read nothing else."""
-        return f"{self.make.__name__}, for one k" if self.family == "one k" else _FAMILIES[self.family][1]
+        known = {
+            "softmax": "cross-entropy",
+            "gce": "generalised cross-entropy, for the first guess, bounded but for a share of cross-entropy",
+            "error": "TopKErrorLoss, the expected top-k error, bounded but for a share of cross-entropy",
+            "cross_entropy": "TopKCrossEntropyLoss, the paper's loss",
+        }
+        return known.get(self.family) or f"{self.make.__name__}, for one k"
 
     @property
-    def operator_class(self) -> type[operators.Inclusion]:
+    def operator_class(self) -> type[anyk.Operator]:
         """The class of the operator. That of a network has the kind among its arguments."""
-        return anyk.SortingNetwork if self.operator in networks.KINDS else operators.OPERATORS[self.operator or ""]  # type: ignore[return-value]
+        found: type[anyk.Operator] = registry.OPERATORS.get(self.operator or "", anyk.SortingNetwork)
+        return found
 
     @property
-    def hyperparameter(self) -> str | None:
-        """The field of a config that is tuned beside the learning rate, if the loss has one."""
+    def hyperparameter(self) -> str:
+        """The field of a config that is tuned beside the learning rate."""
         if self.family in ("gce", "error"):
             return "q" if self.family == "gce" else "ce_weight"
-        taken = inspect.signature(self.operator_class if self.operator is not None else self.make).parameters
-        return "temperature" if "temperature" in taken else "label_smoothing" if self.family == "softmax" else None
+        makes = self.operator_class if self.operator is not None else self.make
+        return "temperature" if "temperature" in inspect.signature(makes).parameters else "label_smoothing"
 
     def operator_settings(self, config: object) -> dict[str, Any]:
         """The arguments of the operator that a config gives."""
-        kind = {"kind": self.operator} if self.operator in networks.KINDS else {}
-        return kind | _given(self.operator_class, config, ("temperature", "swap", "wires"))
+        kind = {"kind": self.operator} if self.operator in registry.NETWORKS else {}
+        return kind | _given(self.operator_class, config, ("temperature", "swap", "wires", "anchors"))
 
     def settings(self, config: object) -> dict[str, Any]:
         """The arguments of the loss that a config gives, other than P_K, m and the operator."""
-        smoothing = ("label_smoothing",) if getattr(self.make, "has_cross_entropy", True) else ()
-        return _given(self.make, config, ("top1", "softmax_over", "ce_weight", "q", "temperature", *smoothing))
+        own = ("temperature",) if self.family == "one k" else ("top1", "softmax_over", "ce_weight", "q")
+        return _given(self.make, config, own) | _given(nn.CrossEntropyLoss, config, ("label_smoothing",))
 
 
 def _given(make: Callable[..., Any], config: object, fields: Sequence[str]) -> dict[str, Any]:
@@ -130,32 +129,24 @@ def find(name: str) -> Loss:
     family, colon, operator = name.partition(":")
     if name in ("softmax", "gce"):
         return Loss(name, name)  # type: ignore[arg-type]
-    if family == "error" and (not colon or operator in _operators()):
+    if family == "error" and (not colon or operator in operators.names(with_probabilities=True)):
         return Loss(name, "error", operator or "lapsum")
-    if name in _operators():
+    if name in operators.names(with_probabilities=True):
         return Loss(name, "cross_entropy", name)
-    if name in LOSSES:
+    if name in registry.LOSSES:
         return Loss(name, "one k")
     raise _unknown("loss", names(), name)
 
 
 def names() -> tuple[str, ...]:
     """All names, the errors with other operators in one word."""
-    return ("softmax", "gce", "error", "error:OPERATOR", *_operators(), *LOSSES)
-
-
-def _operators() -> list[str]:
-    """Those that serve a loss: the networks, then the others."""
-    others = (
-        name for name, make in operators.OPERATORS.items() if isinstance(make, type) and issubclass(make, operators.Inclusion)
-    )
-    return [*networks.KINDS, *others]
+    return ("softmax", "gce", "error", "error:OPERATOR", *operators.names(with_probabilities=True), *registry.LOSSES)
 
 
 def check_swap(name: str) -> None:
     """Raise if there is no such swap."""
-    if name not in swaps.SWAPS:
-        raise _unknown("swap", swaps.SWAPS, name)
+    if name not in registry.SWAPS:
+        raise _unknown("swap", registry.SWAPS, name)
 
 
 def _unknown(field: str, known: Iterable[str], name: str) -> LabError:

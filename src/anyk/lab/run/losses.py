@@ -15,7 +15,7 @@ from anyk.lab.errors import LabError
 from anyk.lab.run import loss_names
 from anyk.lab.run.config import Config
 from anyk.lab.run.sequence_models import SequenceModel
-from anyk.losses import Loss, TopKLoss
+from anyk.losses import TopKLoss
 
 #: of more classes than these, the scores are made and used in pieces
 MOST_SCORES = 20_000
@@ -26,14 +26,15 @@ def criterion(config: Config, classes: int) -> nn.Module:
     if classes < 2:
         raise LabError(ONE_CLASS)
     loss = loss_names.find(config.loss)
-    if loss.family == "softmax" and config.mask_seen:
+    if loss.family == "softmax":
+        settings = loss.settings(config)
         # Where some classes are no guess, torch's own would smooth towards their scores of minus infinity.
-        return anyk.GeneralizedCrossEntropyLoss(ce_weight=1.0, **loss.settings(config))
-    if loss.family in ("softmax", "gce"):
-        return loss.make(**loss.settings(config))
+        return anyk.TopKErrorLoss([1.0], ce_weight=1.0, **settings) if config.mask_seen else loss.make(**settings)
+    if loss.family == "gce":
+        return anyk.TopKErrorLoss([1.0], anyk.KSubset(1.0), m=None, **loss.settings(config))
     p_k = read_p_k(Path(config.p_k_file), classes) if config.p_k_file else torch.tensor(config.p_k)
     if config.p_k_end is None:
-        p_k = p_k[..., : _positive(p_k)[-1]]
+        p_k = p_k[..., : p_ks.read(p_k).positive()[-1]]
     k = p_k.shape[-1]
     m = min(config.m, classes) if isinstance(config.m, int) else config.m
     if k > classes or (isinstance(m, int) and k > m):
@@ -54,8 +55,8 @@ def head(loss: nn.Module, model: nn.Module, config: Config) -> anyk.LinearHead |
     if not isinstance(model, SequenceModel) or model.output.out_features <= MOST_SCORES or config.mask_seen:
         return None
     if isinstance(loss, nn.CrossEntropyLoss):
-        loss = anyk.GeneralizedCrossEntropyLoss(ce_weight=1.0, label_smoothing=loss.label_smoothing)
-    if not isinstance(loss, Loss):
+        loss = anyk.TopKErrorLoss([1.0], ce_weight=1.0, label_smoothing=loss.label_smoothing)
+    if not isinstance(loss, TopKLoss):
         return None
     layer: Any = model.output
     with torch.device("meta"):
@@ -67,7 +68,7 @@ def head(loss: nn.Module, model: nn.Module, config: Config) -> anyk.LinearHead |
 #: the fields of a config that a loss may take
 SETTINGS = (
     *("p_k", "p_k_end", "p_k_file", "m", "temperature", "temperature_end", "top1", "softmax_over"),
-    *("ce_weight", "ce_weight_end", "q", "swap", "wires", "label_smoothing"),
+    *("ce_weight", "ce_weight_end", "q", "swap", "wires", "anchors", "label_smoothing"),
 )
 
 
@@ -79,38 +80,39 @@ def settings_of(name: str) -> frozenset[str]:
     """
     loss, config = loss_names.find(name), Config()
     taken = set(loss.settings(config))
-    if loss.family not in ("softmax", "gce"):
+    if loss.family in ("softmax", "gce"):
+        taken &= {"label_smoothing", "ce_weight", "q"}
+    else:
         taken |= {"p_k", "p_k_file"}
     if loss.operator is not None:
         taken |= {*loss.operator_settings(config), "m", "p_k_end"} - {"kind"}
-    moved = {"temperature_end", "ce_weight_end"} if loss.family != "one k" else set()
-    return frozenset(taken | moved & {f"{each}_end" for each in taken})
+        taken |= {"temperature_end"} & {f"{each}_end" for each in taken}
+    return frozenset(taken | ({"ce_weight_end"} if "ce_weight" in taken else set()))
 
 
 def trained_ks(loss: nn.Module, config: Config) -> list[int]:
     """The k that a config's loss trains for, at any time of the run."""
     if not isinstance(loss, TopKLoss):
         return [int(getattr(loss, "k", 1))]
-    assert loss.p_k is not None
-    end = [] if config.p_k_end is None else _positive(torch.tensor(config.p_k_end))
-    return sorted({*_positive(loss.p_k), *end})
+    assert loss.spec.p_k is not None
+    trained = set(loss.spec.p_k.positive())
+    if config.p_k_end is not None and loss_names.find(config.loss).operator is not None:
+        trained |= set(p_ks.read(list(config.p_k_end)).positive())
+    return sorted(trained)
 
 
-def _positive(p_k: torch.Tensor) -> list[int]:
-    """The k that have a weight."""
-    return [int(place) + 1 for place in (p_k > 0).reshape(-1, p_k.shape[-1]).any(0).nonzero()]
-
-
-def reschedule(loss: Any, config: Config, progress: float) -> None:
+def reschedule(loss: nn.Module, config: Config, progress: float) -> None:
     """Move the temperature, P_K and the ce_weight to where they stand after this fraction of the run."""
-    if not isinstance(loss, Loss) or config.loss == "softmax":  # which may be gce with ce_weight 1
+    if (config.temperature_end, config.p_k_end, config.ce_weight_end) == (None, None, None) or not isinstance(loss, TopKLoss):
         return
-    if config.temperature_end is not None:
+    moves = loss_names.find(config.loss).operator is not None  # gce has one k, and no temperature to move
+    if config.temperature_end is not None and moves:
         start = config.temperature
-        getattr(loss, "operator", loss).temperature = start * (config.temperature_end / start) ** progress
-    if config.p_k_end is not None and isinstance(loss, TopKLoss):
+        loss.operator.temperature = start * (config.temperature_end / start) ** progress
+    if config.p_k_end is not None and moves:
         loss.p_k = torch.lerp(torch.tensor(config.p_k), torch.tensor(config.p_k_end), progress)
-    if config.ce_weight_end is not None and hasattr(loss, "ce_weight"):
+    # Softmax may be this class too, with ce_weight 1, where some classes are no guess.
+    if config.ce_weight_end is not None and isinstance(loss, anyk.TopKErrorLoss) and config.loss != "softmax":
         loss.ce_weight = config.ce_weight + (config.ce_weight_end - config.ce_weight) * progress
 
 
@@ -127,6 +129,6 @@ def read_p_k(path: Path, classes: int) -> torch.Tensor:
     if p_k.ndim != 2 or len(p_k) != classes:
         raise LabError(f"p_k_file {path} has {len(p_k)} rows, but there are {classes} classes: write one row for each.")
     try:
-        return p_ks.read(p_k).values
+        return p_ks.read(p_k, f"p_k_file {path}").values
     except ValueError as error:
-        raise LabError(f"p_k_file {path}{str(error).removeprefix('p_k')}.") from None
+        raise LabError(f"{error}.") from None

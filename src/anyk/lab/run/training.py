@@ -18,12 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from anyk import info
+from anyk import _compat, info
 from anyk.lab.data import Dataset, Split, label_noise
 from anyk.lab.data.streaming import block_order
 from anyk.lab.data.tokens import IGNORED, SequenceSplit
@@ -224,7 +223,7 @@ class _Training:
         if config.augment and len(part):
             inputs = models.augment(inputs, config.augment)
         if config.mixup:
-            share = np.random.default_rng(_seed(config.seed, "mixup", self.step)).beta(config.mixup, config.mixup)
+            share = _mixup_share(config.mixup, _seed(config.seed, "mixup", self.step))
             inputs, target = _mixup(inputs, target, share, len(self.dataset.classes))
         losses.reschedule(self.criterion, config, progress)
         for group in self.optimizer.param_groups:
@@ -472,6 +471,13 @@ def learning_rate(config: Config, progress: float) -> float:
         low = 0.04
         return config.learning_rate * (low + (1 - low) * (1 - math.cos(math.pi * progress / warm)) / 2)
     return config.learning_rate * (1 + math.cos(math.pi * (progress - warm) / (1 - warm))) / 2
+
+
+def _mixup_share(alpha: float, seed: int) -> float:
+    """A Beta variable, the same for the whole batch, from two Gamma variables."""
+    generator = torch.Generator().manual_seed(seed)
+    first, second = _compat.gamma(alpha, 2, generator)
+    return first / max(first + second, 1e-300)
 
 
 def _mixup(inputs: Tensor, target: Tensor, share: float, classes: int) -> tuple[Tensor, Tensor]:
