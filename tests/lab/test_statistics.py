@@ -180,3 +180,11 @@ def test_a_method_is_seldom_better_than_itself(seeds, examples, seed_shift):
         found = two_way(contrast("a", "b", "top1", first.astype(int) - second))
         false += found.p is not None and found.p < 0.05
     assert false / count <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / count)
+
+
+def test_all_seeds_may_agree_on_nearly_all_examples():
+    gains = np.zeros((3, 2000), dtype=int)
+    gains[:, :1990] = 1
+    found = two_way(contrast("a", "b", "top1", gains))
+    assert found.p < 1e-100
+    assert 0.99 < found.low < found.difference < found.high

@@ -203,7 +203,13 @@ def _level(difference: float, parts: Parts) -> float:
     if high - low < 1e-12:
         return high
     low, high = max(low * (1 - 1e-9), 1e-300), min(high * (1 + 1e-9), 1.0)  # one of them may be it
-    return float(brentq(lambda level: _half(level, parts) - difference, low, high, xtol=1e-13))
+
+    def excess(level: float) -> float:
+        return _half(level, parts) - difference
+
+    if excess(low) <= 0:  # beyond all that can be told, as where all seeds agree on nearly all examples
+        return low
+    return high if excess(high) >= 0 else float(brentq(excess, low, high, xtol=1e-13))
 
 
 def _sign_test(gained: int, lost: int) -> float:

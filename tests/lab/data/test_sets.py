@@ -67,3 +67,40 @@ def test_the_statistics_are_of_the_training_images_alone(parts: tuple[int, ...])
     expected = pixels[:9].double() / 255
     torch.testing.assert_close(torch.tensor(dataset.mean).double(), expected.mean((0, 2, 3)))
     torch.testing.assert_close(torch.tensor(dataset.std).double(), expected.std((0, 2, 3), unbiased=False))
+
+
+def grouped(groups: torch.Tensor, labels: torch.Tensor) -> Dataset:
+    examples = Split((torch.zeros(len(labels), 2),), labels, groups=groups)
+    return Dataset("grouped", "embeddings", tuple(map(str, range(int(labels.max()) + 1))), examples, None, "")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_group_is_in_two_parts(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    groups = torch.arange(300).repeat_interleave(torch.randint(1, 20, (300,), generator=generator))
+    labels = torch.randint(6, (300,), generator=generator)[groups]
+    parts = split(grouped(groups, labels), validation=0.1, test=0.2, seed=seed)
+    found = [set(groups[index].tolist()) for index in (parts.train, parts.validation, parts.test_index)]
+    assert not found[0] & found[1]
+    assert not found[0] & found[2]
+    assert not found[1] & found[2]
+    assert sorted(torch.cat((parts.train, parts.validation, parts.test_index)).tolist()) == list(range(len(labels)))
+    shares = torch.bincount(labels[parts.test_index], minlength=6) / torch.bincount(labels)
+    assert 0.1 < float(shares.min()) <= float(shares.max()) < 0.3
+
+
+def test_labels_that_belong_to_groups_by_chance_cannot_be_known() -> None:
+    """The nearest training example is right nearly always where rows of one group are in both parts."""
+    generator = torch.Generator().manual_seed(0)
+    groups = torch.arange(300).repeat_interleave(10)
+    rows = torch.randn(300, 5, generator=generator)[groups] + 0.01 * torch.randn(3000, 5, generator=generator)
+    labels = torch.randint(15, (300,), generator=generator)[groups]
+    parts = split(grouped(groups, labels), validation=0.1, test=0.2, seed=0)
+    nearest = torch.cdist(rows[parts.test_index], rows[parts.train]).argmin(1)
+    assert float((labels[parts.train][nearest] == labels[parts.test_index]).float().mean()) < 0.2
+
+
+def test_too_few_groups_are_told() -> None:
+    groups = torch.arange(2).repeat_interleave(10)
+    with pytest.raises(LabError, match="there are 2"):
+        split(grouped(groups, torch.arange(20) % 2), validation=0.1, test=0.2, seed=0)

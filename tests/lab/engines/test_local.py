@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import lab_data
+from anyk.lab import engines
 from anyk.lab.engines import local
 from anyk.lab.engines.engine import Outcome
 from anyk.lab.engines.local import Pool
@@ -172,6 +173,7 @@ SECOND_SIGNAL = """
 import multiprocessing, os, signal, sys
 from pathlib import Path
 from anyk.lab import stopping
+from anyk.lab import engines
 from anyk.lab.engines import local
 from anyk.lab.errors import LabError
 from anyk.lab.run.config import Config
@@ -257,3 +259,9 @@ def test_a_remark_of_many_workers_is_told_once(tmp_path, monkeypatch, caplog):
     assert message.startswith(f"{tmp_path}/set/val is taken as the test set")
     warn_once(message)
     assert len(caplog.messages) == 1
+
+
+def test_runs_at_a_time_follow_the_cores_that_the_process_may_use(base: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {5, 7, 8})
+    with engines.make("local", None, 0) as pool:
+        assert pool.room(base) == 3

@@ -129,3 +129,19 @@ def test_a_run_keeps_what_its_validation_examples_say(changes: dict[str, Any], c
         tuning.guesses(torch.zeros(1, 16), coverage=0.9)
     with pytest.raises(LabError, match="give either the number of guesses or their coverage"):
         tuning.guesses(torch.zeros(1, 16), 3, coverage=0.9)
+
+
+def test_coverage_holds_on_new_groups():
+    """Examples of a group are nearly alike, and groups differ in size: a promise must be of new groups."""
+    generator = torch.Generator().manual_seed(0)
+    covered = []
+    for _ in range(200):
+        sizes = torch.randint(1, 60, (40,), generator=generator)
+        hard = -3 * torch.rand(40, generator=generator) ** 2
+        groups = torch.arange(40).repeat_interleave(sizes)
+        held = hard[groups] - 0.05 * torch.rand(len(groups), generator=generator)
+        new = -3 * torch.rand(500, generator=generator) ** 2 - 0.05 * torch.rand(500, generator=generator)
+        found = Calibration.of(held, (), groups)
+        assert found.examples == 40
+        covered.append(float((new >= found.threshold(0.9)).float().mean()))
+    assert sum(covered) / 200 >= 0.89

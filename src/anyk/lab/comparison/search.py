@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,7 +97,10 @@ def search(
     for start in starts:
         check_seen(start, dataset, parts, max(trained_ks(criterion(start, classes), start)))
     windows = windows_of(dataset, parts, config)
-    jobs, steps = config.jobs or os.cpu_count() or 1, config.epochs * steps_per_epoch(config, parts, windows)
+    steps = config.epochs * steps_per_epoch(config, parts, windows)
+    # On a GPU of this machine one run at a time: several would share its memory. The nodes of a cluster know their own.
+    at_once = config.jobs or int(config.engine == "local" and config.device.startswith("cuda"))
+    jobs = at_once or engines.usable_cores()
     # A look at an example takes about a third of a step with it; that at the test comes with the seeds alone.
     tested = len(parts.test_index) / (3 * config.epochs * len(parts.train) + len(parts.validation))
     cost = _Cost(config, steps, jobs, tested, on_plan, on_cost)
@@ -109,7 +111,7 @@ def search(
 
     out = config.folder
     limit = _Limit(config, clock)
-    with Run(out).locked(), engines.make(config.engine, config.address, config.jobs, watch, lambda: limit.over) as pool:
+    with Run(out).locked(), engines.make(config.engine, config.address, at_once, watch, lambda: limit.over) as pool:
         jobs = cost.jobs = pool.room(config)
         for sentence in _plan(config, dataset, parts, windows, jobs):
             on_plan(sentence)
@@ -575,6 +577,8 @@ def _plan(config: ComparisonConfig, dataset: Dataset, parts: Parts, windows: Win
         f"{len(parts.test_index):,} for the test; {len(dataset.classes):,} classes; {kind}."
     )
     yield from dataset.remarks
+    if dataset.train.groups is not None and dataset.test is None:
+        yield "All examples of a group are for training, for validation or for the test."
     # Known now, and not only when all has been trained.
     groups, units = parts.test.groups, len(parts.test_index)
     if groups is not None:

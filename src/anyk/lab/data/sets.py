@@ -148,8 +148,9 @@ ONE_CLASS = "the data have one class only, which leaves nothing to classify: giv
 def split(dataset: Dataset, validation: float, test: float, seed: int, train_fraction: float = 1.0) -> Parts:
     """Split into train, validation and test, stratified by class; a split that the source has is left as it is.
 
-    Of what is divided here, every class keeps at least one training example. The same seed gives the same split. With
-    ``train_fraction`` below 1, only so much of the training examples is used, of each class.
+    Of what is divided here, every class keeps at least one training example; or, where the examples have groups, no group is in
+    two parts. The same seed gives the same split. With ``train_fraction`` below 1, only so much of the training examples is
+    used, of each class.
 
     >>> labels = torch.arange(4).repeat_interleave(10)
     >>> examples = Split((torch.zeros(40, 3),), labels)
@@ -166,18 +167,21 @@ def split(dataset: Dataset, validation: float, test: float, seed: int, train_fra
     if dataset.test is not None:
         test_split, test_index = dataset.test, torch.arange(len(dataset.test))
     else:
-        rest, test_index = _divide(rest, dataset.train.labels, test, generator)
+        rest, test_index = _divide(rest, dataset.train.labels, test, generator, dataset.train.groups)
         test_split = dataset.train
     if dataset.validation is not None:
         train, held = rest, dataset.validation.sort().values
     else:
-        train, held = _divide(rest, dataset.train.labels, validation, generator)
+        train, held = _divide(rest, dataset.train.labels, validation, generator, dataset.train.groups)
     if train_fraction < 1:
         train, _ = _divide(train, dataset.train.labels, 1 - train_fraction, generator)
     for name, examples in (("validation", held), ("test", test_index)):
         if not len(examples) and len(dataset.classes) == 1:
             raise LabError(ONE_CLASS)
         if not len(examples):
+            if dataset.train.groups is not None:
+                count = len(torch.unique(dataset.train.groups))
+                raise LabError(f"no group of {dataset.name} is left for {name}: there are {count}, and none is in two parts.")
             least = 1 + (dataset.validation is None) + (dataset.test is None)
             raise LabError(
                 f"no example of {dataset.name} is left for {name}: --{name} should be above 0, and classes need "
@@ -186,11 +190,15 @@ def split(dataset: Dataset, validation: float, test: float, seed: int, train_fra
     return Parts(train, held, test_split, test_index)
 
 
-def _divide(index: Tensor, labels: Tensor, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _divide(
+    index: Tensor, labels: Tensor, fraction: float, generator: torch.Generator, groups: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Positions in ascending order, without and with a random ``fraction`` of each class; what rounding leaves over is put
-    aside from random classes."""
+    aside from random classes. With groups, whole groups."""
     if not len(index):
         return index, index
+    if groups is not None:
+        return _divide_groups(index, labels, fraction, generator, groups)
     shuffled = index[torch.randperm(len(index), generator=generator)]
     # Of millions of examples, uint16 is sorted in a fraction of the time and memory.
     classes = labels[shuffled].numpy()
@@ -211,6 +219,31 @@ def _divide(index: Tensor, labels: Tensor, fraction: float, generator: torch.Gen
     kept = torch.ones(len(labels), dtype=torch.bool)
     kept[held] = False
     return index[kept[index]], held
+
+
+def _divide_groups(
+    index: Tensor, labels: Tensor, fraction: float, generator: torch.Generator, groups: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The large groups first, each to the side that lacks most of its classes; both sides get at least one."""
+    classes = np.unique(labels[index].numpy(), return_inverse=True)[1]
+    whose, sizes = np.unique(groups[index].numpy(), return_inverse=True, return_counts=True)[1:]
+    members = np.split(np.argsort(whose, kind="stable"), np.cumsum(sizes)[:-1])
+    shares = np.array([[1 - fraction], [fraction]])
+    lacks = np.bincount(classes) * shares  # of each side and class
+    aside = np.zeros(len(sizes), bool)
+    drawn = torch.randperm(len(sizes), generator=generator).tolist()
+    for group in sorted(drawn, key=lambda each: -sizes[each]) if fraction else ():
+        own, counts = np.unique(classes[members[group]], return_counts=True)
+        falls = ((2 * lacks[:, own] - counts) * counts).sum(1) / shares[:, 0]  # of the squares of what is lacking
+        aside[group] = falls[1] > falls[0]
+        lacks[int(aside[group]), own] -= counts
+    if len(sizes) > 1 and fraction:
+        if not aside.any():
+            aside[int(sizes.argmin())] = True
+        elif aside.all():
+            aside[int(sizes.argmax())] = False
+    chosen = torch.from_numpy(aside[whose])
+    return index[~chosen], index[chosen]
 
 
 def with_statistics(dataset: Dataset) -> Dataset:

@@ -48,4 +48,9 @@ def make(
     check(engine, address)
     from anyk.lab.engines.local import Pool
 
-    return Pool(jobs or os.cpu_count() or 1, on_progress, out_of_time=out_of_time)
+    return Pool(jobs or usable_cores(), on_progress, out_of_time=out_of_time)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -29,16 +29,25 @@ class Calibration:
     """The log-probabilities that a class needs to be shown, by coverage."""
 
     examples: int
-    """validation examples that it follows from"""
+    """validation examples that it follows from; where they have groups, the number of these"""
     chose: tuple[str, ...]
     """what the same examples had chosen before, such as "the epoch": the promise is weaker then"""
     thresholds: tuple[float, ...]
     """for 1, 2, … thousandths, as far as something can be promised; 0 where the first guess is enough"""
 
     @classmethod
-    def of(cls, conformity: Tensor, chose: tuple[str, ...]) -> "Calibration":
-        """From what :func:`anyk.prediction_sets.conformity` gives of held-out examples; NaN counts as no guess at all."""
-        ordered = torch.where(conformity.isnan(), -torch.inf, conformity.double()).clamp(max=0.0).sort(descending=True).values
+    def of(cls, conformity: Tensor, chose: tuple[str, ...], groups: Tensor | None = None) -> "Calibration":
+        """From what :func:`anyk.prediction_sets.conformity` gives of held-out examples; NaN counts as no guess at all.
+
+        With groups, what is promised is of examples of new groups: of each group one example counts, drawn the same each time.
+        """
+        values = torch.where(conformity.isnan(), -torch.inf, conformity.double()).clamp(max=0.0)
+        if groups is not None:
+            order = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))
+            _, whose = torch.unique(groups[order], return_inverse=True)
+            places = torch.full((int(whose.max()) + 1,), len(order))
+            values = values[order[places.scatter_reduce(0, whose, torch.arange(len(order)), "amin")]]
+        ordered = values.sort(descending=True).values
         examples, thresholds = len(ordered), []
         for step in range(1, _STEPS):
             place = -(-(examples + 1) * step // _STEPS)  # rounded up

@@ -12,6 +12,7 @@ error.txt               why the run failed
 """
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,10 +184,12 @@ class Run:
         files.write_atomically(self.folder / "metrics.jsonl", "".join(lines).encode())
 
     def add_metrics(self, line: Mapping[str, Any]) -> None:
-        """Append one evaluation."""
+        """Append one evaluation. It is on the disk before a checkpoint that counts on it."""
         path = self.folder / "metrics.jsonl"
         with files.disk_full_is_an_error(path), path.open("a") as file:
             file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     # Tensors ---------------------------------------------------------------------------------------------------------------
 

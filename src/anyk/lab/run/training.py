@@ -453,7 +453,9 @@ class _Training:
         self.model.load_state_dict(weights)
         found = conformity(self.model, self.dataset.train, self.parts.validation, self.reader, self.group)
         chosen = self.config.select != "last" or bool(self.config.patience)
-        return Calibration.of(found, ("the epoch",) if chosen else ())
+        groups = self.dataset.train.groups
+        held = None if groups is None else groups[self.parts.validation]
+        return Calibration.of(found, ("the epoch",) if chosen else (), held)
 
     def _best_weights(self, metric: str) -> dict[str, Tensor]:
         saved = self.run.load_tensors(f"best-{metric}.safetensors")
